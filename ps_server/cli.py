@@ -83,6 +83,18 @@ def run(
             help="Serve whoever reaches an address that is not loopback, without tokens and certificates.",
         ),
     ] = DEFAULTS.insecure,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /metrics for Prometheus at this address, loopback without a host; default: what "
+            "CTR_PS_METRICS says, else nowhere.",
+        ),
+    ] = DEFAULTS.metrics,
+    metrics_per_worker: Annotated[
+        bool,
+        typer.Option("--metrics-per-worker", help="Also metrics with a label for each worker."),
+    ] = DEFAULTS.metrics_per_worker,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only ask the running server: exit 0 if it serves, else 1."),
@@ -106,6 +118,8 @@ def run(
                 update_log=update_log,
                 log_sync=log_sync,
                 insecure=insecure,
+                metrics=metrics,
+                metrics_per_worker=metrics_per_worker,
             )
             exit_code = run_server(role, settings)
     except CtrPsError as error:

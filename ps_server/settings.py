@@ -40,6 +40,8 @@ class ServerSettings:
             is not in a checkpoint is lost with the process.
         log_sync: What a call that is in the update log survives.
         insecure: Serve whoever reaches an address that is not loopback, without tokens and certificates.
+        metrics: Address of the port for metrics, [HOST:]PORT; None: it has none.
+        metrics_per_worker: Whether there are metrics with a label for the worker.
         linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
             hears of it.
 
@@ -59,6 +61,8 @@ class ServerSettings:
     update_log: str | None = None
     log_sync: LogSync = LogSync.OS
     insecure: bool = False
+    metrics: str | None = None
+    metrics_per_worker: bool = False
 
     def __post_init__(self) -> None:
         for name in ("idle_limit_s", "wait_limit_s", "grace_s", "linger_s"):

@@ -46,6 +46,14 @@ Set = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")
 ]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Serve /metrics for Prometheus at this address, loopback without a host; default: what "
+        "CTR_PS_METRICS says, else nowhere.",
+    ),
+]
 
 
 @app.command()
@@ -53,11 +61,12 @@ def train(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).", metavar="JOB.toml")],
     overrides: Set = None,
     as_json: Json = False,
+    metrics: Metrics = None,
 ) -> None:
     """Train the job: a worker of a cluster if the environment says so, else alone on this machine."""
     _start()
     with _errors_as_exit_codes():
-        _report(_train(load_job(job, overrides or [])), as_json)
+        _report(_train(load_job(job, overrides or []), metrics), as_json)
 
 
 @app.command()
@@ -160,11 +169,13 @@ def example(
             print(f"wrote {path}")
 
 
-def _train(job: Job) -> Mapping[str, Any]:
+def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
+    from protos.wire.metrics_port import metrics_address
     from ps_worker.checkpoints.folder import require_free_folder
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
     from ps_worker.heter.connect import heter_trainers, require_heter
     from ps_worker.run.abort import job_ends_by_errors
+    from ps_worker.run.figures.worker_metrics import metrics_port
     from ps_worker.run.plan import plan_of
     from ps_worker.run.precompile import precompile
     from ps_worker.run.run import Run
@@ -191,6 +202,7 @@ def _train(job: Job) -> Mapping[str, Any]:
         store = stack.enter_context(open_store(role, job.cluster))
 
         def on_joined(run: Run) -> None:
+            stack.enter_context(metrics_port(run, metrics_address(metrics)))
             if termination is not None:
                 run.end_by(termination)
 

@@ -7,7 +7,7 @@
 A value of its own: adding and merging return another, so one that was handed out never changes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from typing import Self
@@ -36,6 +36,11 @@ class Staleness:
     def mean(self) -> float:
         """The mean over batches; 0 of none."""
         return self.total / self.batches if self.counts else 0.0
+
+    def at_most(self, bounds: Sequence[int]) -> list[int]:
+        """Returns how many batches had a staleness of at most each bound; bounds are ends of buckets."""
+        counted = [0, *accumulate(self.counts)]
+        return [counted[min(_bucket_of(bound), len(self.counts) - 1) + 1] for bound in bounds]
 
     def add(self, staleness: int, batches: int = 1) -> Self:
         """Returns the histogram with `batches` more of one staleness, which is not negative."""

@@ -200,6 +200,11 @@ class UpdateLog:
         """Size of the records appended by this process, without heads."""
         return self._appended_bytes
 
+    @property
+    def num_waiting(self) -> int:
+        """Records that are not durable yet, of those that have to be."""
+        return len(self._waiting)
+
     def close(self) -> None:
         """Ends the log's part of this process; it can be resumed. A second call does nothing."""
         if self._stop():

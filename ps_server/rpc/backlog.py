@@ -40,7 +40,23 @@ class Backlog:
         self._max_bytes = max_bytes
         self._num_calls = 0
         self._num_bytes = 0
+        self._num_refused = 0
         self._is_refusing = False
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that wait for a thread, or have one."""
+        return self._num_calls
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of their requests."""
+        return self._num_bytes
+
+    @property
+    def num_refused(self) -> int:
+        """Calls that were refused so far."""
+        return self._num_refused
 
     @contextmanager
     def holding(self, request_bytes: int) -> Iterator[None]:
@@ -64,6 +80,7 @@ class Backlog:
             )
         self._is_refusing = is_full
         if is_full:
+            self._num_refused += 1
             raise OverloadedError(
                 f"{self._num_calls} calls with {self._num_bytes} bytes wait for this server, which takes "
                 f"up to {self._max_calls} with {self._max_bytes}: try {call} again in {RETRY_AFTER_S:g} s; "

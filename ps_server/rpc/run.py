@@ -43,6 +43,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     keep_freed_memory()
+    from protos.wire.metrics_port import metrics_address
     from protos.wire.security.credentials import Credentials, require_protection
     from ps_server.rpc.server import serve
     from ps_server.store import ParameterStore
@@ -52,6 +53,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     if settings.insecure:
         credentials = replace(credentials, is_insecure=True)
     require_protection(bind, credentials)
+    settings = replace(settings, metrics=metrics_address(settings.metrics) or None)
 
     store = ParameterStore(
         num_workers=role.num_workers,

@@ -29,6 +29,7 @@ from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 
 if TYPE_CHECKING:
+    from protos.runtime.http_port import HttpPort
     from ps_server.durability.update_log import UpdateLog
 
 logger = logging.getLogger(__name__)
@@ -78,9 +79,11 @@ class Server:
             options=SERVER_OPTIONS, interceptors=_interceptors(self._credentials)
         )
         self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
+        self._backlog = backlog or Backlog()
         self._service = Service(
-            self._handlers, self._activity, backlog=backlog, on_log_error=self._end_by
+            self._handlers, self._activity, backlog=self._backlog, on_log_error=self._end_by
         )
+        self._metrics_port: HttpPort | None = None
         self._loop = asyncio.get_running_loop()
         self._log: UpdateLog | None = None
         self._is_job_over = False
@@ -150,12 +153,34 @@ class Server:
             UsageError: If a certificate cannot be used.
         """
         port = bind(self._server, self._address, self._credentials)
+        self._open_metrics_port()
         await self._server.start()
         self._leases = asyncio.create_task(self._watch_leases())
         self._handlers.end_if_all_left()  # the server before this one may have died just before its end
         for service in ("", SERVICE):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
+
+    def _open_metrics_port(self) -> None:
+        if self._settings.metrics is None:
+            return
+        # Imported late: most servers need none of it.
+        from ps_server.rpc.metrics.port import open_port
+        from ps_server.rpc.metrics.server_metrics import ServerMetrics
+
+        metrics = ServerMetrics(
+            self._store,
+            self._service.counts,
+            self._backlog,
+            lambda: self._log,
+            per_worker=self._settings.metrics_per_worker,
+        )
+        self._metrics_port = open_port(self._settings.metrics, metrics, self._credentials)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Of the port for metrics; None: it has none."""
+        return None if self._metrics_port is None else self._metrics_port.url
 
     async def wait(self) -> str:
         """Waits for the end, and returns its reason.
@@ -191,6 +216,8 @@ class Server:
         self._store.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
         self._service.close()
+        if self._metrics_port is not None:
+            await asyncio.to_thread(self._metrics_port.close)
         self._close_log()
 
     def _close_log(self) -> None:

@@ -7,11 +7,12 @@ backlog refuses is not decoded.
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
@@ -23,6 +24,7 @@ from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.journal import LOGGED
+from ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,22 +59,45 @@ async def abort_with(context: grpc.aio.ServicerContext, call: str, error: Except
 
 
 class _Answering:
-    """One call: a sign of life while it lasts; an error that ends it becomes a status."""
+    """One call: a sign of life while it lasts, and counted; an error that ends it becomes a status."""
 
     def __init__(
         self,
         activity: Activity,
         context: grpc.aio.ServicerContext,
         call: str,
+        counts: CallCounts,
         on_log_error: Callable[[LogError], None],
     ) -> None:
         self._activity = activity
         self._context = context
         self._call = call
+        self._counts = counts
         self._on_log_error = on_log_error
+        self._waited_s = 0.0
 
-    async def __aenter__(self) -> None:
+    async def __aenter__(self) -> Self:
+        self._start_s = time.perf_counter()
         self._activity.begin()
+        return self
+
+    async def settled(self, future: Future[T], *, is_shared: bool = False) -> T:
+        """Returns the answer; one that is not there yet is awaited for as long as it says.
+
+        A call whose client is gone is cancelled, and the future with it, unless other calls wait for it, too.
+        """
+        if not isinstance(future, WaitingFuture) or future.done():
+            return future.result()
+        start_s = time.perf_counter()
+        try:
+            waiting: asyncio.Future[T] = asyncio.wrap_future(future)
+            waiting = asyncio.shield(waiting) if is_shared else waiting
+            return await asyncio.wait_for(waiting, future.limit_s)
+        except TimeoutError:
+            error = future.give_up()
+        finally:
+            self._waited_s += time.perf_counter() - start_s
+        raise error
 
     async def __aexit__(
         self,
@@ -81,6 +106,9 @@ class _Answering:
         trace: TracebackType | None,
     ) -> None:
         self._activity.end()
+        self._counts.ended(_status_name(error), time.perf_counter() - self._start_s)
+        if self._waited_s:
+            self._counts.waits.add(self._waited_s)
         if isinstance(error, LogError):
             self._on_log_error(error)
             # To the caller this server is away: one that is started again carries the call out.
@@ -89,8 +117,26 @@ class _Answering:
             await abort_with(self._context, self._call, error)
 
 
+def _status_name(error: BaseException | None) -> str:
+    """Returns the name of the status that a call ends with."""
+    match error:
+        case None:
+            return "OK"
+        case LogError():
+            return "UNAVAILABLE"
+        case CtrPsError():
+            return str(status_of(error).name)
+        case asyncio.CancelledError():
+            return "CANCELLED"
+    return "INTERNAL"
+
+
 class Service:
-    """The methods of protos/v1/parameter_server.proto, over the handlers of a store."""
+    """The methods of protos/v1/parameter_server.proto, over the handlers of a store.
+
+    Attributes:
+        counts: Of the calls, by name.
+    """
 
     def __init__(
         self,
@@ -114,6 +160,7 @@ class Service:
         self._handlers = handlers
         self._activity = activity
         self._inline_values = inline_values
+        self.counts = counts_of(CALLS)
         self._backlog = backlog or Backlog()
         self._step_executor = ThreadPoolExecutor(1, "steps")
         handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
@@ -123,7 +170,7 @@ class Service:
         methods = {
             call.name: grpc.unary_unary_rpc_method_handler(
                 self.method(call),
-                response_serializer=call.answer.message.SerializeToString,
+                response_serializer=self._serializer(call),
             )
             for call in CALLS.values()
         }
@@ -133,39 +180,39 @@ class Service:
         """Ends the thread that applies steps, after the one that it applies now."""
         self._step_executor.shutdown(wait=False)
 
+    def _serializer(self, call: Call[Any, Any]) -> Callable[[Any], bytes]:
+        """Returns what makes bytes of a call's answers, and counts them."""
+        serialize, counts = call.answer.message.SerializeToString, self.counts[call.name]
+
+        def serialize_and_count(message: Any) -> bytes:
+            answer: bytes = serialize(message)
+            counts.sent(len(answer))
+            return answer
+
+        return serialize_and_count
+
     def method(self, call: Call[Any, Any]) -> Method:
         """Returns the method of a call: the bytes of a message in, a message out."""
+        counts = self.counts[call.name]
 
         async def method(request: bytes, context: grpc.aio.ServicerContext) -> Any:
-            async with _Answering(self._activity, context, call.name, self._on_log_error):
+            async with _Answering(
+                self._activity, context, call.name, counts, self._on_log_error
+            ) as answering:
+                counts.received(len(request))
                 self._backlog.require_room(call.name)
                 argument = call.decode_request(request)
+                counts.touched(argument)
                 start = partial(self._handlers.start, call, argument, request)
                 if self._handlers.work(call, argument) <= self._inline_values:
                     answer = start()
                 else:
                     with self._backlog.holding(len(request)):
                         answer = await asyncio.to_thread(start)
-                answered = await _settled(answer)
+                answered = await answering.settled(answer)
                 if call.name in LOGGED:
-                    await _settled(self._handlers.durable(), is_shared=True)
+                    await answering.settled(self._handlers.durable(), is_shared=True)
                 self._handlers.after(call)
                 return call.answer.encode(answered)
 
         return method
-
-
-async def _settled(future: Future[T], *, is_shared: bool = False) -> T:
-    """Returns the answer; one that is not there yet is awaited for as long as it says.
-
-    A call whose client is gone is cancelled, and the future with it, unless other calls wait for it, too.
-    """
-    if isinstance(future, WaitingFuture) and not future.done():
-        try:
-            waiting: asyncio.Future[T] = asyncio.wrap_future(future)
-            waiting = asyncio.shield(waiting) if is_shared else waiting
-            return await asyncio.wait_for(waiting, future.limit_s)
-        except TimeoutError:
-            error = future.give_up()
-        raise error
-    return future.result()

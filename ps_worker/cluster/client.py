@@ -724,6 +724,11 @@ class ClusterClient:
             self.pull_dense(vectors).result()
         return vectors
 
+    @property
+    def num_retries(self) -> int:
+        """Calls that were sent to a server again."""
+        return self._transport.retries
+
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
         parts = results(self._call_all(calls.GET_STATUS, None))

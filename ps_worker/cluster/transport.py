@@ -19,10 +19,12 @@ class Transport(Protocol):
     Attributes:
         endpoints: host:port of each.
         servers_recover: A server that went away is worth waiting for: restarted, it goes on where it was.
+        retries: Calls that were sent again.
     """
 
     endpoints: Sequence[str]
     servers_recover: bool
+    retries: int
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None

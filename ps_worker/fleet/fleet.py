@@ -17,6 +17,7 @@ from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
 from protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk
+from protos.wire.metrics_port import metrics_address
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
@@ -30,6 +31,7 @@ from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.words.unknown import called_as
 from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
+from ps_worker.run.figures.worker_metrics import metrics_port
 from ps_worker.run.run import Run
 from ps_worker.run.termination import Termination
 
@@ -343,6 +345,7 @@ class Fleet:
                 is_in_process=is_in_process(role),
             )
             self._run = opened.enter_context(run)
+            opened.enter_context(metrics_port(run, metrics_address(None)))
             self._resources = opened.pop_all()
 
     def run_of(self, call: str) -> Run:

@@ -140,6 +140,11 @@ class Progress:
     def _of_pass(self) -> ClickMetrics:
         return ClickMetrics.from_vector(self._metrics.to_vector() - self._before_pass)
 
+    def recent(self) -> ClickMetrics:
+        """Returns the metrics of the last batches."""
+        with self._lock:
+            return self._sliding.metrics()
+
     def warn_of_base_rate(self, metrics: ClickMetrics, what: str) -> None:
         """Warns of a log loss that stays above that of the base rate, if the model's loss is one of clicks.
 

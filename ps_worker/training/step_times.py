@@ -18,6 +18,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._seconds: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
+        self._taken = dict(self._seconds)
         self._lock = threading.Lock()
 
     def add(self, part: Part, seconds: float) -> None:
@@ -27,6 +28,12 @@ class StepTimes:
 
     def take(self) -> Mapping[Part, float]:
         """Returns the seconds since the last call."""
+        totals = self.totals()
         with self._lock:
-            taken, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
-        return taken
+            before, self._taken = self._taken, totals
+        return {part: seconds - before[part] for part, seconds in totals.items()}
+
+    def totals(self) -> dict[Part, float]:
+        """Returns all seconds so far."""
+        with self._lock:
+            return dict(self._seconds)

@@ -67,6 +67,7 @@ class LocalTransport:
     calls: list[tuple[int, str, Any]] = field(default_factory=list)
     is_closed: bool = False
     servers_recover: bool = False
+    retries: int = 0
 
     def __post_init__(self) -> None:
         self.endpoints = [f"ps-{server}:1" for server in range(len(self.stores))]

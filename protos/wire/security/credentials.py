@@ -243,6 +243,39 @@ def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
     )
 
 
+def tls_contexts(credentials: Credentials) -> Callable[[], ssl.SSLContext] | None:
+    """Returns what makes the TLS context of a server's next connection without gRPC; None: it has no TLS.
+
+    The context is made anew when a file of the credentials has changed.
+
+    Raises:
+        UsageError: If a file cannot be read, or the key is not that of the certificate.
+    """
+    if not credentials.certificate:
+        return None
+    watched = WatchedFiles(credentials.files())
+
+    def context() -> ssl.SSLContext:
+        _pair(credentials)
+        made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        made.load_cert_chain(credentials.certificate, credentials.key)
+        if credentials.client_ca:
+            made.load_verify_locations(
+                cadata=_authorities(credentials.client_ca, TLS_CLIENT_CA).decode()
+            )
+            made.verify_mode = ssl.CERT_REQUIRED
+        return made
+
+    current = context()
+
+    def newest() -> ssl.SSLContext:
+        nonlocal current
+        current = watched.read_again("certificates", context) or current
+        return current
+
+    return newest
+
+
 class WatchedTokens:
     """The tokens of a server, read again when their file changes. Thread-safe."""
 

@@ -1,0 +1,214 @@
+"""A port of its own for metrics and pages, over HTTP: a few routes, each answered by a function.
+
+    GET path --caller allowed?--> route(headers) --> type and bytes
+
+For the people and the scrapers who look after a process, a few requests a second: a connection and a thread
+each, and no more than `MAX_REQUESTS` at once. It knows nothing of tokens or certificates: who opens it says
+how callers are judged, and gives the TLS context.
+"""
+
+import http.server
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import Message
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from protos.errors import BindError
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUESTS = 16
+"""At once; a connection more is closed."""
+
+IDLE_LIMIT_S = 10.0
+"""For which a connection may send nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a route answers.
+
+    Attributes:
+        content_type: As of the header.
+        content: The body.
+    """
+
+    content_type: str
+    content: bytes
+
+
+Route = Callable[[Message], Page]
+"""Makes a page for a request with such headers."""
+
+Refusal = Callable[[Message, Mapping[str, Any] | None], str]
+"""Says why a request is refused, by its headers and its peer's certificate, if any; empty: it is not."""
+
+
+def allow_all(headers: Message, certificate: Mapping[str, Any] | None) -> str:
+    """Refuses nobody."""
+    return ""
+
+
+class HttpPort:
+    """Serves routes until it is closed.
+
+    Attributes:
+        port: That it has bound.
+        url: Of its root.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        *,
+        refusal: Refusal = allow_all,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """Binds, and serves in threads of its own.
+
+        Args:
+            host: To bind.
+            port: 0 takes a free one.
+            routes: By path.
+            refusal: Judges callers.
+            tls: Returns the context for the next connection; None: without TLS.
+
+        Raises:
+            BindError: If the address cannot be bound.
+        """
+        handler = type(
+            "_Handler", (_Handler,), {"routes": dict(routes), "refusal": staticmethod(refusal)}
+        )
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._server = _Server((host, port), handler, family, tls)
+        except OSError as error:
+            raise BindError(f"cannot bind {host}:{port} for metrics: {error.strerror}") from error
+        self.port: int = self._server.server_address[1]
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            name="http",
+            daemon=True,
+            kwargs={"poll_interval": 0.1},
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Frees the port; requests that are being answered may be cut short."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """A thread for each connection, up to a limit; the handshake of TLS is made by that thread."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: type[http.server.BaseHTTPRequestHandler],
+        family: socket.AddressFamily,
+        tls: Callable[[], ssl.SSLContext] | None,
+    ) -> None:
+        self.address_family = family
+        self._tls = tls
+        self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            request.settimeout(IDLE_LIMIT_S)
+            if self._tls is not None:
+                request = self._tls().wrap_socket(request, server_side=True)
+            super().process_request_thread(request, client_address)
+        except OSError as error:  # of the handshake
+            logger.debug("connection for metrics from %s failed: %s", client_address, error)
+            self.shutdown_request(request)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.debug("request for metrics from %s failed", client_address, exc_info=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Answers requests by `routes`, of callers that `refusal` lets pass."""
+
+    routes: Mapping[str, Route]
+    refusal: Refusal
+    server_version = "ctr-ps"
+    sys_version = ""
+    timeout = IDLE_LIMIT_S
+
+    def do_GET(self) -> None:  # as the library calls it
+        certificate = (
+            self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
+        )
+        if refusal := self.refusal(self.headers, certificate):
+            self._answer(401, Page("text/plain; charset=utf-8", f"{refusal}\n".encode()))
+            return
+        route = self.routes.get(urlsplit(self.path).path)
+        if route is None:
+            paths = ", ".join(sorted(self.routes))
+            self._answer(404, Page("text/plain; charset=utf-8", f"there is {paths}\n".encode()))
+            return
+        try:
+            page = route(self.headers)
+        except Exception:
+            logger.exception("cannot answer %s", self.path)
+            self._answer(500, Page("text/plain; charset=utf-8", b"failed; the log says why\n"))
+            return
+        self._answer(200, page)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def _answer(self, status: int, page: Page) -> None:
+        self.send_response(status)
+        if status == 401:
+            self.send_header("WWW-Authenticate", 'Basic realm="ctr-ps"')
+        self.send_header("Content-Type", page.content_type)
+        self.send_header("Content-Length", str(len(page.content)))
+        self.send_header("Cache-Control", "no-store")
+        # A page needs nothing of others, and may be shown in none.
+        self.send_header(
+            "Content-Security-Policy",
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+            "img-src data:; frame-ancestors 'none'",
+        )
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page.content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)

@@ -1,0 +1,148 @@
+"""The port for metrics of a process: at which address, over TLS or not, and for whom.
+
+Whoever may read parameters may read metrics: a caller shows a token of access `reader` or a greater one, as
+`Authorization: Bearer TOKEN`, or to a browser as the password of any user; or, where certificates tell
+callers apart, a certificate with such an access. Like any port, it is not open to other machines unless
+callers are known, or the process was told so.
+"""
+
+import base64
+import binascii
+import logging
+import os
+import re
+from collections.abc import Mapping
+from email.message import Message
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from protos.errors import UsageError
+from protos.runtime.http_port import HttpPort, Page, Route
+from protos.wire.security.access import Access, access_of_name, token_in
+from protos.wire.security.credentials import (
+    TOKEN,
+    TOKEN_FILE,
+    Credentials,
+    WatchedTokens,
+    require_protection,
+    tls_contexts,
+)
+
+logger = logging.getLogger(__name__)
+
+METRICS = "CTR_PS_METRICS"
+"""Variable with the address of the port: [HOST:]PORT."""
+
+LOOPBACK = "127.0.0.1"
+
+_ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
+
+
+def metrics_address(option: str | None, environment: Mapping[str, str] = os.environ) -> str:
+    """Returns the address that an option says, or else the variable; empty: no port."""
+    return option or environment.get(METRICS, "")
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Returns host and port of "[HOST:]PORT"; without a host it is loopback.
+
+    Raises:
+        UsageError: If it is no address.
+    """
+    found = _ADDRESS.fullmatch(text.strip())
+    if found is None or int(found["port"]) > 65535:
+        raise UsageError(
+            f"{METRICS} or --metrics is {text!r}, expected [HOST:]PORT, as 9187 or 0.0.0.0:9187"
+        )
+    return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
+
+
+def open_metrics_port(
+    address: str, routes: Mapping[str, Route], credentials: Credentials
+) -> HttpPort:
+    """Serves routes at "[HOST:]PORT"; port 0 takes a free one.
+
+    Raises:
+        UsageError: If the address is none, or is not loopback and nothing protects it; or a file of the
+            credentials cannot be used.
+        BindError: If the address cannot be bound.
+    """
+    host, port = parse_address(address)
+    require_protection(host, credentials)
+    return HttpPort(
+        host,
+        port,
+        routes,
+        refusal=Readers(credentials).refusal,
+        tls=tls_contexts(credentials),
+    )
+
+
+def log_port(port: HttpPort) -> None:
+    """Logs where the metrics are."""
+    logger.info("metrics at %s/metrics", port.url)
+
+
+def metrics_route(registry: CollectorRegistry) -> Route:
+    """Returns the route that answers with the metrics of a registry, in the format that is asked for."""
+
+    def metrics(headers: Message) -> Page:
+        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        return Page(content_type, encode(registry))
+
+    return metrics
+
+
+class Readers:
+    """Decides who may read."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        """Reads the tokens.
+
+        Raises:
+            UsageError: If there are to be tokens, and none can be read.
+        """
+        self._tokens = WatchedTokens(credentials) if credentials.has_token else None
+        self._has_certificates = bool(credentials.client_ca)
+
+    def refusal(self, headers: Message, certificate: Mapping[str, Any] | None) -> str:
+        """Returns why a request is refused; empty: it is not. See `protos.runtime.http_port.Refusal`."""
+        if self._tokens is not None:
+            token = _token_of(headers)
+            if token is None:
+                return (
+                    "this process asks for a token: as Authorization: Bearer TOKEN, or as password"
+                )
+            if self._tokens.access_of(token) is None:
+                return f"this process does not know the token: compare its {TOKEN_FILE} or {TOKEN}"
+            return ""
+        if self._has_certificates and not any(
+            map(access_of_name, _common_names(certificate or {}))
+        ):
+            accesses = ", ".join(map(str, Access))
+            return f"the common name of the certificate says no access, one of {accesses}"
+        return ""
+
+
+def _token_of(headers: Message) -> str | None:
+    """Returns the token that a request shows; None: it shows none."""
+    shown = headers.get("Authorization", "")
+    scheme, _, value = shown.partition(" ")
+    if scheme.lower() != "basic":
+        return token_in([("authorization", shown)])
+    try:
+        return base64.b64decode(value, validate=True).decode().partition(":")[2]
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def _common_names(certificate: Mapping[str, Any]) -> list[str]:
+    """Returns the common names of a certificate as of `ssl.SSLSocket.getpeercert`."""
+    return [
+        value
+        for relative_name in certificate.get("subject", ())
+        for name, value in relative_name
+        if name == "commonName"
+    ]

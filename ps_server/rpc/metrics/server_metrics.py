@@ -1,0 +1,264 @@
+"""Metrics of a server for Prometheus, read at each scrape from what the server counts anyhow.
+
+    service --CallCounts--.
+    store   --status()-----+--> ServerMetrics.collect --> /metrics
+    update log, backlog ---'
+
+Names of calls are those of OpenTelemetry's semantic conventions for RPC where these have one
+(https://opentelemetry.io/docs/specs/semconv/rpc/rpc-metrics/), as Prometheus writes them. No metric has a
+label for a key; those with one for a worker are made if asked for, since a job may have thousands.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Protocol
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from protos.store import Staleness, StoreStatus, TableStatus
+from protos.wire.calls import SERVICE
+from ps_server.rpc.backlog import Backlog
+from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
+from ps_server.store import ParameterStore
+
+TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
+    "rows": ("Rows.", lambda table: table.rows),
+    "size_bytes": ("Memory of rows, index and marks.", lambda table: table.size_bytes),
+    "load_ratio": ("Share of the index that is taken.", lambda table: table.load_factor),
+    "imbalance_ratio": (
+        "(max - min) / mean of the rows of this server's shards.",
+        lambda table: table.imbalance,
+    ),
+    "candidates": ("Keys that are counted but have no row.", lambda table: table.candidates),
+    "candidate_bytes": ("Memory of what counts them.", lambda table: table.candidate_bytes),
+}
+TABLE_COUNTERS: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
+    # A row is there, or was removed in one of two ways.
+    "rows_created": (
+        "Rows that were admitted or loaded.",
+        lambda table: table.rows + table.expired + table.evicted,
+    ),
+    "rows_evicted": ("Rows that made room in a full table.", lambda table: table.evicted),
+    "rows_expired": ("Rows that shrinks removed.", lambda table: table.expired),
+}
+
+STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Always the same, however little was seen: rates of buckets need them."""
+
+
+class LogFigures(Protocol):
+    """What an update log tells of itself."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all segments."""
+
+    @property
+    def num_appended(self) -> int:
+        """Records."""
+
+    @property
+    def appended_bytes(self) -> int:
+        """Of these records."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Records that are not durable yet."""
+
+
+class ServerMetrics(Collector):
+    """Collects the metrics of one server. For any thread."""
+
+    def __init__(
+        self,
+        store: ParameterStore,
+        calls: Mapping[str, CallCounts],
+        backlog: Backlog,
+        log: Callable[[], LogFigures | None],
+        *,
+        per_worker: bool = False,
+    ) -> None:
+        """Reads nothing yet.
+
+        Args:
+            store: Of the server.
+            calls: Its counts, by name of the RPC.
+            backlog: Of its service.
+            log: Returns its update log; None: it has none.
+            per_worker: Whether to make metrics with a label for the worker.
+        """
+        self._store = store
+        self._calls = calls
+        self._backlog = backlog
+        self._log = log
+        self._per_worker = per_worker
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics as of now."""
+        status = self._store.status()
+        yield from _of_job(status, self._store.members.total)
+        yield from _of_tables(status.tables)
+        yield from _of_saves(status)
+        yield from self._of_calls()
+        yield from _of_backlog(self._backlog)
+        if (log := self._log()) is not None:
+            yield from _of_log(log)
+        if self._per_worker:
+            yield from _of_workers(status)
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing, so that registering collects nothing."""
+        return ()
+
+    def _of_calls(self) -> Iterator[Metric]:
+        durations = HistogramMetricFamily(
+            "rpc_server_call_duration_seconds",
+            "From the arrival of a request to its answer, waiting for other workers included.",
+            labels=["rpc_system_name", "rpc_method", "rpc_response_status_code"],
+        )
+        waits = HistogramMetricFamily(
+            "ctr_ps_call_wait_seconds",
+            "Of calls that had to wait for other workers, or for the update log: for how long.",
+            labels=["rpc_method"],
+        )
+        received = CounterMetricFamily(
+            "ctr_ps_received_bytes", "Bytes of requests.", labels=["rpc_method"]
+        )
+        sent = CounterMetricFamily("ctr_ps_sent_bytes", "Bytes of answers.", labels=["rpc_method"])
+        keys = CounterMetricFamily(
+            "ctr_ps_keys", "Keys that were pulled or pushed.", labels=["rpc_method", "table"]
+        )
+        for name, counts in self._calls.items():
+            if not counts.durations:
+                continue  # else thirty calls of which most never come
+            method = f"{SERVICE}/{name}"
+            # Lists are made at once: the event loop adds to the dictionaries meanwhile.
+            for status, histogram in list(counts.durations.items()):
+                _add(durations, ["grpc", method, status], histogram)
+            _add(waits, [method], counts.waits)
+            received.add_metric([method], counts.received_bytes)
+            sent.add_metric([method], counts.sent_bytes)
+            for table, num_keys in list(counts.keys.items()):
+                keys.add_metric([method, table], num_keys)
+        yield from (durations, waits, received, sent, keys)
+
+
+def _of_job(status: StoreStatus, num_members: int) -> Iterator[Metric]:
+    yield _gauge("version", "Version of the parameters.", status.version)
+    yield _counter("batches", "Batches of all workers that are applied.", status.batches)
+    yield _counter("examples", "Examples that were pushed.", sum(status.examples.values()))
+    yield _staleness(status.staleness)
+    yield _counter(
+        "duplicate_pushes",
+        "Pushes that came again, as their answer was lost, and were not applied again.",
+        status.duplicates,
+    )
+    workers = GaugeMetricFamily(
+        "ctr_ps_workers", "Workers and heter trainers, by state.", labels=["state"]
+    )
+    lost = len(status.lost - status.left)
+    for state, number in {
+        "present": len(status.silent_s) - lost,
+        "left": len(status.left),
+        "lost": lost,
+        "missing": num_members - len(status.silent_s) - len(status.left),
+    }.items():
+        workers.add_metric([state], number)
+    yield workers
+    yield _gauge(
+        "silence_max_seconds",
+        "Since the last sign of life of the worker that is silent for longest.",
+        max(status.silent_s.values(), default=0.0),
+    )
+    if status.lease_s is not None:
+        yield _gauge("lease_seconds", "Silence after which a worker is lost.", status.lease_s)
+
+
+def _of_tables(tables: Mapping[str, TableStatus]) -> Iterator[Metric]:
+    for name, (text, value) in TABLE_GAUGES.items():
+        gauge = GaugeMetricFamily(f"ctr_ps_table_{name}", text, labels=["table"])
+        for table, status in tables.items():
+            gauge.add_metric([table], value(status))
+        yield gauge
+    for name, (text, value) in TABLE_COUNTERS.items():
+        counter = CounterMetricFamily(f"ctr_ps_table_{name}", text, labels=["table"])
+        for table, status in tables.items():
+            counter.add_metric([table], value(status))
+        yield counter
+
+
+def _of_saves(status: StoreStatus) -> Iterator[Metric]:
+    save = status.last_save
+    yield _counter("saves", "Saves that were begun.", save.number if save else 0)
+    if save is not None:
+        yield _gauge("save_running", "Whether one is being written.", not save.is_over)
+        yield _gauge(
+            "save_pause_seconds", "For which the last save held pushes back.", save.pause_s
+        )
+        yield _gauge("save_duration_seconds", "Of the last save.", save.duration_s)
+
+
+def _of_backlog(backlog: Backlog) -> Iterator[Metric]:
+    yield _gauge("backlog_calls", "Calls that have a thread, or wait for one.", backlog.num_calls)
+    yield _gauge("backlog_bytes", "Bytes of their requests.", backlog.num_bytes)
+    yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
+
+
+def _of_log(log: LogFigures) -> Iterator[Metric]:
+    yield _gauge("update_log_size_bytes", "Size of the update log on disk.", log.size_bytes)
+    yield _counter("update_log_appended_bytes", "Bytes that were appended.", log.appended_bytes)
+    yield _counter("update_log_records", "Records that were appended.", log.num_appended)
+    yield _gauge("update_log_waiting_records", "Records that wait for the disk.", log.num_waiting)
+
+
+def _of_workers(status: StoreStatus) -> Iterator[Metric]:
+    steps = GaugeMetricFamily(
+        "ctr_ps_job_worker_step",
+        "Step of the worker's last batch that is applied.",
+        labels=["worker"],
+    )
+    for worker, progress in status.progress.items():
+        steps.add_metric([str(worker)], progress.step)
+    silence = GaugeMetricFamily(
+        "ctr_ps_job_worker_silence_seconds", "Since its last sign of life.", labels=["worker"]
+    )
+    for worker, seconds in status.silent_s.items():
+        silence.add_metric([str(worker)], seconds)
+    examples = CounterMetricFamily(
+        "ctr_ps_job_worker_examples", "Examples that it has pushed.", labels=["worker"]
+    )
+    for worker, number in status.examples.items():
+        examples.add_metric([str(worker)], number)
+    yield from (steps, silence, examples)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"ctr_ps_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"ctr_ps_{name}", text, value=value)
+
+
+def _staleness(staleness: Staleness) -> Metric:
+    family = HistogramMetricFamily(
+        "ctr_ps_push_staleness",
+        "Versions between a pull and the push computed from it, of each batch.",
+    )
+    counts = staleness.at_most(STALENESS_BOUNDS)
+    buckets = list(zip(map(str, STALENESS_BOUNDS), counts, strict=True))
+    buckets.append(("+Inf", staleness.batches))
+    family.add_metric([], buckets, sum_value=staleness.total)
+    return family
+
+
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Histogram) -> None:
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+    family.add_metric(labels, buckets, sum_value=histogram.total_s)

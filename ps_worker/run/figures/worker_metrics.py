@@ -1,0 +1,96 @@
+"""Metrics of a worker for Prometheus, on a port of its own: what its `Progress` counts anyhow.
+
+    Progress, retries of the store --> WorkerMetrics.collect --> /metrics
+
+Loss, AUC and calibration are of predictions made before the examples were trained on.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from protos.wire.metrics_port import log_port, metrics_route, open_metrics_port
+from protos.wire.security.credentials import Credentials
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.run.run import Run
+from ps_worker.training.meter import Progress
+
+
+class WorkerMetrics(Collector):
+    """Collects the metrics of one worker's training. For any thread."""
+
+    def __init__(self, progress: Progress, num_retries: Callable[[], int]) -> None:
+        """Reads nothing yet.
+
+        Args:
+            progress: Of the worker.
+            num_retries: Returns how many calls it has sent again.
+        """
+        self._progress = progress
+        self._num_retries = num_retries
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics as of now."""
+        counts = self._progress.counts()
+        yield _counter(
+            "steps", "Batches trained on, an earlier run's included.", self._progress.steps
+        )
+        yield _counter("examples", "Examples trained on.", counts.examples)
+        yield _counter("loss", "Loss, summed over examples by their weights.", counts.loss)
+        yield _counter("weight", "Weights of the examples, summed.", counts.weight)
+        seconds = CounterMetricFamily(
+            "ctr_worker_step_seconds", "Of training threads, by part of a step.", labels=["part"]
+        )
+        for part, value in self._progress.times.totals().items():
+            seconds.add_metric([part], value)
+        yield seconds
+        recent = self._progress.recent()
+        for name, text, value in (
+            ("recent_log_loss", "Log loss of the last batches.", recent.log_loss()),
+            ("recent_auc", "AUC of the last batches.", recent.auc()),
+            ("recent_calibration", "Predicted over actual clicks of them.", recent.calibration()),
+        ):
+            if math.isfinite(value):
+                yield GaugeMetricFamily(f"ctr_worker_{name}", text, value=value)
+        yield _counter("retries", "Calls that were sent to a server again.", self._num_retries())
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing, so that registering collects nothing."""
+        return ()
+
+
+def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:
+    """Opens the port for metrics of a worker, for the time of the block.
+
+    Args:
+        run: The worker's.
+        address: [HOST:]PORT; empty: no port.
+
+    Raises:
+        UsageError: If the address is none, or is not loopback and nothing protects it.
+        BindError: If it cannot be bound.
+    """
+    if not address:
+        return nullcontext()
+    registry = CollectorRegistry()
+    for each in (PROCESS_COLLECTOR, GC_COLLECTOR, WorkerMetrics(run.progress, _retries_of(run))):
+        registry.register(each)
+    port = open_metrics_port(
+        address, {"/metrics": metrics_route(registry)}, Credentials.from_environment()
+    )
+    log_port(port)
+    return port
+
+
+def _retries_of(run: Run) -> Callable[[], int]:
+    store = run.store
+    return (lambda: store.num_retries) if isinstance(store, ClusterClient) else lambda: 0
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"ctr_worker_{name}", text, value=value)

@@ -1,0 +1,127 @@
+"""The port for metrics and pages: what it answers, to whom, and to how many."""
+
+import http.client
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from email.message import Message
+from http import HTTPStatus
+
+import pytest
+
+from protos.errors import BindError
+from protos.runtime import http_port
+from protos.runtime.http_port import HttpPort, Page
+
+HOST = "127.0.0.1"
+
+
+def fails(headers: Message) -> Page:
+    raise ZeroDivisionError("a secret")
+
+
+def echo(headers: Message) -> Page:
+    return Page("text/plain", headers.get("Accept", "").encode())
+
+
+def get(port: HttpPort, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(HOST, port.port, timeout=10)
+    connection.request(method, path, headers=headers)
+    return connection.getresponse()
+
+
+@pytest.fixture
+def port() -> Iterator[HttpPort]:
+    with HttpPort(HOST, 0, {"/echo": echo, "/fails": fails}) as opened:
+        yield opened
+
+
+def test_route_answers_a_request_by_its_headers(port: HttpPort) -> None:
+    response = get(port, "/echo?a=1", Accept="text/css")
+
+    assert (response.status, response.read()) == (HTTPStatus.OK, b"text/css")
+    assert response.headers["Content-Type"] == "text/plain"
+    assert port.url == f"http://127.0.0.1:{port.port}"
+
+
+def test_head_has_the_length_and_no_content(port: HttpPort) -> None:
+    response = get(port, "/echo", "HEAD", Accept="text/css")
+
+    assert (response.headers["Content-Length"], response.read()) == ("8", b"")
+
+
+def test_path_without_a_route_is_told_which_there_are(port: HttpPort) -> None:
+    response = get(port, "/")
+
+    assert (response.status, response.read()) == (404, b"there is /echo, /fails\n")
+
+
+def test_nothing_can_be_sent(port: HttpPort) -> None:
+    assert get(port, "/echo", "POST").status == HTTPStatus.NOT_IMPLEMENTED
+
+
+def test_fault_of_a_route_is_logged_and_not_told(
+    port: HttpPort, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        response = get(port, "/fails")
+
+    assert response.status == HTTPStatus.INTERNAL_SERVER_ERROR
+    assert b"secret" not in response.read()
+    assert "ZeroDivisionError: a secret" in caplog.text
+
+
+def test_refused_caller_reaches_no_route() -> None:
+    def refusal(headers: Message, certificate: object) -> str:
+        return "" if headers["X-Name"] == "me" else "not you"
+
+    with HttpPort(HOST, 0, {"/echo": echo}, refusal=refusal) as port:
+        refused = get(port, "/echo")
+        assert (refused.status, refused.read()) == (401, b"not you\n")
+        assert refused.headers["WWW-Authenticate"].startswith("Basic")
+        assert get(port, "/echo", **{"X-Name": "me"}).status == HTTPStatus.OK
+
+
+def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "MAX_REQUESTS", 2)
+    entered, leave = threading.Semaphore(0), threading.Event()
+
+    def slow(headers: Message) -> Page:
+        entered.release()
+        leave.wait(20)
+        return Page("text/plain", b"done")
+
+    answers: list[bytes] = []
+    with HttpPort(HOST, 0, {"/slow": slow}) as port:
+        threads = [
+            threading.Thread(target=lambda: answers.append(get(port, "/slow").read()))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert entered.acquire(timeout=20)
+        with pytest.raises(ConnectionError):  # closed, before or after it has sent its request
+            get(port, "/slow")
+        leave.set()
+        for thread in threads:
+            thread.join(20)
+
+    assert answers == [b"done", b"done"]
+
+
+def test_closed_port_is_free_again() -> None:
+    with HttpPort(HOST, 0, {}) as port:
+        number = port.port
+
+    with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
+        probe.connect((HOST, number))
+
+
+def test_port_in_use_is_named() -> None:
+    with (
+        HttpPort(HOST, 0, {}) as port,
+        pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port.port} for metrics"),
+    ):
+        HttpPort(HOST, port.port, {})

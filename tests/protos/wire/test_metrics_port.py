@@ -1,0 +1,149 @@
+"""Where the port for metrics is, and who may read it."""
+
+import base64
+import http.client
+import ssl
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from protos.errors import UsageError
+from protos.runtime.http_port import HttpPort
+from protos.wire.metrics_port import (
+    metrics_address,
+    metrics_route,
+    open_metrics_port,
+    parse_address,
+)
+from protos.wire.security.credentials import Credentials
+from tests.support.certificates import CertificateAuthority
+
+TOKEN, READER, OTHER = "0123456789abcdef", "reader-0123456789", "fedcba9876543210"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9187", ("127.0.0.1", 9187)),
+        ("0.0.0.0:9187", ("0.0.0.0", 9187)),
+        ("[::]:0", ("::", 0)),
+        ("localhost:1", ("localhost", 1)),
+    ],
+)
+def test_address_without_a_host_is_loopback(text: str, expected: tuple[str, int]) -> None:
+    assert parse_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", ":", "host", "::1:80", "127.0.0.1:65536", "9187 9188", "-1"])
+def test_other_text_is_no_address(text: str) -> None:
+    with pytest.raises(UsageError, match=r"expected \[HOST:\]PORT"):
+        parse_address(text)
+
+
+def test_option_comes_before_the_variable() -> None:
+    environment = {"CTR_PS_METRICS": "1"}
+
+    assert metrics_address("2", environment) == "2"
+    assert metrics_address(None, environment) == "1"
+    assert metrics_address(None, {}) == ""
+
+
+def opened(credentials: Credentials, address: str = "127.0.0.1:0") -> HttpPort:
+    registry = CollectorRegistry()
+    Gauge("answer", "Of all.", registry=registry).set(42)
+    return open_metrics_port(address, {"/metrics": metrics_route(registry)}, credentials)
+
+
+def get(
+    port: HttpPort, authorization: str = "", tls: ssl.SSLContext | None = None, accept: str = ""
+) -> tuple[int, str]:
+    connection: http.client.HTTPConnection
+    if tls is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port.port, timeout=10)
+    else:
+        connection = http.client.HTTPSConnection("127.0.0.1", port.port, timeout=10, context=tls)
+    headers = {"Authorization": authorization} if authorization else {}
+    with closing(connection):
+        connection.request("GET", "/metrics", headers={**headers, "Accept": accept})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def basic(token: str) -> str:
+    return "Basic " + base64.b64encode(f"anybody:{token}".encode()).decode()
+
+
+def test_address_that_others_reach_is_refused_without_protection() -> None:
+    with pytest.raises(UsageError, match="may be reached from other machines"):
+        opened(Credentials(), "0.0.0.0:0")
+
+
+def test_format_is_the_one_that_is_asked_for() -> None:
+    with opened(Credentials()) as port:
+        status, plain = get(port)
+        _, open_metrics = get(port, accept="application/openmetrics-text; version=1.0.0")
+
+    assert status == 200
+    assert "answer 42.0" in plain
+    (family,) = text_string_to_metric_families(open_metrics)
+    assert family.name == "answer"
+
+
+@pytest.mark.parametrize(
+    ("authorization", "why"),
+    [
+        (f"Bearer {TOKEN}", ""),
+        (f"bearer {READER}", ""),
+        (basic(READER), ""),
+        ("", "asks for a token"),
+        ("Basic ????", "asks for a token"),
+        (f"Digest {TOKEN}", "asks for a token"),
+        (f"Bearer {OTHER}", "does not know the token"),
+        (basic(OTHER), "does not know the token"),
+    ],
+)
+def test_whoever_shows_a_known_token_may_read(authorization: str, why: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"admin {TOKEN}\nreader {READER}\n")
+
+    with opened(Credentials(token_file=str(file))) as port:
+        status, text = get(port, authorization)
+
+    assert status == (401 if why else 200)
+    assert why in text
+    assert ("answer" in text) is not why or not why
+
+
+def client_context(authority: CertificateAuthority, own: Credentials | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    if own is not None:
+        context.load_cert_chain(own.certificate, own.key)
+    return context
+
+
+def test_certificate_says_the_access_where_there_are_no_tokens(tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path)
+    reader = authority.credentials("reader", common_name="ctr-ps-reader.prometheus")
+    stranger = authority.credentials("stranger", common_name="somebody")
+
+    with opened(authority.credentials("server")) as port:
+        assert port.url.startswith("https://")
+        assert get(port, tls=client_context(authority, reader))[0] == 200
+        status, why = get(port, tls=client_context(authority, stranger))
+        assert (status, "says no access" in why) == (401, True)
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            get(port, tls=client_context(authority, None))
+
+
+def test_exchanged_certificate_is_used_for_the_next_connection(tmp_path: Path) -> None:
+    old, new = CertificateAuthority(tmp_path, "old"), CertificateAuthority(tmp_path, "new")
+
+    with opened(old.credentials("server", mutual=False)) as port:
+        assert get(port, tls=client_context(old, None))[0] == 200
+        new.credentials("server", mutual=False)  # replaces the files
+        assert get(port, tls=client_context(new, None))[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            get(port, tls=client_context(old, None))

@@ -1,0 +1,83 @@
+"""What a worker tells Prometheus, compared with what it was told to count."""
+
+import re
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from protos.errors import UsageError
+from ps_server.store import ParameterStore
+from ps_worker.job import override_job
+from ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port
+from ps_worker.run.plan import model_of_job
+from ps_worker.run.run import Run
+from ps_worker.training.meter import Progress
+
+ROOT = Path(__file__).parents[4]
+
+
+def scraped(progress: Progress, retries: int = 0) -> Callable[..., float | None]:
+    registry = CollectorRegistry()
+    registry.register(WorkerMetrics(progress, lambda: retries))
+    return lambda name, **labels: registry.get_sample_value(f"ctr_worker_{name}", labels)
+
+
+def test_worker_that_has_not_begun_has_no_recent_figures() -> None:
+    value = scraped(Progress(every_s=60))
+
+    assert value("steps_total") == value("examples_total") == 0
+    assert value("recent_auc") is None
+    assert value("recent_log_loss") is None
+
+
+def test_figures_are_those_of_the_progress() -> None:
+    progress = Progress(every_s=60)
+    labels = np.array([1, 0, 0, 1], np.float32)
+    predictions = np.array([0.75, 0.25, 0.75, 0.25], np.float32)
+
+    progress.add(labels, predictions, loss_sum=3.0)
+    progress.times.add("pull", 0.5)
+    progress.times.take()  # for a pass: totals go on
+    progress.times.add("pull", 0.25)
+    value = scraped(progress, retries=3)
+
+    assert value("steps_total") == 1
+    assert value("examples_total") == value("weight_total") == 4
+    assert value("loss_total") == 3.0
+    assert value("step_seconds_total", part="pull") == 0.75
+    assert value("recent_auc") == pytest.approx(0.5)
+    assert value("recent_calibration") == pytest.approx(1.0)
+    assert value("retries_total") == 3
+
+
+def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
+    progress = Progress(every_s=60)
+    progress.add(np.array([1, 0], np.float32), np.array([0.5, 0.5], np.float32), loss_sum=1.0)
+    names = {
+        sample.name
+        for family in WorkerMetrics(progress, lambda: 0).collect()
+        for sample in family.samples
+    }
+
+    page = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
+
+    assert set(re.findall("ctr_worker_[a-z_]+", page)) == names
+
+
+def test_port_is_open_for_the_time_of_a_run() -> None:
+    job = override_job({}, ["model.name=lr"], source="test")
+    _, model = model_of_job(job)
+    with Run(ParameterStore(), model, job) as run:
+        with metrics_port(run, "127.0.0.1:0") as port:
+            text = urllib.request.urlopen(f"{port.url}/metrics", timeout=10).read().decode()
+        assert "ctr_worker_steps_total 0.0" in text
+        assert "process_resident_memory_bytes" in text
+        with metrics_port(run, "") as none:
+            assert none is None
+        with pytest.raises(UsageError, match=r"expected \[HOST:\]PORT"):
+            metrics_port(run, "somewhere")
+        run.leave()
