@@ -1,0 +1,108 @@
+"""Each alert fires when its fault is there, and none for a healthy cluster: promtool's tests of rules."""
+
+import json
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.needs import is_missing
+
+RULES = Path(__file__).parents[3] / "deploy/monitoring/alerts.yml"
+
+CALLS = 'rpc_server_call_duration_seconds_count{rpc_method="p",rpc_response_status_code="%s"}'
+
+HEALTHY = {
+    'up{job="ctr-ps-server",instance="a"}': "1x60",
+    'ctr_ps_workers{state="lost"}': "0x60",
+    'ctr_ps_workers{state="present"}': "2x60",
+    "ctr_ps_silence_max_seconds": "1x60",
+    "ctr_ps_lease_seconds": "30x60",
+    "ctr_ps_batches_total": "0+600x60",
+    'ctr_ps_overload_refusals_total{instance="a"}': "0x60",
+    CALLS % "OK": "0+900x60",
+    'ctr_ps_push_staleness_bucket{le="4"}': "0+600x60",
+    'ctr_ps_push_staleness_bucket{le="1024"}': "0+600x60",
+    'ctr_ps_push_staleness_bucket{le="+Inf"}': "0+600x60",
+    'ctr_ps_update_log_waiting_records{instance="a"}': "3x60",
+    'ctr_ps_update_log_size_bytes{instance="a"}': "1e9x60",
+    'ctr_ps_table_imbalance_ratio{table="t"}': "0.2x60",
+    'ctr_ps_table_rows{table="t"}': "2e6x60",
+    'ctr_ps_save_running{instance="a"}': "0x60",
+    'ctr_worker_recent_calibration{instance="a"}': "1.1x60",
+}
+"""A sample a minute, for an hour."""
+
+FAULTS: Mapping[str, Mapping[str, str]] = {
+    "CtrPsServerDown": {'up{job="ctr-ps-server",instance="a"}': "0x60"},
+    "CtrPsWorkerLost": {'ctr_ps_workers{state="lost"}': "1x60"},
+    "CtrPsWorkerSilent": {"ctr_ps_silence_max_seconds": "16x60"},
+    "CtrPsTrainingStalled": {"ctr_ps_batches_total": "600x60"},
+    "CtrPsOverloaded": {'ctr_ps_overload_refusals_total{instance="a"}': "0+1x60"},
+    "CtrPsCallsFail": {CALLS % "INTERNAL": "0+30x60"},
+    "CtrPsStaleGradients": {
+        'ctr_ps_push_staleness_bucket{le="4"}': "0+60x60",
+    },
+    "CtrPsUpdateLogLags": {'ctr_ps_update_log_waiting_records{instance="a"}': "2000x60"},
+    "CtrPsUpdateLogLarge": {'ctr_ps_update_log_size_bytes{instance="a"}': "6e10x60"},
+    "CtrPsShardsUneven": {'ctr_ps_table_imbalance_ratio{table="t"}': "1.5x60"},
+    "CtrPsSaveHangs": {'ctr_ps_save_running{instance="a"}': "1x60"},
+    "CtrPsMiscalibrated": {'ctr_worker_recent_calibration{instance="a"}': "0.3x60"},
+}
+
+pytestmark = pytest.mark.skipif(
+    is_missing("promtool"), reason="needs promtool, of Debian's prometheus"
+)
+
+
+def firing(series: Mapping[str, str], tmp_path: Path) -> set[str]:
+    """Returns the alerts that fire after 50 minutes of such series."""
+    document: dict[str, Any] = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": values} for name, values in series.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+                        "eval_time": "50m",
+                        "exp_samples": [{"labels": "nothing", "value": -1}],
+                    }
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yml"
+    path.write_text(json.dumps(document))  # JSON is YAML
+    done = subprocess.run(
+        ["promtool", "test", "rules", path], capture_output=True, text=True, check=False, timeout=60
+    )
+    # The expectation never holds, so that promtool shows what there is.
+    assert "got:" in done.stdout + done.stderr, done.stdout + done.stderr
+    return set(re.findall(r'alertname="(\w+)"', (done.stdout + done.stderr).partition("got:")[2]))
+
+
+def test_nothing_fires_in_a_healthy_cluster(tmp_path: Path) -> None:
+    assert firing(HEALTHY, tmp_path) == set()
+
+
+@pytest.mark.parametrize("alert", FAULTS)
+def test_alert_fires_alone_when_its_fault_is_there(alert: str, tmp_path: Path) -> None:
+    assert firing({**HEALTHY, **FAULTS[alert]}, tmp_path) == {alert}
+
+
+def test_each_alert_has_a_fault_here() -> None:
+    assert re.findall(r"- alert: (\w+)", RULES.read_text(encoding="utf-8")) == [*FAULTS]
+
+
+def test_each_alert_says_what_to_do() -> None:
+    text = RULES.read_text(encoding="utf-8")
+
+    assert text.count("summary:") == text.count("action:") == len(FAULTS)
