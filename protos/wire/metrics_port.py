@@ -1,6 +1,9 @@
-"""The port for metrics of a process: at which address, over TLS or not, and for whom.
+"""The port for metrics of a process: what it serves, at which address, over TLS or not, and for whom.
 
-Whoever may read parameters may read metrics: a caller shows a token of access `reader` or a greater one, as
+    /metrics     for Prometheus
+    /            a page for people, with /status.json behind it
+
+Whoever may read parameters may read these: a caller shows a token of access `reader` or a greater one, as
 `Authorization: Bearer TOKEN`, or to a browser as the password of any user; or, where certificates tell
 callers apart, a certificate with such an access. Like any port, it is not open to other machines unless
 callers are known, or the process was told so.
@@ -11,15 +14,17 @@ import binascii
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.message import Message
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from protos.errors import UsageError
 from protos.runtime.http_port import HttpPort, Page, Route
+from protos.runtime.status_page.status import Status, status_routes
 from protos.wire.security.access import Access, access_of_name, token_in
 from protos.wire.security.credentials import (
     TOKEN,
@@ -60,9 +65,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def open_metrics_port(
-    address: str, routes: Mapping[str, Route], credentials: Credentials
+    address: str, metrics: Collector, status: Callable[[], Status], credentials: Credentials
 ) -> HttpPort:
-    """Serves routes at "[HOST:]PORT"; port 0 takes a free one.
+    """Serves metrics and a status page at an address, and logs where.
+
+    Args:
+        address: [HOST:]PORT; port 0 takes a free one.
+        metrics: Served at /metrics, beside those of the process.
+        status: Returns what the page at / shows.
+        credentials: By which the process knows its callers.
 
     Raises:
         UsageError: If the address is none, or is not loopback and nothing protects it; or a file of the
@@ -71,28 +82,28 @@ def open_metrics_port(
     """
     host, port = parse_address(address)
     require_protection(host, credentials)
-    return HttpPort(
+    opened = HttpPort(
         host,
         port,
-        routes,
+        {"/metrics": _metrics_route(metrics), **status_routes(status)},
         refusal=Readers(credentials).refusal,
         tls=tls_contexts(credentials),
     )
+    logger.info("metrics at %s/metrics, a status page at %s/", opened.url, opened.url)
+    return opened
 
 
-def log_port(port: HttpPort) -> None:
-    """Logs where the metrics are."""
-    logger.info("metrics at %s/metrics", port.url)
+def _metrics_route(metrics: Collector) -> Route:
+    """Returns the route that answers with metrics, in the format that is asked for."""
+    registry = CollectorRegistry()
+    for each in (PROCESS_COLLECTOR, GC_COLLECTOR, metrics):
+        registry.register(each)
 
-
-def metrics_route(registry: CollectorRegistry) -> Route:
-    """Returns the route that answers with the metrics of a registry, in the format that is asked for."""
-
-    def metrics(headers: Message) -> Page:
+    def answer(headers: Message) -> Page:
         encode, content_type = choose_encoder(headers.get("Accept", ""))
         return Page(content_type, encode(registry))
 
-    return metrics
+    return answer
 
 
 class Readers:

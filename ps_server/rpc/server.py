@@ -165,8 +165,9 @@ class Server:
         if self._settings.metrics is None:
             return
         # Imported late: most servers need none of it.
-        from ps_server.rpc.metrics.port import open_port
+        from protos.wire.metrics_port import open_metrics_port
         from ps_server.rpc.metrics.server_metrics import ServerMetrics
+        from ps_server.rpc.metrics.server_status import server_status
 
         metrics = ServerMetrics(
             self._store,
@@ -175,7 +176,12 @@ class Server:
             lambda: self._log,
             per_worker=self._settings.metrics_per_worker,
         )
-        self._metrics_port = open_port(self._settings.metrics, metrics, self._credentials)
+        self._metrics_port = open_metrics_port(
+            self._settings.metrics,
+            metrics,
+            lambda: server_status(self._store, self._service.counts),
+            self._credentials,
+        )
 
     @property
     def metrics_url(self) -> str | None:

@@ -26,11 +26,13 @@ def chromium() -> str:
     return found
 
 
-def opened(page: Path, profile: Path, *options: str, scheme: str = "light") -> tuple[str, str]:
+def opened(
+    page: Path | str, profile: Path, *options: str, scheme: str = "light"
+) -> tuple[str, str]:
     """Opens a page of this machine; returns what Chromium has printed, and its log of the page's console.
 
     Args:
-        page: HTML file.
+        page: HTML file, or URL.
         profile: Folder for what the browser keeps.
         options: Of the command, such as `--dump-dom`.
         scheme: light or dark.
@@ -47,7 +49,7 @@ def opened(page: Path, profile: Path, *options: str, scheme: str = "light") -> t
             f"--user-data-dir={profile}",
             f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
             *options,
-            page.as_uri(),
+            page if isinstance(page, str) else page.as_uri(),
         ],
         check=True,
         capture_output=True,
@@ -59,13 +61,17 @@ def opened(page: Path, profile: Path, *options: str, scheme: str = "light") -> t
 
 
 def screenshot(
-    page: Path, profile: Path, *, size: tuple[int, int], scheme: str = "light"
+    page: Path | str,
+    profile: Path,
+    *options: str,
+    size: tuple[int, int],
+    scheme: str = "light",
 ) -> NDArray[np.uint8]:
     """Returns what a window of `size` (width, height) shows of a page, uint8[height, width, 3]."""
     picture = profile.with_suffix(f".{scheme}.png")
     width, height = size
-    options = (f"--screenshot={picture}", f"--window-size={width},{height}")
-    opened(page, profile, *options, scheme=scheme)
+    own = (f"--screenshot={picture}", f"--window-size={width},{height}")
+    opened(page, profile, *own, *options, scheme=scheme)
     return pixels_of_png(picture.read_bytes())
 
 

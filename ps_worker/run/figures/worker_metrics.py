@@ -1,6 +1,7 @@
-"""Metrics of a worker for Prometheus, on a port of its own: what its `Progress` counts anyhow.
+"""Metrics and status page of a worker, on a port of its own: what its `Progress` counts anyhow.
 
     Progress, retries of the store --> WorkerMetrics.collect --> /metrics
+                                   `-> worker_status         --> /
 
 Loss, AUC and calibration are of predictions made before the examples were trained on.
 """
@@ -10,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos.wire.metrics_port import log_port, metrics_route, open_metrics_port
+from protos.runtime.status_page.status import Series, Status, Table
+from protos.wire.metrics_port import open_metrics_port
 from protos.wire.security.credentials import Credentials
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.run.run import Run
@@ -77,14 +78,43 @@ def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:
     """
     if not address:
         return nullcontext()
-    registry = CollectorRegistry()
-    for each in (PROCESS_COLLECTOR, GC_COLLECTOR, WorkerMetrics(run.progress, _retries_of(run))):
-        registry.register(each)
-    port = open_metrics_port(
-        address, {"/metrics": metrics_route(registry)}, Credentials.from_environment()
+    return open_metrics_port(
+        address,
+        WorkerMetrics(run.progress, _retries_of(run)),
+        lambda: worker_status(run),
+        Credentials.from_environment(),
     )
-    log_port(port)
-    return port
+
+
+def worker_status(run: Run) -> Status:
+    """Returns the status of a worker as of now."""
+    progress, counts, recent = run.progress, run.progress.counts(), run.progress.recent()
+    seconds = progress.times.totals()
+    total_s = sum(seconds.values()) or math.nan
+    return Status(
+        title=f"ctr-ps worker {run.worker} of {run.num_workers}",
+        figures={
+            "steps": progress.steps,
+            "examples": counts.examples,
+            "mean loss": progress.mean_loss,
+            "log loss, last batches": recent.log_loss(),
+            "AUC, last batches": recent.auc(),
+            "calibration, last batches": recent.calibration(),
+            "calls sent again": _retries_of(run)(),
+        },
+        series=[
+            Series(name="examples a second", value=counts.examples, kind="rate"),
+            Series(name="log loss, last batches", value=recent.log_loss(), kind="value"),
+            Series(name="AUC, last batches", value=recent.auc(), kind="value"),
+        ],
+        tables=[
+            Table(
+                title="Time of steps",
+                columns=("part", "seconds of threads", "share"),
+                rows=[(part, value, value / total_s) for part, value in seconds.items()],
+            )
+        ],
+    )
 
 
 def _retries_of(run: Run) -> Callable[[], int]:

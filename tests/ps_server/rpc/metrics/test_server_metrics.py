@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from protos.chunking import PushChunk
 from protos.gradients import SparseGrad
 from protos.placement import FIRST_EPOCH
+from protos.runtime.status_page.status import Status
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, SaveRequest
 from protos.wire import calls, requests
@@ -21,6 +22,7 @@ from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.metrics.call_metrics import BOUNDS_S, Histogram
 from ps_server.rpc.metrics.server_metrics import STALENESS_BOUNDS, ServerMetrics
+from ps_server.rpc.metrics.server_status import server_status
 from ps_server.rpc.service import Service
 from ps_server.store import ParameterStore
 from tests.support.stores import joined, push_id
@@ -55,12 +57,14 @@ class Server:
         answer = await self.service.method(call)(message, _Context())
         self.service._serializer(call)(answer)
 
-    async def push(self, num_keys: int, worker: int = 0, at: int | None = None) -> None:
+    async def push(
+        self, num_keys: int, worker: int = 0, at: int | None = None, sequence: int | None = None
+    ) -> None:
         keys = np.arange(num_keys, dtype=np.uint64)
         grad = SparseGrad(keys, np.ones((num_keys, 2), np.float32), 1)
         request = requests.PushGrad(
             chunk=PushChunk([("t", grad)], []),
-            push_id=push_id(worker, None),
+            push_id=push_id(worker, sequence),
             at=at,
             shard_map_epoch=FIRST_EPOCH,
         )
@@ -295,3 +299,48 @@ def test_seconds_are_counted_in_the_first_bucket_whose_bound_they_do_not_exceed(
 
     assert histogram.counts[bucket] == sum(histogram.counts) == 1
     assert histogram.total_s == seconds
+
+
+# The status page
+
+
+def rows_of(status: Status, title: str) -> list[dict[str, object]]:
+    (table,) = [each for each in status.tables if each.title.startswith(title)]
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
+    server = Server(num_workers=3)
+
+    async def body() -> None:
+        for sequence in range(3):
+            await server.push(10, worker=0, sequence=sequence)
+        await server.push(10, worker=1, sequence=0)
+        await server.pull(10)
+
+    asyncio.run(body())
+    server.store.leave(2, step=0)
+    server.store.pass_time(4.0)
+    server.store.save(SaveRequest(url=str(tmp_path / "a")))
+    status = server_status(server.store, server.service.counts)
+
+    assert status.title == "ctr-ps server 0 of 1"
+    assert status.figures["version"] == 4
+    assert status.figures["saves"] == 1
+    first, second, third = rows_of(status, "Workers")
+    assert (first["state"], first["examples"], first["silent, s"]) == ("present", 3, 4.0)
+    assert (second["state"], second["behind"]) == ("present", 2)
+    assert (third["state"], third["step"], third["silent, s"]) == ("has left", None, None)
+    (table,) = rows_of(status, "Tables")
+    assert (table["table"], table["rows"], table["shards"]) == ("t", 10, 4)
+    push, pull = rows_of(status, "Calls")
+    assert (push["call"], push["number"]) == ("PushGrad", 4)
+    assert (pull["call"], pull["number"], pull["of it waiting"]) == ("PullSparse", 1, 0.0)
+    assert {each.name: each.value for each in status.series}["batches a second"] == 4
+
+
+def test_page_says_why_the_job_has_ended() -> None:
+    server = Server()
+    server.store.abort(0, "a fault of its own")
+
+    assert "a fault of its own" in server_status(server.store, server.service.counts).fault

@@ -74,7 +74,9 @@ def test_port_is_open_for_the_time_of_a_run() -> None:
     with Run(ParameterStore(), model, job) as run:
         with metrics_port(run, "127.0.0.1:0") as port:
             text = urllib.request.urlopen(f"{port.url}/metrics", timeout=10).read().decode()
+            status = urllib.request.urlopen(f"{port.url}/status.json", timeout=10).read().decode()
         assert "ctr_worker_steps_total 0.0" in text
+        assert '"title": "ctr-ps worker 0 of 1"' in status
         assert "process_resident_memory_bytes" in text
         with metrics_port(run, "") as none:
             assert none is None

@@ -1,0 +1,146 @@
+"""What a server's status page shows."""
+
+from collections.abc import Mapping
+
+from protos.runtime.status_page.status import Series, Status, Table, Value
+from protos.store import StoreStatus
+from ps_server.rpc.metrics.call_metrics import CallCounts
+from ps_server.store import ParameterStore
+
+MIB = 2**20
+
+_TABLE_COLUMNS = (
+    "table", "rows", "MiB", "shards", "rows of a shard", "imbalance", "load", "candidates", "evicted",
+    "expired",
+)  # fmt: skip
+
+
+def server_status(store: ParameterStore, calls: Mapping[str, CallCounts]) -> Status:
+    """Returns the status of a server as of now.
+
+    Args:
+        store: The server's.
+        calls: Its counts, by name of the RPC.
+    """
+    status, shards = store.status(), store.shard_map
+    num_calls = {name: _num_calls(counts) for name, counts in calls.items()}
+    return Status(
+        title=f"ctr-ps server {store.server_index} of {shards.num_servers}",
+        figures={
+            "version": status.version,
+            "batches": status.batches,
+            "examples": sum(status.examples.values()),
+            "rows": sum(table.rows for table in status.tables.values()),
+            "tables, MiB": sum(table.size_bytes for table in status.tables.values()) / MIB,
+            "staleness, mean": status.staleness.mean,
+            "pushes that came twice": status.duplicates,
+            **_save_figures(status),
+        },
+        series=[
+            Series(name="batches a second", value=status.batches, kind="rate"),
+            Series(name="examples a second", value=sum(status.examples.values()), kind="rate"),
+            Series(name="calls a second", value=sum(num_calls.values()), kind="rate"),
+            Series(
+                name="MiB a second, in and out",
+                value=sum(each.received_bytes + each.sent_bytes for each in calls.values()) / MIB,
+                kind="rate",
+            ),
+            Series(name="rows", value=sum(t.rows for t in status.tables.values()), kind="value"),
+            Series(name="staleness, total a second", value=status.staleness.total, kind="rate"),
+        ],
+        tables=[
+            _workers(store, status),
+            _tables(status),
+            Table(
+                title="Calls",
+                columns=("call", "number", "ms, mean", "of it waiting", "MiB in", "MiB out"),
+                rows=[
+                    _call_row(name, calls[name], num_calls[name])
+                    for name in sorted(calls, key=num_calls.__getitem__, reverse=True)
+                    if num_calls[name]
+                ],
+            ),
+        ],
+        fault=store.failure,
+    )
+
+
+def _save_figures(status: StoreStatus) -> dict[str, Value]:
+    save = status.last_save
+    if save is None:
+        return {"saves": 0}
+    return {
+        "saves": save.number,
+        "last save": f"{save.duration_s:.1f} s" if save.is_over else "being written",
+        "pause of the last save, ms": 1e3 * save.pause_s,
+    }
+
+
+def _workers(store: ParameterStore, status: StoreStatus) -> Table:
+    newest = max((progress.step for progress in status.progress.values()), default=0)
+    rows: list[list[Value]] = []
+    for worker in range(store.members.total):
+        progress = status.progress.get(worker)
+        step = None if progress is None else progress.step
+        rows.append(
+            [
+                store.members.name(worker),
+                _state(worker, status),
+                step,
+                None if step is None else newest - step,
+                status.examples.get(worker, 0),
+                status.silent_s.get(worker),
+                status.lease_s,
+            ]
+        )
+    return Table(
+        title="Workers",
+        columns=("", "state", "step", "behind", "examples", "silent, s", "lease, s"),
+        rows=rows,
+    )
+
+
+def _state(worker: int, status: StoreStatus) -> str:
+    if worker in status.left:
+        return "has left"
+    if worker in status.lost:
+        return "lost"
+    return "present" if worker in status.silent_s else "has not joined"
+
+
+def _tables(status: StoreStatus) -> Table:
+    return Table(
+        title="Tables, the shards of this server",
+        columns=_TABLE_COLUMNS,
+        rows=[
+            [
+                name,
+                table.rows,
+                table.size_bytes / MIB,
+                table.shards,
+                f"{table.smallest_shard:,} to {table.largest_shard:,}",
+                table.imbalance,
+                table.load_factor,
+                table.candidates,
+                table.evicted,
+                table.expired,
+            ]
+            for name, table in status.tables.items()
+        ],
+    )
+
+
+def _num_calls(counts: CallCounts) -> int:
+    return sum(sum(each.counts) for each in list(counts.durations.values()))
+
+
+def _call_row(name: str, counts: CallCounts, number: int) -> list[Value]:
+    total_s = sum(each.total_s for each in list(counts.durations.values()))
+    return [
+        name,
+        number,
+        1e3 * total_s / number,
+        counts.waits.total_s / total_s if total_s else 0.0,
+        counts.received_bytes / MIB,
+        counts.sent_bytes / MIB,
+    ]
