@@ -75,7 +75,7 @@ class Launch:
     is_resumed: bool = False
     has_metrics: bool = False
     chaos: Chaos = field(default_factory=Chaos)
-    watch_command: tuple[str, ...] = (sys.executable, "-m", "ps_worker.cluster.versions")
+    watch_command: tuple[str, ...] = (sys.executable, "-m", "ps_worker.cluster.watching.versions")
     as_json: bool = False
     grace_seconds: float = 10.0
 

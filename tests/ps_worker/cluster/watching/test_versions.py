@@ -1,8 +1,7 @@
 """Versions of real servers, as lines."""
 
-import contextlib
-
-from ps_worker.cluster.versions import LOOK_S, Versions, watch
+from ps_worker.cluster.watching.servers import Servers
+from ps_worker.cluster.watching.versions import LOOK_S, versions_of, watch
 from tests.support.cluster import cluster
 from tests.support.processes import free_port
 
@@ -14,8 +13,8 @@ def test_versions_are_those_of_all_servers_and_none_of_one_that_is_away():
         endpoints = [*servers.endpoints, f"127.0.0.1:{port}"]
         servers.client().resume(7, {})
 
-        with contextlib.closing(Versions(endpoints)) as versions:
-            assert versions.look(ANSWER_S) == [7, 7, None]
+        with Servers(endpoints) as watched:
+            assert versions_of(watched, ANSWER_S) == [7, 7, None]
 
 
 def test_watching_ends_when_nobody_reads():
@@ -26,8 +25,8 @@ def test_watching_ends_when_nobody_reads():
             raise BrokenPipeError
         lines.append(line)
 
-    with contextlib.closing(Versions([])) as versions:
-        watch(versions, write, pauses.append)
+    with Servers([]) as servers:
+        watch(servers, write, pauses.append)
 
     assert lines == ["[]\n", "[]\n"]
     assert pauses == [LOOK_S, LOOK_S]

@@ -1,0 +1,181 @@
+"""`ps-top`: what it shows of real servers, and in a terminal."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from protos.errors import TransportError
+from protos.gradients import Gradients, SparseGrad
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import PushId, SaveRequest, ServerStatus, Staleness, StoreStatus
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.watching.top import Look, drawn
+from tests.support.cluster import cluster
+from tests.support.stores import push_id
+
+TOP = Path(sys.executable).parent / "ps-top"
+ROOT = Path(__file__).parents[4]
+PICTURES = ROOT / ".cache/pictures"
+"""Kept to be looked at."""
+
+
+def text_of(endpoints: list[str], looks: list[Look]) -> str:
+    console = Console(width=140, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(drawn(endpoints, looks))
+    return capture.get()
+
+
+def status(examples: int, **changes: object) -> ServerStatus:
+    store = StoreStatus(
+        **{
+            "version": 1,
+            "tables": {},
+            "examples": {0: examples},
+            "left": frozenset(),
+            "staleness": Staleness(),
+            "progress": {},
+            **changes,
+        }
+    )
+    return ServerStatus(store, 0, 1)
+
+
+def test_rates_are_drawn_as_bars_and_leave_out_looks_without_an_answer() -> None:
+    away = TransportError("gone")
+    looks = [
+        Look(0.0, [status(0)]),
+        Look(2.0, [status(100)]),
+        Look(4.0, [away]),
+        Look(6.0, [status(900)]),
+    ]
+
+    shown = text_of(["ps-0:1"], looks)
+
+    assert "examples/s ▃█ 200" in shown  # 50 and 200
+    assert "1 of 1 servers answer" in shown
+
+
+def test_server_that_is_away_is_shown_with_the_reason() -> None:
+    shown = text_of(["ps-0:1", "ps-1:1"], [Look(0.0, [status(5), TransportError("it is gone")])])
+
+    assert "1 of 2 servers answer" in shown
+    assert re.search(r"ps-1:1\s+it is gone", shown)
+
+
+def test_workers_are_shown_by_state() -> None:
+    found = status(5, left=frozenset({1}), lost=frozenset({2}), silent_s={0: 1.25, 2: 33.0})
+
+    shown = text_of(["ps-0:1"], [Look(0.0, [found])])
+
+    assert re.search(r"^0\s+present\s+5\s+1\.2", shown, re.MULTILINE)
+    assert re.search(r"^1\s+has left", shown, re.MULTILINE)
+    assert re.search(r"^2\s+lost\s+0\s+33\.0", shown, re.MULTILINE)
+
+
+def pushed(client: ClusterClient, num_keys: int, push: PushId) -> None:
+    keys = np.arange(num_keys, dtype=np.uint64)
+    grad = SparseGrad(keys, np.ones((num_keys, 2), np.float32), 1)
+    client.push_grad(Gradients(sparse={"embedding": grad}), push).result()
+
+
+def declared(client: ClusterClient) -> None:
+    client.create_table(
+        TableSpec(
+            name="embedding",
+            dim=2,
+            initializer=InitializerSpec(),
+            optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
+        )
+    )
+
+
+def test_once_prints_the_status_of_real_servers(tmp_path: Path) -> None:
+    with cluster(num_servers=2) as servers:
+        client = servers.client()
+        declared(client)
+        pushed(client, 1000, push_id(examples=7))
+        client.save(SaveRequest(url=str(tmp_path / "model")))
+
+        done = subprocess.run(
+            [TOP, "--once", ",".join(servers.endpoints)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "COLUMNS": "140"},
+        )
+
+    assert "2 of 2 servers answer  version 1  batches 1  examples 7" in done.stdout
+    assert re.search(r"embedding\s+1,000", done.stdout)
+    for endpoint in servers.endpoints:
+        assert re.search(rf"{endpoint}\s+1\s+\d+.*1: \d+\.\d s", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "why"),
+    [
+        ((), 2, "no servers: name them"),
+        (("--once", "127.0.0.1:1"), 4, "none of 127.0.0.1:1 answers"),
+    ],
+)
+def test_without_servers_it_says_why(arguments: tuple[str, ...], code: int, why: str) -> None:
+    environment = {key: value for key, value in os.environ.items() if "PADDLE" not in key}
+    done = subprocess.run(
+        [TOP, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
+
+    assert (done.returncode, why in done.stderr) == (code, True)
+
+
+def read_from(terminal: int) -> str:
+    """Returns what is there; nothing after the last process has closed its side."""
+    with suppress(OSError):
+        if select.select([terminal], [], [], 0.02)[0]:
+            return os.read(terminal, 65536).decode(errors="replace")
+    return ""
+
+
+def test_terminal_shows_a_curve_that_moves_until_ctrl_c() -> None:
+    with cluster(num_servers=1) as servers:
+        client = servers.client()
+        declared(client)
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(
+            [TOP, "--every", "0.2", *servers.endpoints],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "COLUMNS": "140", "LINES": "40", "TERM": "xterm-256color"},
+        ) as process:
+            os.close(theirs)
+            try:
+                seen, end = "", time.monotonic() + 60
+                # Bars of several heights: some looks saw more pushes than others.
+                while len(set(re.findall("[▂-█]", seen))) < 2 and time.monotonic() < end:
+                    pushed(client, 10, push_id(examples=1 + len(seen) % 977))
+                    seen += read_from(ours)
+                process.send_signal(signal.SIGINT)
+                while process.poll() is None and time.monotonic() < end:
+                    seen += read_from(ours)
+                _, error = process.communicate(timeout=60)
+            finally:
+                process.kill()
+                os.close(ours)
+
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    (PICTURES / "ps-top.txt").write_text(seen)
+    assert len(set(re.findall("[▂-█]", seen))) >= 2
+    assert (process.returncode, error) == (0, b"")
