@@ -15,7 +15,8 @@ import typer
 
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
-from ps_server.rpc.run import log_to_stderr, run_server
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
+from ps_server.rpc.run import run_server
 from ps_server.settings import LogSync, ServerSettings, bytes_of_size
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -95,14 +96,24 @@ def run(
         bool,
         typer.Option("--metrics-per-worker", help="Also metrics with a label for each worker."),
     ] = DEFAULTS.metrics_per_worker,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            help="Lines for people or objects for machines; default: CTR_PS_LOG_FORMAT, text."
+        ),
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(help="The least important events; default: CTR_PS_LOG_LEVEL, info."),
+    ] = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only ask the running server: exit 0 if it serves, else 1."),
     ] = False,
 ) -> None:
     """Holds parameters and applies gradients: the server that the environment says this is."""
-    log_to_stderr()
     try:
+        configure_logs(log_format, log_level)
         role = _server_role()
         if check:
             exit_code = _check(role)
@@ -123,7 +134,7 @@ def run(
             )
             exit_code = run_server(role, settings)
     except CtrPsError as error:
-        typer.echo(f"error: {error}", err=True)
+        log_error(error)
         raise typer.Exit(error.exit_code) from error
     raise typer.Exit(exit_code)
 

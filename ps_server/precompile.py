@@ -22,6 +22,7 @@ from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 from protos.keys import Keys
 from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
+from protos.runtime.logs import configure_logs
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -208,7 +209,7 @@ def _optimizer_spec(optimizer: str) -> OptimizerSpec:
 
 def main() -> int:
     """Compiles all kernels and logs the seconds."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    configure_logs()
     start = time.perf_counter()
     KERNELS.prepare_all()
     logger.info("kernels ready seconds=%.1f", time.perf_counter() - start)

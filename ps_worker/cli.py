@@ -11,7 +11,6 @@ ps-worker report output/run-1 output/run-2                                # a pa
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import sys
@@ -30,6 +29,7 @@ from protos.role import (
     default_bind,
     role_from_environment,
 )
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
 
@@ -54,6 +54,19 @@ Metrics = Annotated[
         "CTR_PS_METRICS says, else nowhere.",
     ),
 ]
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option(
+        "--log-format",
+        help="Lines for people or objects for machines; default: CTR_PS_LOG_FORMAT, text.",
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option(
+        "--log-level", help="The least important events; default: CTR_PS_LOG_LEVEL, info."
+    ),
+]
 
 
 @app.command()
@@ -62,9 +75,11 @@ def train(
     overrides: Set = None,
     as_json: Json = False,
     metrics: Metrics = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Train the job: a worker of a cluster if the environment says so, else alone on this machine."""
-    _start()
+    _start(log_format, log_level)
     with _errors_as_exit_codes():
         _report(_train(load_job(job, overrides or []), metrics), as_json)
 
@@ -78,9 +93,11 @@ def heter(
     ] = None,
     overrides: Set = None,
     as_json: Json = False,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Train the dense part of the job's model for its workers: a heter trainer of a cluster."""
-    _start()
+    _start(log_format, log_level)
     with _errors_as_exit_codes():
         _report(_heter(load_job(job, overrides or []), device), as_json)
 
@@ -265,12 +282,11 @@ def _report(result: Mapping[str, Any], as_json: bool) -> None:
         print_result(result)
 
 
-def _start() -> None:
+def _start(log_format: LogFormat | None = None, log_level: LogLevel | None = None) -> None:
     """Logs to stderr, and ends on SIGTERM, which a container's first process would ignore."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
-    )
+    with _errors_as_exit_codes():
+        configure_logs(log_format, log_level)
 
 
 @contextlib.contextmanager
@@ -278,8 +294,7 @@ def _errors_as_exit_codes() -> Iterator[None]:
     try:
         yield
     except CtrPsError as error:
-        # One write: between the two of print, a thread that logs would put its line.
-        typer.echo(f"error: {error}", err=True)
+        log_error(error)
         raise typer.Exit(error.exit_code) from error
 
 

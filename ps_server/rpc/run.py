@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def log_to_stderr() -> None:
-    """Logs to stderr, unless the process has configured logging."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-
-
 def run_server(role: ServerRole, settings: ServerSettings) -> int:
     """Serves until all workers have left; returns the exit code: 0, or 130 after SIGINT.
 

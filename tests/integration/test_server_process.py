@@ -1,8 +1,11 @@
 """`ps-server` processes: how they start, what they say and how they end."""
 
+import json
 import logging
+import re
 import signal
 import threading
+import urllib.request
 
 import numpy as np
 import pytest
@@ -54,6 +57,33 @@ def test_server_ends_when_its_workers_are_done(port, log):
         "ended reason='all workers have left'",
     ):
         assert event in server.log
+
+
+def test_log_and_error_are_json_if_asked_for(port, log):
+    with server_process(
+        environment_of([port], 0), log, "--log-format", "json", "--metrics", "nowhere"
+    ) as server:
+        assert server.wait() == 2
+
+    (event,) = [json.loads(line) for line in server.log.splitlines()]
+    assert (event["level"], event["role"], event["index"]) == ("ERROR", "server", 0)
+    assert "'nowhere', expected [HOST:]PORT" in event["message"]
+
+
+def test_server_names_its_port_for_metrics(port, log):
+    options = ("--metrics", "0", "--log-format", "json", "--stay")
+    with (
+        server_process(environment_of([port], 0), log, *options) as server,
+        connect([f"127.0.0.1:{port}"], connect_timeout_s=60),
+    ):
+        events = [json.loads(line) for line in server.log.splitlines()]
+        (url,) = [
+            found[1]
+            for each in events
+            if (found := re.search(r"metrics at (\S+),", each["message"]))
+        ]
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert b'ctr_ps_workers{state="missing"} 1.0' in response.read()
 
 
 def test_address_of_all_interfaces_is_bound_for_callers_with_a_token_alone(port, log):

@@ -1,0 +1,108 @@
+"""The log of a process: one event a line, that says whose it is."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from protos.errors import UsageError
+from protos.runtime.logs import JsonFormatter, LogFormat, TextFormatter, configure_logs
+
+SERVER = {
+    "TRAINING_ROLE": "PSERVER",
+    "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:7164,127.0.0.1:7165",
+    "PADDLE_TRAINERS_NUM": "1",
+    "POD_IP": "127.0.0.1",
+    "PADDLE_PORT": "7165",
+}
+WORKER = {**SERVER, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"}
+
+PROGRAM = """
+import logging, warnings
+from protos.errors import UsageError
+from protos.runtime.logs import configure_logs, log_error
+configure_logs()
+logger = logging.getLogger("a.b")
+logger.debug("unseen %d", 1)
+logger.info("rows=%d\\nof two lines", 5)
+warnings.warn("beware")
+try:
+    1 / 0
+except ZeroDivisionError:
+    logger.exception("failed")
+log_error(UsageError("wrong\\nusage"))
+"""
+
+
+def logged(**variables: str) -> str:
+    """Returns what a process with such an environment logs."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stderr
+
+
+def record(message: str, **more: object) -> logging.LogRecord:
+    return logging.makeLogRecord(
+        {"name": "x", "levelno": logging.INFO, "levelname": "INFO", "msg": message, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "role", "index"), [(SERVER, "server", 1), (WORKER, "worker", 0), ({}, None, None)]
+)
+def test_json_has_one_object_a_line_with_role_and_index(
+    variables: dict[str, str], role: str | None, index: int | None
+) -> None:
+    events = [
+        json.loads(line) for line in logged(CTR_PS_LOG_FORMAT="json", **variables).splitlines()
+    ]
+
+    info, warning, failure, error = events
+    assert [each.get("role") for each in events] == [role] * 4
+    assert [each.get("index") for each in events] == [index] * 4
+    assert [each["level"] for each in events] == ["INFO", "WARNING", "ERROR", "ERROR"]
+    assert info["message"] == "rows=5\nof two lines"
+    assert info["logger"] == "a.b"
+    assert info["time"].endswith("+00:00")
+    assert "beware" in warning["message"]
+    assert failure["exception"].endswith("ZeroDivisionError: division by zero")
+    assert error["message"] == "wrong\nusage"
+
+
+def test_text_begins_a_line_with_each_event_and_indents_the_rest() -> None:
+    lines = logged(**SERVER).splitlines()
+
+    begin = [line for line in lines if not line.startswith("    ")]
+    assert begin[0].endswith(r"INFO server-1 rows=5\nof two lines")
+    assert "WARNING server-1" in begin[1]
+    assert begin[2].endswith("ERROR server-1 failed")
+    assert begin[3:] == ["error: wrong", "usage"]
+    assert "    ZeroDivisionError: division by zero" in lines
+
+
+def test_process_without_a_role_is_not_named() -> None:
+    assert TextFormatter().format(record("hello")).endswith(" INFO hello")
+    assert "role" not in json.loads(JsonFormatter().format(record("hello")))
+
+
+@pytest.mark.parametrize(("level", "number"), [("debug", 5), ("warning", 3), ("error", 2)])
+def test_level_is_the_least_that_is_written(level: str, number: int) -> None:
+    lines = logged(CTR_PS_LOG_FORMAT="json", CTR_PS_LOG_LEVEL=level).splitlines()
+
+    assert len(lines) == number
+
+
+def test_value_of_a_variable_that_is_none_is_refused() -> None:
+    with pytest.raises(UsageError, match="CTR_PS_LOG_FORMAT is 'xml', expected one of text, json"):
+        configure_logs(environment={"CTR_PS_LOG_FORMAT": "xml"})
+    with pytest.raises(UsageError, match="CTR_PS_LOG_LEVEL is 'loud', expected one of debug, info"):
+        configure_logs(LogFormat.TEXT, environment={"CTR_PS_LOG_LEVEL": "loud"})
