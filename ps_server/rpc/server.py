@@ -179,7 +179,7 @@ class Server:
         self._metrics_port = open_metrics_port(
             self._settings.metrics,
             metrics,
-            lambda: server_status(self._store, self._service.counts),
+            lambda: server_status(self._store, self._service.counts, self._service.hot_keys),
             self._credentials,
         )
 

@@ -20,11 +20,13 @@ from protos.errors import CtrPsError, LogError
 from protos.futures import Future, WaitingFuture
 from protos.wire.calls import CALLS, SERVICE, Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
+from protos.wire.requests import PullSparse
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.journal import LOGGED
 from ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
+from ps_server.rpc.metrics.hot_keys import HotKeys
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +138,7 @@ class Service:
 
     Attributes:
         counts: Of the calls, by name.
+        hot_keys: Those of pulls.
     """
 
     def __init__(
@@ -161,6 +164,7 @@ class Service:
         self._activity = activity
         self._inline_values = inline_values
         self.counts = counts_of(CALLS)
+        self.hot_keys = HotKeys()
         self._backlog = backlog or Backlog()
         self._step_executor = ThreadPoolExecutor(1, "steps")
         handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
@@ -203,6 +207,8 @@ class Service:
                 self._backlog.require_room(call.name)
                 argument = call.decode_request(request)
                 counts.touched(argument)
+                if isinstance(argument, PullSparse):
+                    self.hot_keys.pulled(argument.keys)
                 start = partial(self._handlers.start, call, argument, request)
                 if self._handlers.work(call, argument) <= self._inline_values:
                     answer = start()

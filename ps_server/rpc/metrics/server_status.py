@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from protos.runtime.status_page.status import Series, Status, Table, Value
 from protos.store import StoreStatus
 from ps_server.rpc.metrics.call_metrics import CallCounts
+from ps_server.rpc.metrics.hot_keys import HotKeys
 from ps_server.store import ParameterStore
 
 MIB = 2**20
+NUM_HOT_KEYS = 10
 
 _TABLE_COLUMNS = (
     "table", "rows", "MiB", "shards", "rows of a shard", "imbalance", "load", "candidates", "evicted",
@@ -15,12 +17,15 @@ _TABLE_COLUMNS = (
 )  # fmt: skip
 
 
-def server_status(store: ParameterStore, calls: Mapping[str, CallCounts]) -> Status:
+def server_status(
+    store: ParameterStore, calls: Mapping[str, CallCounts], hot_keys: HotKeys
+) -> Status:
     """Returns the status of a server as of now.
 
     Args:
         store: The server's.
         calls: Its counts, by name of the RPC.
+        hot_keys: Those of its pulls.
     """
     status, shards = store.status(), store.shard_map
     num_calls = {name: _num_calls(counts) for name, counts in calls.items()}
@@ -58,6 +63,15 @@ def server_status(store: ParameterStore, calls: Mapping[str, CallCounts]) -> Sta
                     _call_row(name, calls[name], num_calls[name])
                     for name in sorted(calls, key=num_calls.__getitem__, reverse=True)
                     if num_calls[name]
+                ],
+            ),
+            Table(
+                title="Hot keys, by the share of pulls that have them, about",
+                columns=("table", "key", "share"),
+                rows=[
+                    # As text: numbers of JavaScript are exact up to 2^53.
+                    (table, str(key), share)
+                    for table, key, share in hot_keys.hottest(NUM_HOT_KEYS)
                 ],
             ),
         ],

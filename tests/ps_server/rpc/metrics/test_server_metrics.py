@@ -77,6 +77,9 @@ class Server:
         )
         await self.call(calls.PULL_SPARSE, request)
 
+    def status(self) -> Status:
+        return server_status(self.store, self.service.counts, self.service.hot_keys)
+
     def scrape(self) -> Samples:
         registry = CollectorRegistry()
         registry.register(self.metrics)
@@ -322,7 +325,7 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     server.store.leave(2, step=0)
     server.store.pass_time(4.0)
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
-    status = server_status(server.store, server.service.counts)
+    status = server.status()
 
     assert status.title == "ctr-ps server 0 of 1"
     assert status.figures["version"] == 4
@@ -337,10 +340,13 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     assert (push["call"], push["number"]) == ("PushGrad", 4)
     assert (pull["call"], pull["number"], pull["of it waiting"]) == ("PullSparse", 1, 0.0)
     assert {each.name: each.value for each in status.series}["batches a second"] == 4
+    hot = rows_of(status, "Hot keys")
+    assert {(each["table"], each["share"]) for each in hot} == {("t", 1.0)}
+    assert {each["key"] for each in hot} == set(map(str, range(10)))
 
 
 def test_page_says_why_the_job_has_ended() -> None:
     server = Server()
     server.store.abort(0, "a fault of its own")
 
-    assert "a fault of its own" in server_status(server.store, server.service.counts).fault
+    assert "a fault of its own" in server.status().fault
