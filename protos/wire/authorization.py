@@ -9,13 +9,12 @@ without access has a server take memory for one, or wait for it.
 Health checks are no calls of protos/wire/calls.py, and need no access: they say nothing of a job.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import grpc
 
 from protos.errors import AccessError
-from protos.wire.calls import Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.security.access import (
     NAME_PREFIX,
@@ -30,30 +29,46 @@ _NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} 
 _UNKNOWN_TOKEN = f"this server does not know its token: compare {TOKEN_FILE} or {TOKEN} of both"
 
 
+class Guarded(Protocol):
+    """A call that needs an access, as those of `Call` do."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+
+    @property
+    def path(self) -> str:
+        """/SERVICE/NAME."""
+
+    @property
+    def access(self) -> Access:
+        """What its caller must be allowed to do."""
+
+
 class Authority:
     """Decides about callers: by their tokens if the server has some, else by their certificates."""
 
-    def __init__(self, credentials: Credentials, calls: Mapping[str, Call[Any, Any]]) -> None:
+    def __init__(self, credentials: Credentials, calls: Iterable[Guarded]) -> None:
         """Reads the tokens.
 
         Args:
             credentials: Of the server, with tokens or mutual TLS.
-            calls: By name; others are not asked about.
+            calls: Others are not asked about.
         """
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
-        self._calls = {call.path: call for call in calls.values()}
+        self._calls = {call.path: call for call in calls}
 
     @property
     def asks_for_tokens(self) -> bool:
         """Whether tokens decide."""
         return self._tokens is not None
 
-    def call_at(self, path: str) -> Call[Any, Any] | None:
+    def call_at(self, path: str) -> Guarded | None:
         """Returns the call at a path; None: it needs no access."""
         return self._calls.get(path)
 
     def refusal(
-        self, call: Call[Any, Any], metadata: tuple[tuple[str, str | bytes], ...]
+        self, call: Guarded, metadata: tuple[tuple[str, str | bytes], ...]
     ) -> AccessError | None:
         """Returns why a call with such metadata is refused; None: it is not."""
         assert self._tokens is not None
@@ -61,9 +76,7 @@ class Authority:
         found = None if token is None else self._tokens.access_of(token)
         return _refusal(found, call, _NO_TOKEN if token is None else _UNKNOWN_TOKEN)
 
-    def refusal_of_peer(
-        self, call: Call[Any, Any], peer: Mapping[str, list[bytes]]
-    ) -> AccessError | None:
+    def refusal_of_peer(self, call: Guarded, peer: Mapping[str, list[bytes]]) -> AccessError | None:
         """Returns why a call is refused, by the `auth_context` of its connection; None: it is not."""
         names = [name.decode("utf-8", "replace") for name in peer.get("x509_common_name", ())]
         found = next(filter(None, map(access_of_name, names)), None)
@@ -98,7 +111,7 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
             self._of_peers[call.path] = self._asking_for_peer(call, handler)
         return self._of_peers[call.path]
 
-    def _asking_for_peer(self, call: Call[Any, Any], handler: Any) -> Any:
+    def _asking_for_peer(self, call: Guarded, handler: Any) -> Any:
         """Returns a handler that looks at the caller's certificate first, which only a context has."""
 
         async def method(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
@@ -147,7 +160,7 @@ class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         )
 
 
-def _refusal(found: Access | None, call: Call[Any, Any], why_unknown: str) -> AccessError | None:
+def _refusal(found: Access | None, call: Guarded, why_unknown: str) -> AccessError | None:
     try:
         require_access(found, call.access, call.name, why_unknown)
     except AccessError as error:
@@ -155,7 +168,7 @@ def _refusal(found: Access | None, call: Call[Any, Any], why_unknown: str) -> Ac
     return None
 
 
-def _no_message(call: Call[Any, Any]) -> tuple[Any, ...]:
+def _no_message(call: Guarded) -> tuple[Any, ...]:
     return grpc.StatusCode.INVALID_ARGUMENT, f"{call.name} came without a message"
 
 

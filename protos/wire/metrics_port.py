@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from email.message import Message
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -41,6 +41,14 @@ METRICS = "CTR_PS_METRICS"
 """Variable with the address of the port: [HOST:]PORT."""
 
 LOOPBACK = "127.0.0.1"
+
+
+class Headers(Protocol):
+    """Of a request, of whatever library."""
+
+    def get(self, name: str, default: str, /) -> str:
+        """Returns the value of a header; its name may be written in any case."""
+
 
 _ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
 
@@ -118,7 +126,7 @@ class Readers:
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
         self._has_certificates = bool(credentials.client_ca)
 
-    def refusal(self, headers: Message, certificate: Mapping[str, Any] | None) -> str:
+    def refusal(self, headers: Headers, certificate: Mapping[str, Any] | None) -> str:
         """Returns why a request is refused; empty: it is not. See `protos.runtime.http_port.Refusal`."""
         if self._tokens is not None:
             token = _token_of(headers)
@@ -137,7 +145,7 @@ class Readers:
         return ""
 
 
-def _token_of(headers: Message) -> str | None:
+def _token_of(headers: Headers) -> str | None:
     """Returns the token that a request shows; None: it shows none."""
     shown = headers.get("Authorization", "")
     scheme, _, value = shown.partition(" ")

@@ -283,7 +283,7 @@ class Server:
 def _interceptors(credentials: Credentials) -> list[grpc.aio.ServerInterceptor]:
     if not credentials.tell_callers_apart:
         return []
-    return [AsyncAuthorization(Authority(credentials, CALLS))]
+    return [AsyncAuthorization(Authority(credentials, CALLS.values()))]
 
 
 async def serve(

@@ -48,7 +48,7 @@ class HeterService:
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_CALLS, "heter-calls"),
             options=SERVER_OPTIONS,
-            interceptors=[Authorization(Authority(credentials, HETER_CALLS))]
+            interceptors=[Authorization(Authority(credentials, HETER_CALLS.values()))]
             if credentials.tell_callers_apart
             else [],
             maximum_concurrent_rpcs=MAX_CALLS,

@@ -276,6 +276,26 @@ def tls_contexts(credentials: Credentials) -> Callable[[], ssl.SSLContext] | Non
     return newest
 
 
+def server_context(credentials: Credentials) -> ssl.SSLContext | None:
+    """Returns a TLS context that takes the newest certificate at each handshake; None: there is no TLS.
+
+    For servers that take one context for all connections.
+
+    Raises:
+        UsageError: As of `tls_contexts`.
+    """
+    newest = tls_contexts(credentials)
+    if newest is None:
+        return None
+    context = newest()
+
+    def exchange(connection: ssl.SSLObject, name: str | None, before: ssl.SSLContext) -> None:
+        connection.context = newest()
+
+    context.sni_callback = exchange  # called at each handshake, also of callers that name no host
+    return context
+
+
 class WatchedTokens:
     """The tokens of a server, read again when their file changes. Thread-safe."""
 

@@ -1,0 +1,1 @@
+"""`ps-serve`: predictions of a saved model in the Open Inference Protocol, over gRPC and HTTP."""

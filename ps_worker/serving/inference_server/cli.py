@@ -1,0 +1,203 @@
+"""`ps-serve`: answers predictions of a saved model over gRPC and HTTP, in the Open Inference Protocol.
+
+    ps-serve output/model                      # HTTP at 127.0.0.1:8000, gRPC at 127.0.0.1:8001
+    ps-serve output/model --name ctr --http 0.0.0.0:8000 --grpc 0.0.0.0:8001 --metrics 8002
+
+It answers with newer checkpoints as they come. SIGTERM ends it when the requests in flight are answered.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+from threadpoolctl import threadpool_limits
+
+from protos.errors import BindError, CtrPsError, UsageError
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
+from protos.wire.metrics_port import (
+    Readers,
+    metrics_address,
+    open_metrics_port,
+    parse_address,
+)
+from protos.wire.security.credentials import (
+    Credentials,
+    bind,
+    require_protection,
+    server_context,
+)
+
+logger = logging.getLogger(__name__)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+GRACE_S = 10.0
+"""Seconds that requests in flight may take when it ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a model is served; see the options of the command."""
+
+    model: str
+    name: str
+    http: str
+    grpc: str
+    metrics: str
+    reload_s: float
+    max_rows: int
+    threads: int
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Checkpoint, or the checkpoint.dir of a job: its newest.")
+    ],
+    name: Annotated[str, typer.Option(help="By which requests ask for the model.")] = "ctr",
+    http: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Address for HTTP; empty: none.")
+    ] = "127.0.0.1:8000",
+    grpc: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Address for gRPC; empty: none.")
+    ] = "127.0.0.1:8001",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /metrics for Prometheus at this address; default: what CTR_PS_METRICS says.",
+        ),
+    ] = None,
+    reload_every: Annotated[
+        float, typer.Option(min=0, help="Seconds between looks for a newer checkpoint; 0: never.")
+    ] = 10.0,
+    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 10_000,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads that predict; 0: one a processor.")
+    ] = 0,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Answer whoever reaches an address that is not loopback."),
+    ] = False,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Lines for people or objects for machines.")
+    ] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="The least important events.")] = None,
+) -> None:
+    """Answer predictions of a saved model in the Open Inference Protocol."""
+    try:
+        configure_logs(log_format, log_level)
+        credentials = Credentials.from_environment()
+        if insecure:
+            credentials = replace(credentials, is_insecure=True)
+        settings = Settings(
+            model=model,
+            name=name,
+            http=http,
+            grpc=grpc,
+            metrics=metrics_address(metrics),
+            reload_s=reload_every,
+            max_rows=max_rows,
+            threads=threads or available_processors(),
+        )
+        _require_extra()
+        with threadpool_limits(1):  # each thread of the pool is one
+            asyncio.run(run(settings, credentials))
+    except CtrPsError as error:
+        log_error(error)
+        raise typer.Exit(error.exit_code) from error
+
+
+def available_processors() -> int:
+    """Returns how many processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _require_extra() -> None:
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError as error:
+        raise UsageError("ps-serve needs the extra: pip install 'ctr-ps[serve]'") from error
+
+
+async def run(settings: Settings, credentials: Credentials) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        UsageError: If an address is none, or not loopback and nothing protects it.
+        BindError: If an address cannot be bound.
+        CtrPsError: If the model cannot be loaded.
+    """
+    # Late: numba, and an extra.
+    from aiohttp import web
+
+    from ps_worker.serving.inference_server.grpc_service import GrpcService
+    from ps_worker.serving.inference_server.http_service import HttpService
+    from ps_worker.serving.inference_server.request_metrics import RequestMetrics
+    from ps_worker.serving.inference_server.served_model import ServedModel
+
+    addresses = {"HTTP": settings.http, "gRPC": settings.grpc}
+    for address in filter(None, addresses.values()):
+        require_protection(parse_address(address)[0], credentials)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with AsyncExitStack() as stack:
+        model = ServedModel(
+            settings.model,
+            name=settings.name,
+            max_rows=settings.max_rows,
+            threads=settings.threads,
+        )
+        stack.callback(model.close)
+        metrics = RequestMetrics(model)
+
+        def is_ready() -> bool:
+            return not ended.is_set()
+
+        if settings.metrics:
+            stack.enter_context(
+                open_metrics_port(settings.metrics, metrics, metrics.status, credentials)
+            )
+        if settings.grpc:
+            server = GrpcService(model, metrics, is_ready).server(credentials)
+            host, port = parse_address(settings.grpc)
+            port = bind(
+                server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials
+            )
+            await server.start()
+            stack.push_async_callback(server.stop, GRACE_S)
+            logger.info("gRPC at %s:%d", host, port)
+        if settings.http:
+            service = HttpService(model, metrics, is_ready, Readers(credentials))
+            runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=GRACE_S)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            host, port = parse_address(settings.http)
+            site = web.TCPSite(runner, host, port, ssl_context=server_context(credentials))
+            try:
+                await site.start()
+            except OSError as error:
+                raise BindError(f"cannot bind {host}:{port} for HTTP: {error.strerror}") from error
+            logger.info("HTTP at %s:%d", host, runner.addresses[0][1])
+        if settings.reload_s:
+            reloading = asyncio.create_task(model.reload_every(settings.reload_s))
+            stack.callback(reloading.cancel)
+        await ended.wait()
+        logger.info("ends when the requests in flight are answered")
+
+
+def main() -> None:
+    """Runs the command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

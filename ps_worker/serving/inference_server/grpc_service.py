@@ -1,0 +1,210 @@
+"""The protocol over gRPC: `inference.GRPCInferenceService`."""
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+
+from protos.errors import CtrPsError, DataError
+from protos.v1 import open_inference_pb2 as messages
+from protos.wire.authorization import AsyncAuthorization, Authority
+from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.grpc_status import details_of, status_of
+from protos.wire.security.access import Access
+from protos.wire.security.credentials import Credentials
+from ps_worker.serving.inference_server.request_metrics import RequestMetrics
+from ps_worker.serving.inference_server.served_model import ServedModel, UnknownModelError
+from ps_worker.serving.inference_server.tensors import (
+    BYTES,
+    Tensor,
+    TensorType,
+    raw_of,
+    tensor_of_raw,
+    tensor_of_values,
+)
+
+_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+EXTENSIONS = ("binary_tensor_data",)
+
+_CONTENTS = {
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""Field of `InferTensorContents`, by datatype."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    """A method that needs an access."""
+
+    name: str
+    access: Access = Access.READER
+
+    @property
+    def path(self) -> str:
+        """/SERVICE/NAME."""
+        return f"/{_SERVICE.full_name}/{self.name}"
+
+
+GUARDED = (_Method("ServerMetadata"), _Method("ModelMetadata"), _Method("ModelInfer"))
+"""Whether a server is live and ready, anybody may ask, as for servers of parameters."""
+
+
+class GrpcService:
+    """Answers the methods of the protocol."""
+
+    def __init__(
+        self, model: ServedModel, metrics: RequestMetrics, is_ready: Callable[[], bool]
+    ) -> None:
+        """Answers with `model`, and tells `metrics` of each call."""
+        self._model = model
+        self._metrics = metrics
+        self._is_ready = is_ready
+
+    def server(self, credentials: Credentials) -> grpc.aio.Server:
+        """Returns a server with these methods, that asks callers for their access; it is not bound yet."""
+        interceptors = (
+            [AsyncAuthorization(Authority(credentials, GUARDED))]
+            if credentials.tell_callers_apart
+            else []
+        )
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(
+                self._method(name, answer),
+                request_deserializer=GetMessageClass(
+                    _SERVICE.methods_by_name[name].input_type
+                ).FromString,
+                response_serializer=lambda message: message.SerializeToString(),
+            )
+            for name, answer in answers.items()
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
+        )
+        return server
+
+    def _method(
+        self, name: str, answer: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]:
+        async def method(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            start, status = time.perf_counter(), grpc.StatusCode.OK
+            try:
+                return await answer(request)
+            except CtrPsError as error:
+                status = _status_of(error)
+                await context.abort(status, details_of(error))
+            finally:
+                self._metrics.ended("grpc", name, status.name, time.perf_counter() - start)
+
+        return method
+
+    async def _server_live(self, request: Any) -> Any:
+        return messages.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: Any) -> Any:
+        return messages.ServerReadyResponse(ready=self._is_ready())
+
+    async def _model_ready(self, request: Any) -> Any:
+        try:
+            self._model.require(request.name, request.version)
+        except UnknownModelError:
+            return messages.ModelReadyResponse(ready=False)
+        return messages.ModelReadyResponse(ready=self._is_ready())
+
+    async def _server_metadata(self, request: Any) -> Any:
+        return messages.ServerMetadataResponse(name="ctr-ps", version="2", extensions=EXTENSIONS)
+
+    async def _model_metadata(self, request: Any) -> Any:
+        self._model.require(request.name, request.version)
+        return messages.ModelMetadataResponse(
+            name=self._model.name,
+            versions=[self._model.current.version],
+            platform="ctr-ps",
+            inputs=_metadata(self._model.inputs),
+            outputs=_metadata(self._model.outputs),
+        )
+
+    async def _model_infer(self, request: Any) -> Any:
+        self._model.require(request.model_name, request.model_version)
+        answer = await self._model.infer(
+            tensors_in(request), [output.name for output in request.outputs]
+        )
+        return messages.ModelInferResponse(
+            model_name=self._model.name,
+            model_version=answer.version,
+            id=request.id,
+            outputs=[
+                messages.ModelInferResponse.InferOutputTensor(
+                    name=each.name, datatype=each.datatype, shape=each.shape
+                )
+                for each, _ in answer.outputs
+            ],
+            raw_output_contents=[raw_of(values) for _, values in answer.outputs],
+        )
+
+
+def _status_of(error: CtrPsError) -> grpc.StatusCode:
+    match error:
+        case UnknownModelError():
+            return grpc.StatusCode.NOT_FOUND
+        case DataError():  # of the request, where servers of parameters have none
+            return grpc.StatusCode.INVALID_ARGUMENT
+    return status_of(error)
+
+
+def tensors_in(request: Any) -> list[Tensor]:
+    """Returns the tensors of a ModelInferRequest.
+
+    Raises:
+        DataError: If one has values of another number or type than it says.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise DataError(
+            f"raw_input_contents has {len(raw)} parts for {len(request.inputs)} inputs, expected one each"
+        )
+    if raw:
+        return [
+            tensor_of_raw(each.name, each.datatype, list(each.shape), contents)
+            for each, contents in zip(request.inputs, raw, strict=True)
+        ]
+    return [
+        tensor_of_values(each.name, each.datatype, list(each.shape), _contents(each))
+        for each in request.inputs
+    ]
+
+
+def _contents(tensor: Any) -> Sequence[Any]:
+    # A datatype that is none is refused with the values.
+    return list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "bytes_contents")))
+
+
+def _metadata(types: Sequence[TensorType]) -> list[Any]:
+    return [
+        messages.ModelMetadataResponse.TensorMetadata(
+            name=each.name, datatype=each.datatype, shape=each.shape
+        )
+        for each in types
+    ]

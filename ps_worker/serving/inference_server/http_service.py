@@ -1,0 +1,277 @@
+"""The protocol over HTTP: JSON, with the extension for binary tensors.
+
+GET  /v2, /v2/health/live, /v2/health/ready
+GET  /v2/models/NAME[/versions/VERSION][/ready]
+POST /v2/models/NAME[/versions/VERSION]/infer
+"""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from protos.errors import CtrPsError, DataError, OverloadedError
+from protos.limits import MAX_MESSAGE_BYTES
+from protos.wire.metrics_port import Readers
+from ps_worker.serving.inference_server.request_metrics import RequestMetrics
+from ps_worker.serving.inference_server.served_model import ServedModel, UnknownModelError
+from ps_worker.serving.inference_server.tensors import (
+    Tensor,
+    TensorType,
+    raw_of,
+    tensor_of_raw,
+    tensor_of_values,
+)
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""Header with the length of the JSON before binary tensors."""
+
+EXTENSIONS = ("binary_tensor_data",)
+OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
+"""Whether a process is live and ready, anybody may ask."""
+
+
+class HttpService:
+    """Answers the requests of the protocol."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        metrics: RequestMetrics,
+        is_ready: Callable[[], bool],
+        readers: Readers,
+    ) -> None:
+        """Answers with `model` whom `readers` lets pass, and tells `metrics` of each request."""
+        self._model = model
+        self._metrics = metrics
+        self._is_ready = is_ready
+        self._readers = readers
+
+    def application(self) -> web.Application:
+        """Returns the routes."""
+        application = web.Application(
+            client_max_size=MAX_MESSAGE_BYTES, middlewares=[self._answered]
+        )
+        router = application.router
+        router.add_get("/v2", self._server_metadata, name="ServerMetadata")
+        router.add_get("/v2/health/live", self._live, name="ServerLive")
+        router.add_get("/v2/health/ready", self._ready, name="ServerReady")
+        for versions, suffix in (("", ""), ("/versions/{version}", "OfVersion")):
+            model = f"/v2/models/{{name}}{versions}"
+            router.add_get(model, self._model_metadata, name=f"ModelMetadata{suffix}")
+            router.add_get(f"{model}/ready", self._model_ready, name=f"ModelReady{suffix}")
+            router.add_post(f"{model}/infer", self._infer, name=f"ModelInfer{suffix}")
+        return application
+
+    @web.middleware
+    async def _answered(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Refuses strangers, makes answers of errors, and counts."""
+        start, status = time.perf_counter(), 500
+        try:
+            if why := self._refusal(request):
+                response: web.StreamResponse = _error(401, why)
+            else:
+                response = await handler(request)
+            status = response.status
+        except web.HTTPException as error:  # no such path, a method that it has not, too large
+            status = error.status
+            return _error(status, f"{error.reason} ({request.method} {request.path})")
+        except CtrPsError as error:
+            status = _status_of(error)
+            return _error(status, str(error), error)
+        else:
+            return response
+        finally:
+            self._metrics.ended("http", _method(request), str(status), time.perf_counter() - start)
+
+    def _refusal(self, request: web.Request) -> str:
+        if request.path in OPEN_PATHS:
+            return ""
+        transport = request.transport
+        certificate = None if transport is None else transport.get_extra_info("peercert")
+        return self._readers.refusal(request.headers, certificate)
+
+    async def _server_metadata(self, request: web.Request) -> web.Response:
+        return web.json_response({"name": "ctr-ps", "version": "2", "extensions": EXTENSIONS})
+
+    async def _live(self, request: web.Request) -> web.Response:
+        return web.json_response({"live": True})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return self._readiness()
+
+    async def _model_ready(self, request: web.Request) -> web.Response:
+        self._require(request)
+        return self._readiness()
+
+    def _readiness(self) -> web.Response:
+        is_ready = self._is_ready()
+        return web.json_response({"ready": is_ready}, status=200 if is_ready else 503)
+
+    async def _model_metadata(self, request: web.Request) -> web.Response:
+        self._require(request)
+        return web.json_response(
+            {
+                "name": self._model.name,
+                "versions": [self._model.current.version],
+                "platform": "ctr-ps",
+                "inputs": _metadata(self._model.inputs),
+                "outputs": _metadata(self._model.outputs),
+            }
+        )
+
+    async def _infer(self, request: web.Request) -> web.Response:
+        self._require(request)
+        head, binary = _parts(await request.read(), request.headers.get(HEADER_LENGTH))
+        asked = {str(_field(each, "name")): each for each in _list(head, "outputs")}
+        answer = await self._model.infer(tensors_in(head, binary), list(asked))
+        by_default = bool(_parameters(head).get("binary_data_output", False))
+        outputs, raw = [], []
+        for each, values in answer.outputs:
+            output: dict[str, Any] = {
+                "name": each.name,
+                "datatype": each.datatype,
+                "shape": each.shape,
+            }
+            if _parameters(asked.get(each.name, {})).get("binary_data", by_default):
+                raw.append(raw_of(values))
+                output["parameters"] = {"binary_data_size": len(raw[-1])}
+            else:
+                output["data"] = values.tolist()
+            outputs.append(output)
+        answered: dict[str, Any] = {
+            "model_name": self._model.name,
+            "model_version": answer.version,
+            "outputs": outputs,
+        }
+        if "id" in head:
+            answered["id"] = head["id"]
+        text = json.dumps(answered).encode()
+        if not raw:
+            return web.Response(body=text, content_type="application/json")
+        return web.Response(
+            body=b"".join((text, *raw)),
+            content_type="application/octet-stream",
+            headers={HEADER_LENGTH: str(len(text))},
+        )
+
+    def _require(self, request: web.Request) -> None:
+        self._model.require(request.match_info["name"], request.match_info.get("version", ""))
+
+
+def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
+    """Returns the tensors of a request.
+
+    Args:
+        head: Its JSON.
+        binary: What follows: the bytes of those inputs that say so, in their order.
+
+    Raises:
+        DataError: If the request is not as the protocol says.
+    """
+    tensors, at = [], 0
+    for each in _list(head, "inputs"):
+        name, datatype = str(_field(each, "name")), str(_field(each, "datatype"))
+        shape = _field(each, "shape")
+        if not isinstance(shape, list):
+            raise DataError(f"tensor {name!r} has shape {shape!r}, expected a list")
+        size = _parameters(each).get("binary_data_size")
+        if size is None:
+            values = list(_flat(_field(each, "data")))
+            tensors.append(tensor_of_values(name, datatype, shape, values))
+            continue
+        if not isinstance(size, int) or not 0 <= size <= len(binary) - at:
+            raise DataError(
+                f"tensor {name!r} has binary_data_size {size!r}, and {len(binary) - at} bytes are left"
+            )
+        tensors.append(tensor_of_raw(name, datatype, shape, binary[at : at + size]))
+        at += size
+    if at != len(binary):
+        raise DataError(f"{len(binary) - at} bytes after the last binary tensor are of none")
+    return tensors
+
+
+def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
+    """Returns the JSON of a body, and what follows."""
+    if length is not None and not (length.isascii() and length.isdigit()):
+        raise DataError(f"{HEADER_LENGTH} is {length!r}, expected a number of bytes")
+    end = len(body) if length is None else int(length)
+    if end > len(body):
+        raise DataError(f"{HEADER_LENGTH} is {end}, and the request has {len(body)} bytes")
+    try:
+        head = json.loads(body[:end])
+    except json.JSONDecodeError as error:
+        near = error.doc[max(0, error.pos - 20) : error.pos + 20]
+        raise DataError(f"the request is no JSON: {error}, near {near!r}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"the request is no JSON: {error}") from error
+    if not isinstance(head, dict):
+        raise DataError(f"the request is {type(head).__name__}, expected an object of JSON")
+    return head, body[end:]
+
+
+def _field(value: Any, name: str) -> Any:
+    if not isinstance(value, dict) or name not in value:
+        raise DataError(f"{name!r} is missing in {str(value)[:100]}")
+    return value[name]
+
+
+def _list(head: Mapping[str, Any], name: str) -> list[Any]:
+    found = head.get(name, [])
+    if not isinstance(found, list):
+        raise DataError(f"{name!r} is {type(found).__name__}, expected a list")
+    return found
+
+
+def _parameters(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = value.get("parameters", {})
+    if not isinstance(found, dict):
+        raise DataError(f"'parameters' is {type(found).__name__}, expected an object")
+    return found
+
+
+def _flat(data: Any) -> Iterator[Any]:
+    """Yields the values of a list, nested as the shape or flat."""
+    if not isinstance(data, list):
+        raise DataError(f"'data' is {type(data).__name__}, expected a list")
+    for each in data:
+        if isinstance(each, list):
+            yield from _flat(each)
+        else:
+            yield each
+
+
+def _metadata(types: Sequence[TensorType]) -> list[dict[str, Any]]:
+    return [{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in types]
+
+
+def _method(request: web.Request) -> str:
+    """Returns the name that metrics know a request by: one of few, whatever the path."""
+    name = request.match_info.route.resource and request.match_info.route.resource.name
+    return name.removesuffix("OfVersion") if name else "unknown"
+
+
+def _status_of(error: CtrPsError) -> int:
+    match error:
+        case UnknownModelError():
+            return 404
+        case DataError():
+            return 400
+        case OverloadedError():
+            return 503
+    return 500
+
+
+def _error(status: int, text: str, error: CtrPsError | None = None) -> web.Response:
+    headers = {}
+    if isinstance(error, OverloadedError):
+        headers["Retry-After"] = f"{error.retry_after_s:.0f}"
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return web.json_response({"error": text}, status=status, headers=headers)

@@ -1,0 +1,241 @@
+"""A model that answers requests, and is exchanged for a newer one while it does.
+
+    request --a thread of the pool--> samples --> the predictor of this moment --> answer
+    folder  --every few seconds-----> a newer checkpoint? --> a predictor of its own --> answers from now on
+
+A request has one predictor from its beginning to its end. A checkpoint that cannot be loaded is logged once,
+and the one before goes on.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protos.errors import CtrPsError, DataError, OverloadedError, UsageError
+from ps_server.checkpoint.reader import Checkpoint
+from ps_worker.serving.inference_server.tensors import (
+    Tensor,
+    TensorType,
+    inputs_of,
+    outputs_of,
+    samples_of,
+)
+from ps_worker.serving.predictor import Predictor
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 256
+"""Requests that have a thread or wait for one; more are refused, so that those that wait are still wanted."""
+
+RETRY_AFTER_S = 1.0
+
+
+class UnknownModelError(CtrPsError):
+    """A request asks for a model, version or output that is not served here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """The model that answers.
+
+    Attributes:
+        predictor: It.
+        version: Name of its checkpoint, the last part of its URL.
+        token: Of the save that wrote it.
+        since: When it was loaded, in seconds since 1970.
+    """
+
+    predictor: Predictor
+    version: str
+    token: str
+    since: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Outputs of a request, and the version that has computed them."""
+
+    version: str
+    outputs: Sequence[tuple[TensorType, NDArray[np.float32]]]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a served model has done.
+
+    Attributes:
+        rows: Predicted.
+        reloads: Newer models that were loaded.
+        failed_reloads: Of those that were not.
+    """
+
+    rows: int = 0
+    reloads: int = 0
+    failed_reloads: int = 0
+
+
+class ServedModel:
+    """The model of a checkpoint, or of the newest one in a folder. For one event loop.
+
+    Attributes:
+        name: By which requests ask for it.
+        counts: What it has done.
+    """
+
+    def __init__(
+        self, url: str, *, name: str, max_rows: int, threads: int = os.cpu_count() or 1
+    ) -> None:
+        """Loads it.
+
+        Args:
+            url: See `Predictor.load`.
+            name: By which requests ask for it.
+            max_rows: Most rows of a request.
+            threads: That predict.
+
+        Raises:
+            CtrPsError: If there is no checkpoint, or it cannot be loaded.
+        """
+        self.name = name
+        self.counts = Counts()
+        self._url = url
+        self._max_rows = max_rows
+        self._num_waiting = 0
+        self._fault = ""  # of the newest checkpoint; told once
+        self.current = _load(Checkpoint.open(url))
+        _warm_up(self.current.predictor)
+        self._threads = ThreadPoolExecutor(threads, "predict")
+        logger.info(
+            "serves model=%s version=%s url=%s",
+            name,
+            self.current.version,
+            self.current.predictor.url,
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have a thread, or wait for one."""
+        return self._num_waiting
+
+    @property
+    def inputs(self) -> list[TensorType]:
+        """What the model takes."""
+        return inputs_of(self.current.predictor.schema)
+
+    @property
+    def outputs(self) -> list[TensorType]:
+        """What it gives."""
+        return outputs_of(self.current.predictor.tasks)
+
+    def require(self, name: str, version: str = "") -> None:
+        """Raises UnknownModelError unless this model is meant; an empty version is any."""
+        if name != self.name:
+            raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
+        if version not in ("", self.current.version):
+            raise UnknownModelError(
+                f"version {version!r} of {name!r} is not served, it is {self.current.version!r} now: leave "
+                f"the version out to ask for the newest"
+            )
+
+    async def infer(self, tensors: Sequence[Tensor], outputs: Sequence[str] = ()) -> Answer:
+        """Predicts the rows of a request.
+
+        Args:
+            tensors: One for each column of the model.
+            outputs: Names of those that are asked for; none: all.
+
+        Raises:
+            DataError: If tensors do not fit the model.
+            UnknownModelError: If there is no such output.
+            OverloadedError: If too many requests wait.
+        """
+        if self._num_waiting >= MAX_WAITING:
+            raise OverloadedError(
+                f"{self._num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
+                f"use more processes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._num_waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, self._infer, tensors, outputs)
+        finally:
+            self._num_waiting -= 1
+
+    def _infer(self, tensors: Sequence[Tensor], outputs: Sequence[str]) -> Answer:
+        current = self.current
+        predictor = current.predictor
+        types = outputs_of(predictor.tasks)
+        if unknown := set(outputs) - {each.name for each in types}:
+            raise UnknownModelError(
+                f"there is no output {sorted(unknown)}, the model has {[each.name for each in types]}"
+            )
+        samples = samples_of(tensors, predictor.schema, max_rows=self._max_rows)
+        predictions = predictor.predict_samples(samples)
+        columns = predictions.reshape(len(samples), len(types)).T
+        self.counts.rows += len(samples)
+        found = [
+            (TensorType(each.name, each.datatype, (len(samples),)), column)
+            for each, column in zip(types, columns, strict=True)
+            if not outputs or each.name in outputs
+        ]
+        return Answer(current.version, found)
+
+    async def reload_every(self, seconds: float) -> None:
+        """Looks for a newer checkpoint every so many seconds, for ever."""
+        while True:
+            await asyncio.sleep(seconds)
+            await asyncio.to_thread(self.reload)
+
+    def reload(self) -> bool:
+        """Answers with the newest checkpoint from now on; returns whether it is another one.
+
+        One that cannot be loaded changes nothing.
+        """
+        try:
+            newest = Checkpoint.open(self._url)
+            if newest.token == self.current.token:
+                return False
+            loaded = _load(newest)
+            if loaded.predictor.schema.fingerprint != self.current.predictor.schema.fingerprint:
+                raise UsageError(
+                    f"{newest.url} was trained with another schema: start another ps-serve for it"
+                )
+        except (CtrPsError, DataError, OSError) as error:
+            if str(error) != self._fault:
+                self._fault = str(error)
+                self.counts.failed_reloads += 1
+                logger.error(
+                    "a newer model is not served, but still version=%s: %s",
+                    self.current.version,
+                    error,
+                )
+            return False
+        self.current = loaded
+        self._fault = ""
+        self.counts.reloads += 1
+        logger.info("serves model=%s version=%s", self.name, loaded.version)
+        return True
+
+    def close(self) -> None:
+        """Ends the threads, after what they predict now."""
+        self._threads.shutdown()
+
+
+def _warm_up(predictor: Predictor) -> None:
+    """Predicts a row of missing values: kernels are compiled before the first request."""
+    schema = predictor.schema
+    predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
+
+
+def _load(checkpoint: Checkpoint) -> Current:
+    predictor = Predictor.load(checkpoint.url)
+    return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)

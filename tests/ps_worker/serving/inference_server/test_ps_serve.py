@@ -1,0 +1,209 @@
+"""`ps-serve` as a process, asked by a client that is not ours: Triton's, in a process of its own.
+
+Its generated code has the names of ours, so both do not fit into one process.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps_worker.serving.predictor import Predictor
+from tests.ps_worker.serving.inference_server.conftest import NUM_EPOCHS, Trained
+from tests.support.certificates import CertificateAuthority
+from tests.support.processes import started
+
+PS_SERVE = Path(sys.executable).parent / "ps-serve"
+CLIENT = Path(__file__).parent / "triton_client.py"
+TOKEN = "reader-0123456789"
+LIMIT_S = 120.0
+
+
+class Serving:
+    """A process that serves, and where."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.log: list[str] = []
+        self.http = self._said(r"HTTP at (\S+)")
+        self.grpc = next(
+            found[1] for each in self.log if (found := re.search(r"gRPC at (\S+)", each))
+        )
+        self.metrics = next(
+            found[1] for each in self.log if (found := re.search(r"metrics at (\S+),", each))
+        )
+
+    def _said(self, pattern: str) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(pattern, line):
+                return found[1]
+        raise AssertionError(f"it ended: {''.join(self.log)}")
+
+    def figures(self) -> tuple[str, int]:
+        """Returns the version that answers now, and the rows predicted so far."""
+        request = urllib.request.Request(
+            f"{self.metrics}", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            text = response.read().decode()
+        (version,) = re.findall(r'ctr_serve_model_info\{.*version="([^"]*)"\}', text)
+        (rows,) = re.findall(r"^ctr_serve_rows_total (\S+)$", text, re.MULTILINE)
+        return str(version), int(float(rows))
+
+    def wait_for(self, version: str, rows: int) -> None:
+        """Waits until this version answers, and so many rows were predicted."""
+        end = time.monotonic() + LIMIT_S
+        while True:
+            now, predicted = self.figures()
+            if now == version and predicted >= rows:
+                return
+            assert time.monotonic() < end
+
+
+@contextmanager
+def served(folder: Path, *options: str, **variables: str) -> Iterator[Serving]:
+    command = [PS_SERVE, folder, "--http", "0", "--grpc", "0", "--metrics", "0", *options]
+    with started(command, {**os.environ, **variables}) as process:
+        yield Serving(process)
+
+
+@pytest.fixture
+def request_file(trained: Trained, tmp_path: Path) -> Path:
+    """Rows to ask for, and what the predictor says of them by each checkpoint."""
+    expected = {
+        f"epoch-{epoch}": Predictor.load(trained.folder / f"epoch-{epoch}")
+        .predict_samples(trained.samples)
+        .tolist()
+        for epoch in range(1, NUM_EPOCHS + 1)
+    }
+    path = tmp_path / "request.json"
+    path.write_text(
+        json.dumps(
+            {
+                "samples": [each[1:] for each in trained.samples],
+                "expected": expected,
+                "token": TOKEN,
+            }
+        )
+    )
+    return path
+
+
+def asked(serving: Serving, request: Path, *options: str) -> dict[str, object]:
+    """Runs the client; returns what it says."""
+    done = subprocess.run(
+        [sys.executable, CLIENT, serving.http, serving.grpc, request, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def test_client_of_the_protocol_gets_what_the_predictor_says(
+    trained: Trained, request_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    trained.publish(1, folder)
+
+    with served(folder, CTR_PS_TOKEN=TOKEN) as serving:
+        assert asked(serving, request_file) == {
+            "is_ready": [True] * 6,
+            "num_inputs": [39, 39],
+            "equal": {"http binary": True, "http json": True, "http 2-D": True, "grpc": True},
+            "without_token": ["401", "StatusCode.UNAUTHENTICATED"],
+        }
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.slow
+def test_none_of_ten_thousand_requests_fails_while_the_model_is_exchanged(
+    trained: Trained, request_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    trained.publish(1, folder)
+
+    with served(folder, "--reload-every", "0.05", CTR_PS_TOKEN=TOKEN) as serving:
+        command = [
+            sys.executable,
+            CLIENT,
+            serving.http,
+            serving.grpc,
+            request_file,
+            "--load",
+            "10000",
+        ]
+        with started(command) as client:
+            for epoch in range(2, NUM_EPOCHS + 1):
+                serving.wait_for(f"epoch-{epoch - 1}", 450 * (epoch - 1))
+                trained.publish(epoch, folder)
+            serving.wait_for(f"epoch-{NUM_EPOCHS}", 450 * NUM_EPOCHS)
+            said, error = client.communicate("stop\n", timeout=LIMIT_S)
+
+    assert client.returncode == 0, error
+    found = json.loads(said)
+    assert found["requests"] >= 10_000
+    assert (found["failed"], found["wrong"]) == (0, 0)
+    assert len(found["versions"]) == NUM_EPOCHS, "each has answered"
+
+
+def test_certificates_and_refusals_of_addresses(trained: Trained, tmp_path: Path) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    trained.publish(1, folder)
+    done = subprocess.run(
+        [PS_SERVE, folder, "--http", "0.0.0.0:0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, "may be reached from other machines" in done.stderr) == (2, True)
+
+    authority = CertificateAuthority(tmp_path)
+    own = authority.credentials("server", mutual=False)
+    tls = {"CTR_PS_TLS_CERT": own.certificate, "CTR_PS_TLS_KEY": own.key}
+    with served(folder, **tls) as serving:
+        import ssl
+
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        url = f"https://{serving.http}/v2/health/ready"
+        with urllib.request.urlopen(url, timeout=10, context=context) as response:
+            assert json.load(response) == {"ready": True}
+
+
+def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [PS_SERVE, tmp_path, "--http", "0", "--grpc", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+    assert (done.returncode, str(tmp_path) in done.stderr) == (5, True)
+
+
+def test_rows_of_the_request_are_not_all_alike(trained: Trained) -> None:
+    """Else equal answers would say little."""
+    predictions = Predictor.load(trained.folder / "epoch-1").predict_samples(trained.samples)
+
+    assert np.unique(predictions).size > len(trained.samples) // 2

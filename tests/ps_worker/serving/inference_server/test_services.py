@@ -1,0 +1,397 @@
+"""Requests over HTTP and gRPC, in this process: right answers, and the right status for wrong requests."""
+
+import asyncio
+import json
+import shutil
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from protos.v1 import open_inference_pb2 as messages
+from protos.wire.metrics_port import Readers
+from protos.wire.security.credentials import Credentials, bind
+from ps_worker.serving.inference_server import served_model
+from ps_worker.serving.inference_server.grpc_service import GrpcService
+from ps_worker.serving.inference_server.http_service import HEADER_LENGTH, HttpService
+from ps_worker.serving.inference_server.request_metrics import RequestMetrics
+from ps_worker.serving.inference_server.served_model import ServedModel
+from ps_worker.serving.predictor import Predictor
+from tests.ps_worker.serving.inference_server.conftest import Trained
+
+TOKEN, TRAINER = "reader-0123456789", "trainer-0123456789"
+NUM_ROWS = 5
+
+
+@pytest.fixture
+def folder(trained: Trained, tmp_path: Path) -> Path:
+    trained.publish(1, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def model(folder: Path) -> Iterator[ServedModel]:
+    served = ServedModel(str(folder), name="ctr", max_rows=100, threads=2)
+    yield served
+    served.close()
+
+
+@asynccontextmanager
+async def http_client(
+    model: ServedModel, credentials: Credentials | None = None, *, is_ready: bool = True
+) -> AsyncIterator[TestClient]:
+    readers = Readers(credentials or Credentials())
+    service = HttpService(model, RequestMetrics(model), lambda: is_ready, readers)
+    async with TestClient(TestServer(service.application())) as client:
+        yield client
+
+
+@asynccontextmanager
+async def grpc_channel(
+    model: ServedModel, credentials: Credentials | None = None
+) -> AsyncIterator[grpc.aio.Channel]:
+    credentials = credentials or Credentials()
+    server = GrpcService(model, RequestMetrics(model), lambda: True).server(credentials)
+    port = bind(server, "127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel
+    finally:
+        await server.stop(None)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(body(), 60)
+
+    asyncio.run(limited())
+
+
+def columns(trained: Trained, num_rows: int = NUM_ROWS) -> list[tuple[str, list[Any]]]:
+    """Returns the columns of the first rows, by the names of Criteo's."""
+    rows = trained.samples[:num_rows]
+    numbers = [(f"I{i + 1}", [row[1][i] for row in rows]) for i in range(13)]
+    values = [(f"C{i + 1}", [row[2][i] for row in rows]) for i in range(26)]
+    return numbers + values
+
+
+def json_request(trained: Trained, num_rows: int = NUM_ROWS) -> dict[str, Any]:
+    inputs = [
+        {
+            "name": name,
+            "datatype": "FP32" if name[0] == "I" else "BYTES",
+            "shape": [num_rows],
+            "data": values,
+        }
+        for name, values in columns(trained, num_rows)
+    ]
+    return {"id": "42", "inputs": inputs}
+
+
+def grpc_request(trained: Trained, *, raw: bool) -> Any:
+    request = messages.ModelInferRequest(model_name="ctr", id="42")
+    for name, values in columns(trained):
+        is_number = name[0] == "I"
+        tensor = request.inputs.add(
+            name=name, datatype="FP32" if is_number else "BYTES", shape=[NUM_ROWS]
+        )
+        numbers = [np.nan if value is None else value for value in values] if is_number else []
+        texts = [] if is_number else [value.encode() for value in values]
+        if not raw:
+            tensor.contents.fp32_contents.extend(numbers)
+            tensor.contents.bytes_contents.extend(texts)
+        elif is_number:
+            request.raw_input_contents.append(np.array(numbers, "<f4").tobytes())
+        else:
+            parts = [struct.pack("<I", len(text)) + text for text in texts]
+            request.raw_input_contents.append(b"".join(parts))
+    return request
+
+
+async def call(channel: grpc.aio.Channel, name: str, request: Any, token: str = "") -> Any:
+    answer = getattr(messages, f"{name}Response", None)
+    method = channel.unary_unary(
+        f"/inference.GRPCInferenceService/{name}",
+        request_serializer=type(request).SerializeToString,
+        response_deserializer=answer.FromString,
+    )
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    return await method(request, metadata=metadata, timeout=30)
+
+
+@pytest.fixture
+def expected(trained: Trained) -> np.ndarray:
+    predictor = Predictor.load(trained.folder / "epoch-1")
+    return predictor.predict_samples(trained.samples[:NUM_ROWS])
+
+
+def test_json_gives_what_the_predictor_says(
+    model: ServedModel, trained: Trained, expected: np.ndarray
+) -> None:
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
+            answer = await response.json()
+            assert (response.status, answer["id"]) == (200, "42")
+            assert (answer["model_name"], answer["model_version"]) == ("ctr", "epoch-1")
+            (output,) = answer["outputs"]
+            assert (output["name"], output["shape"]) == ("probability", [NUM_ROWS])
+            assert np.array_equal(np.array(output["data"], np.float32), expected)
+            of_version = "/v2/models/ctr/versions/epoch-1/infer"
+            again = await client.post(of_version, json=json_request(trained))
+            assert (await again.json())["outputs"] == answer["outputs"]
+
+    run(body)
+
+
+def test_binary_output_follows_the_json(
+    model: ServedModel, trained: Trained, expected: np.ndarray
+) -> None:
+    request = {**json_request(trained), "parameters": {"binary_data_output": True}}
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post("/v2/models/ctr/infer", json=request)
+            content = await response.read()
+            end = int(response.headers[HEADER_LENGTH])
+            (output,) = json.loads(content[:end])["outputs"]
+            assert output["parameters"]["binary_data_size"] == len(content) - end
+            assert np.array_equal(np.frombuffer(content[end:], "<f4"), expected)
+
+    run(body)
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_grpc_gives_what_the_predictor_says(
+    model: ServedModel, trained: Trained, expected: np.ndarray, raw: bool
+) -> None:
+    async def body() -> None:
+        async with grpc_channel(model) as channel:
+            answer = await call(channel, "ModelInfer", grpc_request(trained, raw=raw))
+        assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
+        assert [each.name for each in answer.outputs] == ["probability"]
+        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
+
+    run(body)
+
+
+def test_metadata_names_the_columns(model: ServedModel) -> None:
+    async def body() -> None:
+        async with http_client(model) as client:
+            found = await (await client.get("/v2/models/ctr")).json()
+        async with grpc_channel(model) as channel:
+            same = await call(channel, "ModelMetadata", messages.ModelMetadataRequest(name="ctr"))
+        assert found["inputs"][0] == {"name": "I1", "datatype": "FP32", "shape": [-1]}
+        assert found["inputs"][13] == {"name": "C1", "datatype": "BYTES", "shape": [-1, -1]}
+        assert found["versions"] == list(same.versions) == ["epoch-1"]
+        assert [each["name"] for each in found["inputs"]] == [each.name for each in same.inputs]
+        assert [each["name"] for each in found["outputs"]] == [each.name for each in same.outputs]
+
+    run(body)
+
+
+def without(request: dict[str, Any], name: str) -> dict[str, Any]:
+    return {**request, "inputs": [each for each in request["inputs"] if each["name"] != name]}
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "why"),
+    [
+        ("other/infer", lambda request: request, 404, "no model 'other' here"),
+        (
+            "ctr/versions/9/infer",
+            lambda request: request,
+            404,
+            "version '9' of 'ctr' is not served",
+        ),
+        ("ctr/nothing", lambda request: request, 404, "Not Found"),
+        ("ctr/infer", lambda request: without(request, "C3"), 400, "missing: C3"),
+        ("ctr/infer", lambda request: [request], 400, "is list, expected an object of JSON"),
+        ("ctr/infer", lambda request: {"inputs": 5}, 400, "'inputs' is int, expected a list"),
+        ("ctr/infer", lambda request: {"inputs": [{}]}, 400, "'name' is missing in"),
+        ("ctr/infer", lambda request: {**request, "parameters": 5}, 400, "'parameters' is int"),
+        ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(
+    model: ServedModel,
+    trained: Trained,
+    path: str,
+    change: Callable[[dict[str, Any]], Any],
+    status: int,
+    why: str,
+) -> None:
+    async def body() -> None:
+        async with http_client(model) as client:
+            request = change(json_request(trained))
+            response = await client.post(f"/v2/models/{path}", json=request)
+            assert (response.status, why in (await response.json())["error"]) == (status, True)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("content", "length", "why"),
+    [
+        (b"{", None, "no JSON"),
+        (b"{}", "5", "is 5, and the request has 2 bytes"),
+        (b"{}", "-1", "expected a number of bytes"),
+        (b"{}abc", "2", "3 bytes after the last binary tensor are of none"),
+        (
+            b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": [1], '
+            b'"parameters": {"binary_data_size": 9}}]}',
+            None,
+            "binary_data_size 9, and 0 bytes are left",
+        ),
+    ],
+)
+def test_bodies_that_are_not_of_the_protocol_are_refused(
+    model: ServedModel, content: bytes, length: str | None, why: str
+) -> None:
+    headers = {} if length is None else {HEADER_LENGTH: length}
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post("/v2/models/ctr/infer", data=content, headers=headers)
+            assert (response.status, why in (await response.json())["error"]) == (400, True)
+
+    run(body)
+
+
+def test_statuses_of_grpc_are_those_of_the_error(model: ServedModel, trained: Trained) -> None:
+    unknown, wrong = grpc_request(trained, raw=True), grpc_request(trained, raw=True)
+    unknown.model_name = "other"
+    del wrong.raw_input_contents[-1]
+
+    async def body() -> None:
+        async with grpc_channel(model) as channel:
+            for request, code in (
+                (unknown, grpc.StatusCode.NOT_FOUND),
+                (wrong, grpc.StatusCode.INVALID_ARGUMENT),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(channel, "ModelInfer", request)
+                assert refused.value.code() is code
+
+    run(body)
+
+
+def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
+    model: ServedModel, trained: Trained, tmp_path: Path
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"reader {TOKEN}\n")
+    credentials = Credentials(token_file=str(file))
+
+    async def body() -> None:
+        async with http_client(model, credentials) as client:
+            assert (await client.get("/v2/health/ready")).status == 200
+            for headers, status in (
+                ({}, 401),
+                ({"Authorization": "Bearer wrong-0123456789"}, 401),
+                ({"Authorization": f"Bearer {TOKEN}"}, 200),
+            ):
+                for path in ("/v2", "/v2/models/ctr"):
+                    assert (await client.get(path, headers=headers)).status == status
+                response = await client.post(
+                    "/v2/models/ctr/infer", json=json_request(trained), headers=headers
+                )
+                assert response.status == status
+        async with grpc_channel(model, credentials) as channel:
+            await call(channel, "ServerReady", messages.ServerReadyRequest())
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(channel, "ModelInfer", grpc_request(trained, raw=True))
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            await call(channel, "ModelInfer", grpc_request(trained, raw=True), TOKEN)
+
+    run(body)
+
+
+def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
+    async def body() -> None:
+        async with http_client(model, is_ready=False) as client:
+            assert (await client.get("/v2/health/live")).status == 200
+            assert (await client.get("/v2/health/ready")).status == 503
+            assert (await client.get("/v2/models/ctr/ready")).status == 503
+
+    run(body)
+
+
+def test_too_many_requests_are_refused_with_the_time_to_come_again(
+    model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_model, "MAX_WAITING", 0)
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        async with grpc_channel(model) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(channel, "ModelInfer", grpc_request(trained, raw=True))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    run(body)
+
+
+def test_newer_checkpoint_is_served_once_it_is_whole(
+    model: ServedModel, trained: Trained, folder: Path
+) -> None:
+    assert not model.reload(), "nothing newer"
+    trained.publish(2, folder)
+
+    assert model.reload()
+
+    assert (model.current.version, model.counts.reloads) == ("epoch-2", 1)
+    assert not model.reload()
+
+
+def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
+    model: ServedModel, trained: Trained, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained.publish(2, folder)
+    (data,) = (folder / "epoch-2").glob("data-*")
+    for file in filter(Path.is_file, data.rglob("*")):
+        file.write_bytes(file.read_bytes()[:-1])
+
+    assert not model.reload()
+    assert not model.reload()
+
+    assert model.current.version == "epoch-1"
+    assert model.counts.failed_reloads == 1
+    assert sum("still version=epoch-1" in each for each in caplog.messages) == 1
+    shutil.rmtree(folder / "epoch-2")
+    trained.publish(3, folder)
+    assert model.reload()
+
+
+def test_metrics_tell_requests_rows_and_the_version(model: ServedModel, trained: Trained) -> None:
+    metrics = RequestMetrics(model)
+
+    async def body() -> None:
+        service = HttpService(model, metrics, lambda: True, Readers(Credentials()))
+        async with TestClient(TestServer(service.application())) as client:
+            await client.post("/v2/models/ctr/infer", json=json_request(trained))
+            await client.get("/v2/models/other")
+            await client.get("/wp-login.php")
+
+    run(body)
+    samples = {
+        (each.name, *sorted(each.labels.values())): each.value
+        for family in metrics.collect()
+        for each in family.samples
+    }
+    count = "ctr_serve_request_duration_seconds_count"
+    assert samples[count, "200", "ModelInfer", "http"] == 1
+    assert samples[count, "404", "ModelMetadata", "http"] == 1
+    assert samples[count, "404", "http", "unknown"] == 1
+    assert samples["ctr_serve_rows_total",] == NUM_ROWS
+    assert samples["ctr_serve_model_info", "ctr", "epoch-1"] == 1
+    assert metrics.status().figures["version"] == "epoch-1"

@@ -1,0 +1,165 @@
+"""Tensors as samples: whatever way their values come, and what is refused."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctr_model.schema import DenseColumn, Schema
+from protos.errors import DataError
+from ps_worker.serving.inference_server.tensors import (
+    DTYPES,
+    Tensor,
+    raw_of,
+    samples_of,
+    tensor_of_raw,
+    tensor_of_values,
+)
+
+SCHEMA = Schema(dense=(DenseColumn(name="price"),), slots=("user", "tags"))
+
+
+def raw_texts(texts: Sequence[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def texts(name: str, *values: bytes, shape: Sequence[int] = ()) -> Tensor:
+    return tensor_of_values(name, "BYTES", shape or [len(values)], values)
+
+
+def prices(*values: float, shape: Sequence[int] = ()) -> Tensor:
+    return tensor_of_values("price", "FP32", shape or [len(values)], values)
+
+
+@given(values=st.lists(st.binary(max_size=20), max_size=8))
+def test_texts_are_the_same_as_values_and_as_bytes(values: list[bytes]) -> None:
+    shape = [len(values)]
+
+    as_bytes = tensor_of_raw("t", "BYTES", shape, raw_texts(values))
+
+    assert as_bytes == tensor_of_values("t", "BYTES", shape, values)
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_numbers_are_the_same_as_values_and_as_bytes(datatype: str) -> None:
+    values = np.array([0, 1, 100], DTYPES[datatype])
+
+    as_bytes = tensor_of_raw("t", datatype, [3], values.tobytes())
+    as_values = tensor_of_values("t", datatype, [3], values.tolist())
+
+    assert np.array_equal(as_bytes.values, as_values.values)
+    assert as_bytes.values.dtype == as_values.values.dtype
+
+
+def test_rows_of_a_request_are_samples() -> None:
+    tensors = [
+        texts("tags", b"a", b"", b"b", b"c", b"", b"", shape=[3, 2]),
+        prices(1.5, math.nan, 2.0, shape=[3, 1]),
+        texts("user", b"u", b"", b"w"),
+    ]
+
+    first, second, third = samples_of(tensors, SCHEMA, max_rows=3)
+
+    assert first == (None, [1.5], [b"u", [b"a"]])
+    assert second[2] == [b"", [b"b", b"c"]]
+    assert math.isnan(second[1][0])
+    assert third == (None, [2.0], [b"w", []])
+
+
+def test_a_missing_number_of_json_is_nan() -> None:
+    tensor = tensor_of_values("price", "FP32", [2], [None, 1])
+
+    assert np.isnan(tensor.values[0])
+
+
+def test_whole_numbers_of_a_slot_are_keys() -> None:
+    keys = tensor_of_values("user", "UINT64", [1], [2**64 - 1])
+
+    ((_, _, slots),) = samples_of([keys, texts("tags", b"a"), prices(1)], SCHEMA, max_rows=1)
+
+    assert slots == [2**64 - 1, b"a"]
+
+
+GOOD = {"user": texts("user", b"a", b"b"), "tags": texts("tags", b"a", b"b"), "price": prices(1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"user": None}, "missing: user: a request has a tensor for each column"),
+        ({"other": texts("other", b"a", b"b")}, "unknown: other"),
+        ({"again": texts("user", b"a", b"b")}, "there twice: user"),
+        ({"user": texts("user", b"a")}, "different numbers of rows"),
+        ({"price": texts("price", b"1", b"2")}, "'price' is BYTES .* it is a dense column"),
+        ({"price": prices(1, 2, 3, 4, shape=[2, 2])}, r"'price' is FP32 of shape \[2, 2\]"),
+        ({"user": tensor_of_values("user", "FP32", [2], [1, 2])}, "'user' is FP32 .* it is a slot"),
+        (
+            {"user": texts("user", b"a", b"b", shape=[2, 1, 1])},
+            r"shape \[2, 1, 1\], expected BYTES",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(changes: dict[str, Any], why: str) -> None:
+    tensors = [each for each in {**GOOD, **changes}.values() if each is not None]
+
+    with pytest.raises(DataError, match=why):
+        samples_of(tensors, SCHEMA, max_rows=10)
+
+
+@pytest.mark.parametrize("num_rows", [0, 11])
+def test_request_without_rows_or_with_too_many_is_refused(num_rows: int) -> None:
+    names = [b"a"] * num_rows
+    tensors = [
+        tensor_of_values("user", "BYTES", [num_rows], names),
+        tensor_of_values("tags", "BYTES", [num_rows], names),
+        tensor_of_values("price", "FP32", [num_rows], [1] * num_rows),
+    ]
+
+    with pytest.raises(DataError, match=f"has {num_rows} rows, expected 1 to 10"):
+        samples_of(tensors, SCHEMA, max_rows=10)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "raw", "why"),
+    [
+        ("FP32", [2], b"1234", "has 4 bytes, expected 8"),
+        ("FP16", [2], b"1234", "datatype 'FP16', expected one of BYTES, INT8"),
+        ("BYTES", [2], raw_texts([b"a"]), "not the lengths and bytes of 2 texts"),
+        ("BYTES", [1], raw_texts([b"a", b"b"]), "not the lengths and bytes of 1 texts"),
+        ("BYTES", [1], struct.pack("<I", 2**31) + b"a", "not the lengths and bytes of 1 texts"),
+        ("BYTES", [10**12], b"", "not the lengths and bytes"),
+        ("FP32", [-1], b"", "expected lengths from 0 on"),
+        ("FP32", ["2"], b"", "expected lengths from 0 on"),
+    ],
+)
+def test_bytes_that_are_not_those_of_the_shape_are_refused(
+    datatype: str, shape: list[Any], raw: bytes, why: str
+) -> None:
+    with pytest.raises(DataError, match=why):
+        tensor_of_raw("t", datatype, shape, raw)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "why"),
+    [
+        ("FP32", [1], "has 1 values, expected 2"),
+        ("FP32", ["a", 1], "values that are not FP32"),
+        ("INT32", [1, 2**40], "values that are not INT32"),
+        ("UINT64", [1, -1], "values that are not UINT64"),
+        ("FP32", [[1], [2, 3]], "values that are not FP32"),
+        ("BYTES", ["a", 1], "has the value 1, expected text"),
+        ("BOOL", [True, False], "datatype 'BOOL'"),
+    ],
+)
+def test_values_of_another_type_are_refused(datatype: str, values: list[Any], why: str) -> None:
+    with pytest.raises(DataError, match=why):
+        tensor_of_values("t", datatype, [2], values)
+
+
+def test_output_is_little_endian_float32() -> None:
+    assert raw_of(np.array([0.5, 1.0], ">f4")) == struct.pack("<2f", 0.5, 1.0)
