@@ -1,5 +1,6 @@
 """The overlays of deploy/k8s, rendered, and the pods that they make, whatever resource makes them."""
 
+import copy
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +22,18 @@ Document = dict[str, Any]
 
 
 @cache
-def rendered(overlay: str) -> str:
-    """Returns what `kubectl apply -k` sends of an overlay."""
+def _rendered(overlay: str) -> list[Document]:
     folder = FOLDER / "overlays" / overlay
     done = subprocess.run(
         ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return list(yaml.safe_load_all(done.stdout))
 
 
 def documents_of(overlay: str) -> list[Document]:
-    """Returns the documents of an overlay, for the caller to change."""
-    return list(yaml.safe_load_all(rendered(overlay)))
+    """Returns what `kubectl apply -k` sends of an overlay, for the caller to change."""
+    return copy.deepcopy(_rendered(overlay))
 
 
 def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:

@@ -11,9 +11,9 @@ from typer.main import get_command
 
 import ps_server.cli
 from deploy.plan import exit_code_of
-from protos.errors import RoleError
+from protos.errors import JobError, RoleError
 from protos.role import ServerRole, WorkerRole, role_from_environment
-from ps_worker.job.job import Job
+from ps_worker.job import override_job
 from tests.deploy.k8s.overlays import Document, Pods, of_kind, pods_of, values_of
 
 WORK = "/work"
@@ -229,13 +229,15 @@ def _options(arguments: Sequence[str], name: str) -> list[str]:
 
 
 def job_is_one(documents: Sequence[Document]) -> Iterator[str]:
-    """The job in the ConfigMap is a job, and the one that workers read."""
+    """The job in the ConfigMap, with the overrides of the workers, is a job, and the one that they read."""
     (text,) = values_of("job.toml", documents)
-    try:
-        Job.model_validate(tomllib.loads(text))
-    except ValueError as error:
-        yield f"job.toml: {error}"
     workers = pods_of(documents)[1]
+    try:
+        override_job(
+            tomllib.loads(text), _options(workers.main["args"], "--set"), source="job.toml"
+        )
+    except JobError as error:
+        yield f"not a job: {error}"
     path = next(each for each in workers.main["args"] if each.endswith(".toml"))
     volumes = {volume["name"]: volume for volume in workers.spec["volumes"]}
     if "configMap" not in volumes.get(workers.volume_at(path) or "", {}):

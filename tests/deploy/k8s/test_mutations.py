@@ -179,7 +179,12 @@ dir = "output/model"
             "does not wait for a worker",
         ),
         ("local", put("Job", f"{MAIN}/command", ["sh"]), "replaces the image's entry point"),
-        ("local", put("ConfigMap", "data/job.toml", WRONG_JOB), "job.toml:"),
+        (
+            "local",
+            argument("worker", "--set=cluster.retry_s=600", "--set=cluster.retry=600"),
+            "not a job: --set",
+        ),
+        ("local", put("ConfigMap", "data/job.toml", WRONG_JOB), "not a job: job.toml"),
         (
             "production",
             put("Job", f"{MAIN}/volumeMounts/0/mountPath", "/data"),
