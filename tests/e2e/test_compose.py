@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 START = os.environ.get("CTR_DOCKER_START")
 STEPS_LIMIT_S = 300.0
 SERVICES = {"data", "ps0", "ps1", "trainer0", "trainer1"}
+MONITORING = ("prometheus", "grafana")
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,6 +51,16 @@ class Engine:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         return done.stdout
+
+    def has_image(self, image: str) -> bool:
+        """Tells whether an image is there without asking a registry."""
+        found = subprocess.run(
+            ["docker", "image", "inspect", image],
+            env=self.environment,
+            capture_output=True,
+            check=False,
+        )
+        return found.returncode == 0
 
     def is_up(self) -> bool:
         """Tells whether the engine answers."""
@@ -122,7 +133,7 @@ def project(engine: Engine, sync: Path) -> Iterator[Project]:
     name = ["--project-name", f"ctr-ps-{os.getpid()}"]
     project = Project(engine=engine, compose=[*compose, *files, *name])
     yield project
-    project.run("down", "--volumes")
+    project.run("--profile", "monitoring", "down", "--volumes")
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +193,37 @@ def test_kernels_of_the_image_are_compiled(project: Project) -> None:
     after = int(in_worker(project, "sh", "-c", f"python -m ps_server.precompile; {count}"))
 
     assert before == after > 0
+
+
+def test_monitoring_sees_the_servers_and_shows_the_dashboard(project: Project) -> None:
+    """Where the engine has the images: no test looks for them elsewhere."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    images = [services[name]["image"] for name in MONITORING]
+    if missing := [image for image in images if not project.engine.has_image(image)]:
+        pytest.skip(f"the engine has no image {missing}")
+
+    project.run("--profile", "monitoring", "up", "--detach", "ps0", "ps1", *MONITORING)
+
+    targets = "http://prometheus:9090/api/v1/targets"
+    wait_until(project, targets, lambda found: found.count('"health":"up"') == 2)
+    wait_until(project, "http://grafana:3000/api/search", lambda found: '"uid":"ctr-ps"' in found)
+
+
+def wait_until(project: Project, url: str, is_done: Callable[[str], bool]) -> None:
+    """Asks from a container of the project, as no port of it is this machine's."""
+    script = (
+        f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=5).read().decode())"
+    )
+    end = time.monotonic() + STEPS_LIMIT_S
+    while True:
+        try:
+            found = in_worker(project, "python", "-c", script)
+        except AssertionError as error:  # it does not listen yet
+            found = str(error)
+        if is_done(found):
+            return
+        assert time.monotonic() < end, found
+        time.sleep(0.5)
 
 
 def in_worker(project: Project, *command: str) -> str:
