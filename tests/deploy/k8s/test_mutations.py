@@ -45,6 +45,16 @@ def variable(role: str, name: str, value: str) -> Mutation:
     return change
 
 
+def without_variable(role: str, name: str) -> Mutation:
+    """Returns the removal of an environment variable."""
+
+    def change(documents: list[Document]) -> None:
+        main = pods_of(documents)[role == "worker"].main
+        main["env"] = [each for each in main["env"] if each["name"] != name]
+
+    return change
+
+
 def argument(role: str, old: str, new: str | None) -> Mutation:
     """Returns the change of an argument."""
 
@@ -248,7 +258,7 @@ dir = "output/model"
             put("Job", f"{POD}/volumes/1/secret/items", None),
             "workers have the servers' key",
         ),
-        ("production", put("Job", f"{MAIN}/env/0", None), "only one side speaks TLS"),
+        ("production", without_variable("worker", "CTR_PS_TLS_CA"), "only one side speaks TLS"),
         (
             "production",
             put("StatefulSet", f"{MAIN}/startupProbe", GRPC_PROBE),
