@@ -4,7 +4,7 @@ The names are those that Paddle's operators and scripts set. Both sides read the
 its order decides where shards live, so it must be the same for every process of a job.
 
     TRAINING_ROLE                  PSERVER, TRAINER or HETER_TRAINER; without it: no cluster
-    PADDLE_PSERVERS_IP_PORT_LIST   all servers, "host:port,host:port"
+    PADDLE_PSERVERS_IP_PORT_LIST   all servers, "host:port,host:port"; "ps-{2}:8500" is "ps-0:8500,ps-1:8500"
     PADDLE_TRAINERS_NUM            number of workers
     PADDLE_TRAINER_ID              of a worker: its index, from 0
     POD_IP, PADDLE_PORT            of a server or heter trainer: which of the list it is
@@ -18,6 +18,7 @@ Heter trainers have a list, too, in one of several variables: Paddle has had two
 """
 
 import ipaddress
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,8 @@ HETER_TRAINERS = (
 STAGES, STAGE = "STAGE_NUM", "STAGE_ID"
 HETER_DEVICE = "HETER_DEVICE_TYPE"
 HETER_GPUS = "FLAGS_selected_gpus"
+
+_NUMBERED = re.compile(r"(?P<before>[^{}]*)\{(?P<count>[1-9][0-9]{0,3})\}(?P<after>[^{}]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +267,7 @@ def _heter_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
         raise RoleError(
             f"{found}, expected one stage of heter trainers, after that of CPU trainers"
         )
-    endpoints = require_endpoints([part.strip() for part in text.split(",")], name, "heter trainer")
+    endpoints = require_endpoints(split_endpoints(text), name, "heter trainer")
     require_work(endpoints, _integer(environ, NUM_WORKERS, 1), name)
     return endpoints
 
@@ -314,7 +317,22 @@ def _decimal(text: str) -> int:
 
 def _endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
     text = _required(environ, SERVERS, "the servers as host:port,host:port")
-    return require_endpoints([part.strip() for part in text.split(",")], SERVERS)
+    return require_endpoints(split_endpoints(text), SERVERS)
+
+
+def split_endpoints(text: str) -> list[str]:
+    """Returns the parts of "host:port,host:port"; a number in braces stands for that many hosts, from 0.
+
+    So a manifest says the number of its servers once: Kubernetes numbers pods, and writes no lists of them.
+    """
+    return [endpoint for part in text.split(",") for endpoint in _numbered(part.strip())]
+
+
+def _numbered(part: str) -> list[str]:
+    found = _NUMBERED.fullmatch(part)
+    if found is None:
+        return [part]
+    return [f"{found['before']}{index}{found['after']}" for index in range(int(found["count"]))]
 
 
 def require_endpoints(
@@ -345,7 +363,7 @@ def require_endpoints(
 def _is_endpoint(text: str) -> bool:
     host, _, port = text.rpartition(":")
     is_bracketed = host.startswith("[") and host.endswith("]")
-    if not host.strip("[]") or (":" in host and not is_bracketed) or " " in host:
+    if not host.strip("[]") or (":" in host and not is_bracketed) or {*" {}"} & {*host}:
         return False
     return 1 <= _decimal(port) <= 65535
 

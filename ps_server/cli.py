@@ -106,6 +106,13 @@ def run(
         LogLevel | None,
         typer.Option(help="The least important events; default: CTR_PS_LOG_LEVEL, info."),
     ] = None,
+    sigterm_exit_code: Annotated[
+        int,
+        typer.Option(
+            help="Exit code after SIGTERM; 143 where something has to start the server again, as a Job of "
+            "Kubernetes, for which 0 is the end of the server's work."
+        ),
+    ] = DEFAULTS.sigterm_exit_code,
     check: Annotated[
         bool,
         typer.Option("--check", help="Only ask the running server: exit 0 if it serves, else 1."),
@@ -131,6 +138,7 @@ def run(
                 insecure=insecure,
                 metrics=metrics,
                 metrics_per_worker=metrics_per_worker,
+                sigterm_exit_code=sigterm_exit_code,
             )
             exit_code = run_server(role, settings)
     except CtrPsError as error:

@@ -42,6 +42,7 @@ class ServerSettings:
         insecure: Serve whoever reaches an address that is not loopback, without tokens and certificates.
         metrics: Address of the port for metrics, [HOST:]PORT; None: it has none.
         metrics_per_worker: Whether there are metrics with a label for the worker.
+        sigterm_exit_code: Exit code after SIGTERM, by which it can be told from the end of the job.
         linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
             hears of it.
 
@@ -63,6 +64,7 @@ class ServerSettings:
     insecure: bool = False
     metrics: str | None = None
     metrics_per_worker: bool = False
+    sigterm_exit_code: int = 0
 
     def __post_init__(self) -> None:
         for name in ("idle_limit_s", "wait_limit_s", "grace_s", "linger_s"):
@@ -71,6 +73,8 @@ class ServerSettings:
                 raise UsageError(f"{name} is {seconds!r}, expected seconds from 0 on")
         if self.memory_limit is not None and self.memory_limit < 1:
             raise UsageError(f"memory_limit is {self.memory_limit!r}, expected bytes from 1 on")
+        if not 0 <= self.sigterm_exit_code <= 255:
+            raise UsageError(f"sigterm_exit_code is {self.sigterm_exit_code!r}, expected 0 to 255")
 
     @property
     def ends_idle_after_s(self) -> float | None:

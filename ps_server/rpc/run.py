@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_server(role: ServerRole, settings: ServerSettings) -> int:
-    """Serves until all workers have left; returns the exit code: 0, or 130 after SIGINT.
+    """Serves until all workers have left; returns the exit code: 0, after SIGINT 130, after SIGTERM as set.
 
     To be called from the main thread, which handles the signals.
 
@@ -36,7 +36,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         AbortedError: If the job has ended by an error, and the server does not stay.
     """
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(settings.sigterm_exit_code))
     keep_freed_memory()
     from protos.wire.metrics_port import metrics_address
     from protos.wire.security.credentials import Credentials, require_protection
@@ -71,7 +71,11 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         )
     )
     logger.info("ended reason=%r", reason)
-    return 128 + signal.SIGINT if reason == signal.SIGINT.name else 0
+    codes = {
+        signal.SIGINT.name: 128 + signal.SIGINT,
+        signal.SIGTERM.name: settings.sigterm_exit_code,
+    }
+    return codes.get(reason, 0)
 
 
 def _on_start(server: "Server", port: int, role: ServerRole, bind: str) -> None:

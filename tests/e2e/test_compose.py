@@ -1,4 +1,4 @@
-"""`docker-compose up` at the top of the repository, on a real engine.
+"""`docker-compose up` at the top of the repository, on a real engine, in step: so a model has one digest.
 
 `CTR_DOCKER_START` names a script with the commands `start` and `stop`, for an engine, and `env`, which prints
 the variables to export to reach it. Without it, CI uses the engine that `docker` finds by itself.
@@ -9,16 +9,19 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 START = os.environ.get("CTR_DOCKER_START")
 STEPS_LIMIT_S = 300.0
 SERVICES = {"data", "ps0", "ps1", "trainer0", "trainer1"}
+MONITORING = ("prometheus", "grafana")
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,6 +51,16 @@ class Engine:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         return done.stdout
+
+    def has_image(self, image: str) -> bool:
+        """Tells whether an image is there without asking a registry."""
+        found = subprocess.run(
+            ["docker", "image", "inspect", image],
+            env=self.environment,
+            capture_output=True,
+            check=False,
+        )
+        return found.returncode == 0
 
     def is_up(self) -> bool:
         """Tells whether the engine answers."""
@@ -98,28 +111,55 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def project(engine: Engine) -> Iterator[Project]:
+def sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a file that has the workers of docker-compose.yml train in step."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    commands = {
+        name: {"command": [*services[name]["command"], "--set", "strategy.mode=sync"]}
+        for name in ("trainer0", "trainer1")
+    }
+    file = tmp_path_factory.mktemp("compose") / "sync.yml"
+    file.write_text(yaml.safe_dump({"services": commands}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def project(engine: Engine, sync: Path) -> Iterator[Project]:
     path = engine.environment["PATH"]
     compose = (
         ["docker-compose"] if shutil.which("docker-compose", path=path) else ["docker", "compose"]
     )
-    project = Project(engine=engine, compose=[*compose, "--project-name", f"ctr-ps-{os.getpid()}"])
+    files = ["--file", "docker-compose.yml", "--file", str(sync)]
+    name = ["--project-name", f"ctr-ps-{os.getpid()}"]
+    project = Project(engine=engine, compose=[*compose, *files, *name])
     yield project
-    project.run("down", "--volumes")
+    project.run("--profile", "monitoring", "down", "--volumes")
 
 
-def test_up_trains_a_model_and_every_container_ends_well(project: Project) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(project: Project) -> dict[str, Any]:
+    """Returns the result of a run in which nothing was killed."""
     shown = project.run("up", "--build", "--no-color")
-
     assert project.exit_codes() == dict.fromkeys(SERVICES, 0), shown[-4000:]
+    return result_of(project)
+
+
+def result_of(project: Project) -> dict[str, Any]:
     log = project.engine.output("docker", "logs", project.container("trainer0"))
-    result = json.loads(log.splitlines()[-1])
+    result: dict[str, Any] = json.loads(log.splitlines()[-1])
+    return result
+
+
+def test_up_trains_a_model(project: Project, undisturbed: dict[str, Any]) -> None:
+    result = undisturbed
     best = json.loads(in_worker(project, "cat", "data/demo/planted.json"))["best_auc"]
     assert best - 0.02 < result["auc"] < best + 0.01
     in_worker(project, "test", "-s", f"{result['checkpoint']}/MANIFEST.json")
 
 
-def test_job_goes_on_when_killed_containers_are_started_again(project: Project) -> None:
+def test_killed_containers_that_are_started_again_change_no_byte_of_the_model(
+    project: Project, undisturbed: dict[str, Any]
+) -> None:
     """By hand: an engine restarts no container that it was told to kill."""
     project.run("down")
     project.run("up", "--detach", "--build")
@@ -136,6 +176,7 @@ def test_job_goes_on_when_killed_containers_are_started_again(project: Project) 
     assert project.exit_codes() == dict.fromkeys(SERVICES, 0), logs[-4000:]
     assert "takes the place of a lost process worker=1" in logs
     assert "recovered checkpoint=" in logs
+    assert result_of(project)["model_digest"] == undisturbed["model_digest"]
 
 
 def wait_for_steps(project: Project) -> None:
@@ -152,6 +193,37 @@ def test_kernels_of_the_image_are_compiled(project: Project) -> None:
     after = int(in_worker(project, "sh", "-c", f"python -m ps_server.precompile; {count}"))
 
     assert before == after > 0
+
+
+def test_monitoring_sees_the_servers_and_shows_the_dashboard(project: Project) -> None:
+    """Where the engine has the images: no test looks for them elsewhere."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    images = [services[name]["image"] for name in MONITORING]
+    if missing := [image for image in images if not project.engine.has_image(image)]:
+        pytest.skip(f"the engine has no image {missing}")
+
+    project.run("--profile", "monitoring", "up", "--detach", "ps0", "ps1", *MONITORING)
+
+    targets = "http://prometheus:9090/api/v1/targets"
+    wait_until(project, targets, lambda found: found.count('"health":"up"') == 2)
+    wait_until(project, "http://grafana:3000/api/search", lambda found: '"uid":"ctr-ps"' in found)
+
+
+def wait_until(project: Project, url: str, is_done: Callable[[str], bool]) -> None:
+    """Asks from a container of the project, as no port of it is this machine's."""
+    script = (
+        f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=5).read().decode())"
+    )
+    end = time.monotonic() + STEPS_LIMIT_S
+    while True:
+        try:
+            found = in_worker(project, "python", "-c", script)
+        except AssertionError as error:  # it does not listen yet
+            found = str(error)
+        if is_done(found):
+            return
+        assert time.monotonic() < end, found
+        time.sleep(0.5)
 
 
 def in_worker(project: Project, *command: str) -> str:

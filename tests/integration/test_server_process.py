@@ -113,11 +113,17 @@ def test_insecure_server_serves_anybody_and_says_so(port, log):
 
 
 @pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["term", "int"]
+    ("number", "exit_code", "options"),
+    [
+        (signal.SIGTERM, 0, ()),
+        (signal.SIGTERM, 143, ("--sigterm-exit-code", "143")),
+        (signal.SIGINT, 130, ("--sigterm-exit-code", "143")),
+    ],
+    ids=["term", "term as set", "int"],
 )
-def test_signal_ends_a_server_that_stays(port, log, number, exit_code):
+def test_signal_ends_a_server_that_stays(port, log, number, exit_code, options):
     with (
-        server_process(environment_of([port], 0), log, "--stay") as server,
+        server_process(environment_of([port], 0), log, "--stay", *options) as server,
         connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
     ):
         client.join(0, 1, terms={}).result()

@@ -141,13 +141,44 @@ def test_value_that_cannot_be_is_named(environ, message):
 
 @pytest.mark.parametrize(
     "endpoint",
-    ["host", "host:", ":7164", "host:0", "host:65536", "host:x", "fd00::3:7", "[]:1", "a b:1", ""],
+    [
+        *(
+            "host",
+            "host:",
+            ":7164",
+            "host:0",
+            "host:65536",
+            "host:x",
+            "fd00::3:7",
+            "[]:1",
+            "a b:1",
+            "",
+        ),
+        *(
+            "ps-{0}:1",
+            "ps-{02}:1",
+            "ps-{}:1",
+            "ps-{x}:1",
+            "ps-{2}-{2}:1",
+            "ps-{2:1",
+            "ps-{99999}:1",
+        ),
+    ],
 )
 def test_malformed_endpoint_is_named(endpoint):
     environ = WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": f"ok:1,{endpoint}"}
 
     with pytest.raises(RoleError, match=re.escape(f"has {endpoint!r}, expected host:port")):
         role_from_environment(environ)
+
+
+def test_number_in_braces_stands_for_that_many_hosts():
+    """A manifest of Kubernetes has the number of servers, and no list of their names."""
+    environ = WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": "ps-{3}.ps:8500, other:1"}
+
+    role = role_from_environment(environ)
+
+    assert role.endpoints == ("ps-0.ps:8500", "ps-1.ps:8500", "ps-2.ps:8500", "other:1")
 
 
 def test_repeated_endpoint_is_refused():

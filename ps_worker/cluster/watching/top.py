@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protos.errors import CtrPsError, TransportError, UsageError
+from protos.role import split_endpoints
 from protos.store import ServerStatus, StoreStatus, merge_status
 from ps_worker.cluster.watching.servers import Servers
 
@@ -192,7 +193,7 @@ def top(
 
 
 def _top(listed: str, every_s: float, *, once: bool) -> None:
-    endpoints = [each.strip() for each in listed.split(",") if each.strip()]
+    endpoints = [each for each in split_endpoints(listed) if each]
     if not endpoints:
         raise UsageError(f"no servers: name them, as ps-top 127.0.0.1:7164, or set {SERVERS}")
     with Servers(endpoints) as servers:

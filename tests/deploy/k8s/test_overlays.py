@@ -1,0 +1,91 @@
+"""Every overlay of deploy/k8s, rendered: Kubernetes' schemas, and what no schema sees."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import jsonschema  # type: ignore[import-untyped]
+import kubernetes_validate  # type: ignore[import-untyped]
+import pytest
+import yaml
+
+from tests.deploy.k8s.overlays import FOLDER, OVERLAYS, Document, documents_of, pods_of
+from tests.deploy.k8s.rules import problems
+from tests.deploy.k8s.schemas import CUSTOM, embedded
+from tests.support.needs import is_missing
+
+pytestmark = pytest.mark.skipif(is_missing("kubectl"), reason="kubectl is not installed")
+
+ROOT = Path(__file__).parents[3]
+NEWEST = [
+    f"1.{minor}"
+    for minor in sorted(
+        {int(version.split(".")[1]) for version in kubernetes_validate.utils.all_versions()}
+    )[-3:]
+]
+KINDS = {
+    "local": {"ConfigMap", "PersistentVolumeClaim", "NetworkPolicy"}
+    | {"StatefulSet", "Job", "Service", "PodDisruptionBudget"},
+    "jobset": {"ConfigMap", "PersistentVolumeClaim", "NetworkPolicy", "JobSet"},
+    "paddle": {"ConfigMap", "PersistentVolumeClaim", "NetworkPolicy", "PaddleJob"},
+    "kubeflow": {"ConfigMap", "PersistentVolumeClaim", "NetworkPolicy", "TFJob"},
+}
+KINDS["production"] = KINDS["local"] | {"ServiceMonitor", "PodMonitor"}
+
+
+def require_schema(documents: Sequence[Document], version: str) -> None:
+    for document in documents:
+        if schema := CUSTOM.get(document["kind"]):
+            jsonschema.validate(document, schema)
+            for each in embedded(document):
+                kubernetes_validate.validate(each, version, strict=True)
+        else:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_every_overlay_is_known() -> None:
+    assert {*OVERLAYS} == KINDS.keys()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_overlay_has_its_kinds_and_fits_their_schemas(overlay: str) -> None:
+    documents = documents_of(overlay)
+
+    assert {document["kind"] for document in documents} == KINDS[overlay]
+    for version in NEWEST:
+        require_schema(documents, version)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_documents_fit_each_other_and_the_programs(overlay: str) -> None:
+    assert problems(documents_of(overlay)) == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_size_is_in_one_place(overlay: str) -> None:
+    size = yaml.safe_load((FOLDER / "overlays" / overlay / "size.yaml").read_text())
+    servers, workers = pods_of(documents_of(overlay))
+
+    assert {"servers": str(servers.count), "workers": str(workers.count)} == size["data"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_another_size_is_whole(overlay: str, tmp_path: Path) -> None:
+    """As a user changes it: two numbers in one file."""
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "k8s")) / "overlays" / overlay
+    size = yaml.safe_load((folder / "size.yaml").read_text())
+    size["data"] = {"servers": "5", "workers": "3"}
+    (folder / "size.yaml").write_text(yaml.safe_dump(size))
+    command = ["kubectl", "kustomize", folder]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+
+    documents = list(yaml.safe_load_all(done.stdout))
+    assert problems(documents) == []
+    assert [pods.count for pods in pods_of(documents)] == [5, 3]
+    require_schema(documents, NEWEST[-1])
+
+
+def test_job_of_the_base_is_the_demo() -> None:
+    assert (FOLDER / "base/job.toml").read_text() == (ROOT / "examples/demo.toml").read_text()
