@@ -112,10 +112,19 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def sync(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a file that has the workers of docker-compose.yml train in step."""
+    """Returns a file that has the workers of docker-compose.yml train in step, and say soon that they do.
+
+    On a busy machine a run was over before its first line was seen, five seconds after its start.
+    """
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     commands = {
-        name: {"command": [*services[name]["command"], "--set", "strategy.mode=sync"]}
+        name: {
+            "command": [
+                *services[name]["command"],
+                *("--set", "strategy.mode=sync"),
+                *("--set", "train.log_every_s=0.2"),
+            ]
+        }
         for name in ("trainer0", "trainer1")
     }
     file = tmp_path_factory.mktemp("compose") / "sync.yml"
