@@ -53,6 +53,8 @@ class Settings:
     reload_s: float
     max_rows: int
     threads: int
+    verify: bool
+    drain_s: float
 
 
 @app.command()
@@ -81,6 +83,17 @@ def serve(
     threads: Annotated[
         int, typer.Option(min=0, help="Threads that predict; 0: one a processor.")
     ] = 0,
+    verify: Annotated[
+        bool,
+        typer.Option(help="Compare all checksums of a checkpoint before it answers."),
+    ] = True,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds after SIGTERM in which it answers, not ready, so that load balancers see it.",
+        ),
+    ] = 0.0,
     insecure: Annotated[
         bool,
         typer.Option("--insecure", help="Answer whoever reaches an address that is not loopback."),
@@ -105,6 +118,8 @@ def serve(
             reload_s=reload_every,
             max_rows=max_rows,
             threads=threads or available_processors(),
+            verify=verify,
+            drain_s=drain,
         )
         _require_extra()
         with threadpool_limits(1):  # each thread of the pool is one
@@ -155,6 +170,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
             name=settings.name,
             max_rows=settings.max_rows,
             threads=settings.threads,
+            verify=settings.verify,
         )
         stack.callback(model.close)
         metrics = RequestMetrics(model)
@@ -167,12 +183,14 @@ async def run(settings: Settings, credentials: Credentials) -> None:
                 open_metrics_port(settings.metrics, metrics, metrics.status, credentials)
             )
         if settings.grpc:
-            server = GrpcService(model, metrics, is_ready).server(credentials)
+            in_grpc = GrpcService(model, metrics, is_ready)
+            server = in_grpc.server(credentials)
             host, port = parse_address(settings.grpc)
             port = bind(
                 server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials
             )
             await server.start()
+            await in_grpc.tell_ready()
             stack.push_async_callback(server.stop, GRACE_S)
             logger.info("gRPC at %s:%d", host, port)
         if settings.http:
@@ -192,6 +210,9 @@ async def run(settings: Settings, credentials: Credentials) -> None:
             stack.callback(reloading.cancel)
         await ended.wait()
         logger.info("ends when the requests in flight are answered")
+        if settings.grpc:
+            await in_grpc.tell_end()
+        await asyncio.sleep(settings.drain_s)
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.errors import CtrPsError, DataError
 from protos.v1 import open_inference_pb2 as messages
@@ -73,9 +74,13 @@ class GrpcService:
         self._model = model
         self._metrics = metrics
         self._is_ready = is_ready
+        self._health = health.aio.HealthServicer()
 
     def server(self, credentials: Credentials) -> grpc.aio.Server:
-        """Returns a server with these methods, that asks callers for their access; it is not bound yet."""
+        """Returns a server with these methods, that asks callers for their access; it is not bound yet.
+
+        It answers gRPC's health checks, too.
+        """
         interceptors = (
             [AsyncAuthorization(Authority(credentials, GUARDED))]
             if credentials.tell_callers_apart
@@ -103,7 +108,17 @@ class GrpcService:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
         )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server
+
+    async def tell_ready(self) -> None:
+        """Says to health checks that it serves; without, that it is not known."""
+        for service in ("", _SERVICE.full_name):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    async def tell_end(self) -> None:
+        """Says to health checks that it does not serve any more."""
+        await self._health.enter_graceful_shutdown()
 
     def _method(
         self, name: str, answer: Callable[[Any], Awaitable[Any]]

@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CtrPsError, DataError, OverloadedError, UsageError
+from protos.errors import CtrPsError, OverloadedError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.serving.inference_server.tensors import (
     Tensor,
@@ -91,7 +91,13 @@ class ServedModel:
     """
 
     def __init__(
-        self, url: str, *, name: str, max_rows: int, threads: int = os.cpu_count() or 1
+        self,
+        url: str,
+        *,
+        name: str,
+        max_rows: int,
+        threads: int = os.cpu_count() or 1,
+        verify: bool = True,
     ) -> None:
         """Loads it.
 
@@ -100,6 +106,7 @@ class ServedModel:
             name: By which requests ask for it.
             max_rows: Most rows of a request.
             threads: That predict.
+            verify: Compare all checksums of a checkpoint before it answers; see `Predictor.load`.
 
         Raises:
             CtrPsError: If there is no checkpoint, or it cannot be loaded.
@@ -110,7 +117,8 @@ class ServedModel:
         self._max_rows = max_rows
         self._num_waiting = 0
         self._fault = ""  # of the newest checkpoint; told once
-        self.current = _load(Checkpoint.open(url))
+        self._verify = verify
+        self.current = self._load(Checkpoint.open(url))
         _warm_up(self.current.predictor)
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
@@ -204,12 +212,9 @@ class ServedModel:
             newest = Checkpoint.open(self._url)
             if newest.token == self.current.token:
                 return False
-            loaded = _load(newest)
-            if loaded.predictor.schema.fingerprint != self.current.predictor.schema.fingerprint:
-                raise UsageError(
-                    f"{newest.url} was trained with another schema: start another ps-serve for it"
-                )
-        except (CtrPsError, DataError, OSError) as error:
+            loaded = self._load(newest)
+            _require_same_tensors(self.current.predictor, loaded.predictor)
+        except (CtrPsError, OSError, ValueError) as error:
             if str(error) != self._fault:
                 self._fault = str(error)
                 self.counts.failed_reloads += 1
@@ -225,6 +230,10 @@ class ServedModel:
         logger.info("serves model=%s version=%s", self.name, loaded.version)
         return True
 
+    def _load(self, checkpoint: Checkpoint) -> Current:
+        predictor = Predictor.load(checkpoint.url, verify=self._verify)
+        return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
+
     def close(self) -> None:
         """Ends the threads, after what they predict now."""
         self._threads.shutdown()
@@ -236,6 +245,9 @@ def _warm_up(predictor: Predictor) -> None:
     predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
 
 
-def _load(checkpoint: Checkpoint) -> Current:
-    predictor = Predictor.load(checkpoint.url)
-    return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
+def _require_same_tensors(old: Predictor, new: Predictor) -> None:
+    if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
+        raise UsageError(
+            f"{new.url} has another schema or other tasks than {old.url}, so clients would send the wrong "
+            f"tensors: start another ps-serve for it"
+        )

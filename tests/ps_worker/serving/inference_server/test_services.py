@@ -13,6 +13,7 @@ import grpc
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
@@ -315,7 +316,24 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
 
 
 def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
+    async def health_of(channel: grpc.aio.Channel) -> int:
+        request = health_pb2.HealthCheckRequest(service="inference.GRPCInferenceService")
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=30)
+        return int(answer.status)
+
     async def body() -> None:
+        in_grpc = GrpcService(model, RequestMetrics(model), lambda: False)
+        server = in_grpc.server(Credentials())
+        port = bind(server, "127.0.0.1:0", Credentials())
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await in_grpc.tell_ready()
+            assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+            await in_grpc.tell_end()
+            assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+            ready = await call(channel, "ServerReady", messages.ServerReadyRequest())
+            assert not ready.ready
+        await server.stop(None)
         async with http_client(model, is_ready=False) as client:
             assert (await client.get("/v2/health/live")).status == 200
             assert (await client.get("/v2/health/ready")).status == 503
@@ -358,8 +376,10 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
 ) -> None:
     trained.publish(2, folder)
     (data,) = (folder / "epoch-2").glob("data-*")
-    for file in filter(Path.is_file, data.rglob("*")):
-        file.write_bytes(file.read_bytes()[:-1])
+    rows = max(filter(Path.is_file, data.rglob("*")), key=lambda file: file.stat().st_size)
+    content = bytearray(rows.read_bytes())
+    content[len(content) // 2] ^= 1  # which only checksums tell
+    rows.write_bytes(content)
 
     assert not model.reload()
     assert not model.reload()
