@@ -89,7 +89,7 @@ def open_metrics_port(
         BindError: If the address cannot be bound.
     """
     host, port = parse_address(address)
-    require_protection(host, credentials)
+    require_protection(host, credentials, "see what the job does")
     opened = HttpPort(
         host,
         port,

@@ -183,8 +183,15 @@ def open_channel(
     )
 
 
-def require_protection(host: str, credentials: Credentials) -> None:
+def require_protection(
+    host: str, credentials: Credentials, could: str = "read, change and save the model"
+) -> None:
     """Refuses to serve anybody who reaches the address `host`, unless told to.
+
+    Args:
+        host: To bind.
+        credentials: Of this process.
+        could: What anybody could do then.
 
     Raises:
         UsageError: If the address is not loopback, and callers show neither a token nor a certificate.
@@ -197,11 +204,10 @@ def require_protection(host: str, credentials: Credentials) -> None:
         return
     if not credentials.is_insecure:
         raise UsageError(
-            f"{host} may be reached from other machines, and whoever reaches it could read, change and save "
-            f"the model: set {TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} "
+            f"{host} may be reached from other machines, and whoever reaches it could {could}: set {TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} "
             f"for mutual TLS, or bind a loopback address; on a closed network, {INSECURE}=1 serves anybody"
         )
-    logger.warning("anybody who reaches %s can read, change and save the model: insecure", host)
+    logger.warning("anybody who reaches %s can %s: insecure", host, could)
 
 
 def bind(server: Any, address: str, credentials: Credentials) -> int:

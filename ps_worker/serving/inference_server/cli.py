@@ -159,7 +159,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
 
     addresses = {"HTTP": settings.http, "gRPC": settings.grpc}
     for address in filter(None, addresses.values()):
-        require_protection(parse_address(address)[0], credentials)
+        require_protection(parse_address(address)[0], credentials, "ask the model")
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

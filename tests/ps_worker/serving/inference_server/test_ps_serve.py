@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from google.protobuf.descriptor import Descriptor
 
+from protos.v1 import open_inference_pb2
 from ps_worker.serving.predictor import Predictor
 from tests.ps_worker.serving.inference_server.conftest import NUM_EPOCHS, Trained
 from tests.support.certificates import CertificateAuthority
@@ -188,6 +190,24 @@ def test_certificates_and_refusals_of_addresses(trained: Trained, tmp_path: Path
         url = f"https://{serving.http}/v2/health/ready"
         with urllib.request.urlopen(url, timeout=10, context=context) as response:
             assert json.load(response) == {"ready": True}
+
+
+def test_messages_have_the_fields_of_the_protocol() -> None:
+    done = subprocess.run(
+        [sys.executable, CLIENT, "--fields"], capture_output=True, check=True, timeout=LIMIT_S
+    )
+    standard = json.loads(done.stdout)
+
+    def compare(message: Descriptor) -> None:
+        ours = {each.name: [each.number, each.type] for each in message.fields}
+        assert ours.items() <= standard[message.full_name].items(), message.full_name
+        for nested in message.nested_types:
+            compare(nested)
+
+    messages = open_inference_pb2.DESCRIPTOR.message_types_by_name
+    assert len(messages) == 14
+    for message in messages.values():
+        compare(message)
 
 
 def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:

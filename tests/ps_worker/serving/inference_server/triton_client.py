@@ -2,6 +2,7 @@
 
     triton_client.py HTTP GRPC request.json                  # a request of each kind
     triton_client.py HTTP GRPC request.json --load 10000     # many, until a line comes on stdin
+    triton_client.py --fields                                # number and type of each field of its messages
 
 Prints JSON. The request has samples, the expected probabilities by version, and the token.
 """
@@ -106,6 +107,20 @@ def once(client: Client, request: Any) -> dict[str, Any]:
     }
 
 
+def fields() -> dict[str, dict[str, list[int]]]:
+    """Returns number and type of each field, by the name of its message."""
+    found: dict[str, dict[str, list[int]]] = {}
+
+    def add(message: Any) -> None:
+        found[message.full_name] = {each.name: [each.number, each.type] for each in message.fields}
+        for nested in message.nested_types:
+            add(nested)
+
+    for message in by_grpc.service_pb2.DESCRIPTOR.message_types_by_name.values():
+        add(message)
+    return found
+
+
 class Load:
     """Requests of one row each, from several threads, by both protocols."""
 
@@ -163,11 +178,15 @@ class Load:
 def main() -> None:
     """Asks, and prints what it found."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("http")
-    parser.add_argument("grpc")
-    parser.add_argument("request")
+    parser.add_argument("http", nargs="?")
+    parser.add_argument("grpc", nargs="?")
+    parser.add_argument("request", nargs="?")
     parser.add_argument("--load", type=int, default=0)
+    parser.add_argument("--fields", action="store_true")
     options = parser.parse_args()
+    if options.fields:
+        print(json.dumps(fields()))
+        return
     with open(options.request, encoding="utf-8") as file:  # noqa: PTH123
         request = json.load(file)
     if not options.load:
