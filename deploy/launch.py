@@ -18,9 +18,9 @@ import typer
 from typer.core import TyperCommand
 
 from deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
-from deploy.cluster import Terminal, to_descriptor
+from deploy.cluster import HOST, Terminal, to_descriptor
 from deploy.job_settings import JobSettings
-from deploy.launcher import HOST, Launch, run
+from deploy.launcher import Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
 from deploy.supervisor import LEASE_SECONDS, Durability, Policy
 
