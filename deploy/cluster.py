@@ -1,4 +1,4 @@
-"""Processes of a cluster on this machine, none of which outlives the launcher.
+"""Processes of a cluster, none of which outlives the launcher; an engine starts each of them.
 
     launcher returns, fails or gets a signal    `stop`: SIGTERM to workers, to servers when workers have ended
                                                 or half of a grace period is over, SIGKILL at its end
@@ -14,22 +14,58 @@ import math
 import os
 import queue
 import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Protocol, Self
 
 from deploy import tether
 from deploy.plan import ProcessSpec, environment_of, with_token
 from deploy.supervisor import Exited, Signalled
 
+HOST = "127.0.0.1"
 LAST_WORDS_S = 1.0
 """For the output of a process that has ended to be shown, before another one is started in its place."""
+
+
+class Process(Protocol):
+    """A process that an engine has started."""
+
+    @property
+    def stdout(self) -> IO[bytes] | None:
+        """Its output, where `subprocess.PIPE` was asked for."""
+
+    @property
+    def stderr(self) -> IO[bytes] | None:
+        """Its errors, where `subprocess.PIPE` was asked for."""
+
+    def wait(self) -> int:
+        """Waits for its exit; returns the return code as `Popen` does."""
+
+    def send(self, number: signal.Signals) -> bool:
+        """Sends a signal to its process group; returns False if it has exited."""
+
+
+class Engine(Protocol):
+    """Where the processes of a cluster run."""
+
+    def endpoints(self, names: Sequence[str]) -> list[str]:
+        """Returns a free endpoint for each process that will bind one, reserved until it is started."""
+
+    def start(
+        self, spec: ProcessSpec, token: str, *, stdout: int | IO[bytes], stderr: int | IO[bytes]
+    ) -> Process:
+        """Starts a process; `token` is for an environment that has no credentials."""
+
+    def remove(self, folder: Path) -> None:
+        """Removes a folder of servers, where they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +73,8 @@ class ProcessExited:
     """A process exited, which may be an earlier one of that name."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: Process
+    returncode: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +98,84 @@ class Terminal:
     stderr: Sink
 
 
-class LocalCluster:
+class LocalProcess:
+    """A process of this machine."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.stdout = process.stdout
+        self.stderr = process.stderr
+
+    def wait(self) -> int:
+        """See `Process`."""
+        return self._process.wait()
+
+    def send(self, number: signal.Signals) -> bool:
+        """See `Process`."""
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:  # exited, not yet reported
+            return False
+        return True
+
+
+class LocalEngine:
+    """Starts processes on this machine. For the main thread."""
+
+    def __init__(self) -> None:
+        self._ports: dict[str, socket.socket] = {}
+
+    def endpoints(self, names: Sequence[str]) -> list[str]:
+        """See `Engine`."""
+        self._ports = {name: free_port(HOST) for name in names}
+        return [f"{HOST}:{port.getsockname()[1]}" for port in self._ports.values()]
+
+    def start(
+        self, spec: ProcessSpec, token: str, *, stdout: int | IO[bytes], stderr: int | IO[bytes]
+    ) -> LocalProcess:
+        """See `Engine`."""
+        if port := self._ports.pop(spec.name, None):
+            port.close()
+        return LocalProcess(
+            start_tethered(spec, with_token(dict(os.environ), token), stdout=stdout, stderr=stderr)
+        )
+
+    def remove(self, folder: Path) -> None:
+        """See `Engine`."""
+        if folder.exists():
+            shutil.rmtree(folder)
+
+
+class Cluster:
     """Running processes and their logs; leaving the `with` block stops them.
 
     Use it from the main thread only: the kernel ties a process to the thread that started it, and signals
     are handled there.
     """
 
-    def __init__(self, log_dir: Path, events: Events, *, grace_seconds: float = 10.0) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        events: Events,
+        *,
+        engine: Engine | None = None,
+        grace_seconds: float = 10.0,
+    ) -> None:
         """Starts no process.
 
         Args:
             log_dir: Folder of the log files.
             events: Queue that also receives the signals of this process.
+            engine: What starts the processes; None: they run on this machine.
             grace_seconds: Time between the first SIGTERM and SIGKILL.
         """
         self._log_dir = log_dir
         self._events = events
         self._grace_seconds = grace_seconds
         # Another user of this machine reaches loopback, too, but reads no environment of these processes.
-        self._environment = with_token(dict(os.environ), secrets.token_urlsafe(32))
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._token = secrets.token_urlsafe(32)
+        self._engine = engine or LocalEngine()
+        self._running: dict[str, Process] = {}
         self._servers: set[str] = set()
         self._copies: dict[str, list[threading.Thread]] = {}  # of output, by process
 
@@ -120,13 +214,7 @@ class LocalCluster:
     def send(self, name: str, number: signal.Signals) -> bool:
         """Sends a signal to a process; returns False where none of this name runs."""
         process = self._running.get(name)
-        if process is None:
-            return False
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:  # exited, not yet reported
-            return False
-        return True
+        return process is not None and process.send(number)
 
     def next_event(self, deadline: float = math.inf) -> Exited | Signalled | Line | None:
         """Waits for an event until `deadline`, a time of `time.monotonic`; returns None then."""
@@ -140,7 +228,7 @@ class LocalCluster:
                 return event
             if self._running.get(event.name) is event.process:
                 del self._running[event.name]
-                return Exited(event.name, event.process.returncode)
+                return Exited(event.name, event.returncode)
 
     def stop(self) -> Signalled | None:
         """Stops all running processes; a signal during the grace period ends it, and is returned.
@@ -173,14 +261,10 @@ class LocalCluster:
             log.write(f"ps-launch: {note}\n".encode())
         return log
 
-    def _start(self, spec: ProcessSpec, **streams: Any) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
-            env=environment_of(spec, self._environment),
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-            **streams,
-        )
+    def _start(
+        self, spec: ProcessSpec, *, stdout: int | IO[bytes], stderr: int | IO[bytes]
+    ) -> Process:
+        process = self._engine.start(spec, self._token, stdout=stdout, stderr=stderr)
         self._running[spec.name] = process
         if spec.is_server:
             self._servers.add(spec.name)
@@ -205,15 +289,39 @@ class LocalCluster:
         for copy in self._copies.pop(name, ()):
             copy.join(limit_s)
 
-    def _tell(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def _tell(self, name: str, process: Process) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
                 self._events.put(Line(name, line))
 
-    def _report_exit(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        self._events.put(ProcessExited(name, process))
+    def _report_exit(self, name: str, process: Process) -> None:
+        self._events.put(ProcessExited(name, process, process.wait()))
+
+
+def start_tethered(
+    spec: ProcessSpec,
+    inherited: dict[str, str],
+    *,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+) -> subprocess.Popen[bytes]:
+    """Starts a process that leads a group and that the kernel kills with the calling thread."""
+    return subprocess.Popen(
+        (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
+        env=environment_of(spec, inherited),
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        stdout=stdout,
+        stderr=stderr,
+    )
+
+
+def free_port(host: str = HOST) -> socket.socket:
+    """Returns a socket bound to a free port, which is reserved until the socket is closed."""
+    held = socket.socket()
+    held.bind((host, 0))
+    return held
 
 
 @contextlib.contextmanager

@@ -1,10 +1,11 @@
-"""`ps-launch`: a cluster on this machine, each server and worker a process with a log file.
+"""`ps-launch`: a cluster on this machine or on Ray, each server and worker a process with a log file.
 
 Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
     ps-launch --server-num 2 --worker-num 2 --json job.toml --set train.epochs=2 | tail -n 1
     ps-launch --server-num 1 --worker-num 2 examples/ctr_dnn.py --epochs 2
     ps-launch --server-num 2 --worker-num 2 --heter-num 1 examples/torch_wide_deep.toml
+    ps-launch --on ray --address auto --server-num 8 --worker-num 32 job.toml
     ps-launch --server-num 2 --worker-num 2 --max-restarts 1 --chaos 'kill server 1 at step 200' job.toml
 """
 
@@ -18,13 +19,14 @@ import typer
 from typer.core import TyperCommand
 
 from deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
-from deploy.cluster import Terminal, to_descriptor
+from deploy.cluster import HOST, Terminal, to_descriptor
 from deploy.job_settings import JobSettings
-from deploy.launcher import HOST, Launch, run
+from deploy.launcher import Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
 from deploy.supervisor import LEASE_SECONDS, Durability, Policy
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
+RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
 WORKER_COMMAND = "ps-worker train"
 HETER_COMMAND = "ps-worker heter"
 
@@ -109,10 +111,20 @@ def command(
             f"{'; '.join(FORMS.values())}."
         ),
     ] = None,
+    on: Annotated[
+        Literal["local", "ray"],
+        typer.Option("--on", help="Where processes run: on this machine, or on the nodes of Ray."),
+    ] = "local",
+    address: Annotated[
+        str,
+        typer.Option(help="Ray cluster: HOST:PORT, or auto for that of this machine or Ray job."),
+    ] = "auto",
     chaos_seed: Annotated[int, typer.Option(help="Choice of the calls that chaos disturbs.")] = 0,
 ) -> None:
-    """Train a job or run a script on this machine, with servers and workers as processes."""
+    """Train a job or run a script, with servers and workers as processes."""
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
+    if on == "ray" and (heter_num or chaos):
+        raise typer.BadParameter("--heter-num and --chaos are for processes on this machine")
     if is_script(program):
         of_jobs = {
             "--set": settings,
@@ -127,7 +139,7 @@ def command(
         commands = commands_of_job(
             program,
             arguments or (),
-            server=server_command or SERVER_COMMAND,
+            server=server_command or (SERVER_COMMAND if on == "local" else RAY_SERVER_COMMAND),
             worker=worker_command or WORKER_COMMAND,
             heter=HETER_COMMAND,
             overrides=settings or (),
@@ -146,7 +158,7 @@ def command(
         num_workers=worker_num,
         num_heter=heter_num,
         heter_device=heter_device,
-        log_dir=log_dir,
+        log_dir=log_dir if on == "local" else log_dir.absolute(),
         policy=replace(policy, max_restarts=max_restarts, durability=durability),
         checkpoints=checkpoints,
         is_resumed=is_resumed,
@@ -161,7 +173,28 @@ def command(
         as_json=json and bool(chaos or max_restarts),
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
-    raise typer.Exit(run(launch, terminal))
+    if on == "local":
+        raise typer.Exit(run(launch, terminal))
+    raise typer.Exit(_run_on_ray(launch, terminal, address))
+
+
+def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
+    """Runs a launch on the nodes of a Ray cluster."""
+    try:
+        from deploy.ray.engine import PlacementError, ray_engine
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise typer.BadParameter(
+            "--on ray needs the package ray: install the extra, pip install 'ctr-ps[ray]'"
+        ) from error
+    try:
+        with ray_engine(
+            address, num_servers=launch.num_servers, num_workers=launch.num_workers
+        ) as engine:
+            return run(launch, terminal, engine)
+    except PlacementError as error:
+        raise typer.BadParameter(f"--address {address}: {error}") from error
 
 
 def _policy_of_job(path: Path, job: JobSettings) -> Policy:

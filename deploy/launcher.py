@@ -1,14 +1,12 @@
 """The launcher: starts the processes of a run and does what its supervisor decides.
 
-LocalCluster --exits, signals, time--> Supervisor --decisions--> start again, stop, end with a code
+Cluster --exits, signals, time--> Supervisor --decisions--> start again, stop, end with a code
          `--versions, time--> Disturber --> signals to processes, a report
 """
 
 import contextlib
 import logging
 import os
-import shutil
-import socket
 import sys
 import textwrap
 import time
@@ -20,7 +18,7 @@ from typing import Any
 
 from deploy.chaos.disturber import Disturber
 from deploy.chaos.sentences import Chaos
-from deploy.cluster import Events, LocalCluster, Terminal, signals_as_events
+from deploy.cluster import Cluster, Engine, Events, LocalEngine, Terminal, signals_as_events
 from deploy.last_line import LastLine
 from deploy.plan import ProcessSpec, heter_specs, server_specs, with_update_logs, worker_specs
 from deploy.programs import Commands
@@ -36,7 +34,6 @@ from deploy.supervisor import (
     Warn,
 )
 
-HOST = "127.0.0.1"
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
 
@@ -86,21 +83,24 @@ class Launch:
         return self.log_dir / "update-log" if has_logs else None
 
 
-def run(launch: Launch, terminal: Terminal) -> int:
+def run(launch: Launch, terminal: Terminal, engine: Engine | None = None) -> int:
     """Runs a cluster to its end and returns the exit code: 0, or that of the first failure.
 
-    `terminal` shows the output of trainer 0. If another program takes a server's port between its release
-    here and the server's bind, the cluster is started once more.
+    `terminal` shows the output of trainer 0; `engine` starts the processes, None: on this machine. If another
+    program takes a server's port between its release and the server's bind, the cluster is started once more.
     """
     events = Events()
+    engine = engine or LocalEngine()
     launch.log_dir.mkdir(parents=True, exist_ok=True)
     result = LastLine(terminal.stdout)
     with (
         signals_as_events(events),
-        LocalCluster(launch.log_dir, events, grace_seconds=launch.grace_seconds) as cluster,
+        Cluster(
+            launch.log_dir, events, engine=engine, grace_seconds=launch.grace_seconds
+        ) as cluster,
     ):
         shown = Terminal(result, terminal.stderr) if launch.as_json else terminal
-        launcher = _Launcher(launch, cluster, shown)
+        launcher = _Launcher(launch, cluster, engine, shown)
         code = launcher.run()
     fields = launcher.report()
     if launch.as_json:
@@ -112,9 +112,12 @@ def run(launch: Launch, terminal: Terminal) -> int:
 class _Launcher:
     """One run. For the main thread."""
 
-    def __init__(self, launch: Launch, cluster: LocalCluster, terminal: Terminal) -> None:
+    def __init__(
+        self, launch: Launch, cluster: Cluster, engine: Engine, terminal: Terminal
+    ) -> None:
         self._launch = launch
         self._cluster = cluster
+        self._engine = engine
         self._terminal = terminal
         self._specs: dict[str, ProcessSpec] = {}
         self._disturber = Disturber(
@@ -204,40 +207,39 @@ class _Launcher:
 
     def _start_all(self, options: Sequence[str] = (), note: str = "") -> None:
         """Starts all servers without a past, then all others; the commands of workers get `options`."""
-        self._remove_update_logs()
         launch = self._launch
-        with contextlib.ExitStack() as held:
-            num_ports = launch.num_servers + launch.num_heter
-            ports = [held.enter_context(free_port()) for _ in range(num_ports)]
-            bound = [f"{HOST}:{port.getsockname()[1]}" for port in ports]
-            endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
-            servers = server_specs(launch.commands.server, endpoints, launch.num_workers, heter)
-            if launch.update_logs:
-                servers = with_update_logs(servers, launch.update_logs)
-            worker = (*launch.commands.worker, *options)
-            workers = [
-                replace(spec, variables=self._disturber.variables(spec.name))
-                for spec in worker_specs(worker, endpoints, launch.num_workers, heter)
-            ]
-            trainers = heter_specs(
-                launch.commands.heter,
-                endpoints,
-                launch.num_workers,
-                heter,
-                device=launch.heter_device,
-            )
-            trainers = [replace(spec, variables=_one_thread()) for spec in trainers]
-            self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
-            log.info(
-                "servers %s, workers: %d%s, logs in %s",
-                ",".join(endpoints),
-                len(workers),
-                f", heter trainers {','.join(heter)}" if heter else "",
-                launch.log_dir,
-            )
-            for spec, port in zip((*servers, *trainers), ports, strict=True):
-                port.close()
-                self._start(spec, note)
+        bound = self._engine.endpoints(
+            [f"pserver.{index}" for index in range(launch.num_servers)]
+            + [f"heter.{index}" for index in range(launch.num_heter)]
+        )
+        self._remove_update_logs()
+        endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
+        servers = server_specs(launch.commands.server, endpoints, launch.num_workers, heter)
+        if launch.update_logs:
+            servers = with_update_logs(servers, launch.update_logs)
+        worker = (*launch.commands.worker, *options)
+        workers = [
+            replace(spec, variables=self._disturber.variables(spec.name))
+            for spec in worker_specs(worker, endpoints, launch.num_workers, heter)
+        ]
+        trainers = heter_specs(
+            launch.commands.heter,
+            endpoints,
+            launch.num_workers,
+            heter,
+            device=launch.heter_device,
+        )
+        trainers = [replace(spec, variables=_one_thread()) for spec in trainers]
+        self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
+        log.info(
+            "servers %s, workers: %d%s, logs in %s",
+            ",".join(endpoints),
+            len(workers),
+            f", heter trainers {','.join(heter)}" if heter else "",
+            launch.log_dir,
+        )
+        for spec in (*servers, *trainers):
+            self._start(spec, note)
         for spec in workers:
             self._start(spec, note)
         self._disturber.watch(endpoints)
@@ -261,8 +263,8 @@ class _Launcher:
         return end.code
 
     def _remove_update_logs(self) -> None:
-        if self._launch.update_logs and self._launch.update_logs.exists():
-            shutil.rmtree(self._launch.update_logs)
+        if self._launch.update_logs:
+            self._engine.remove(self._launch.update_logs)
 
 
 def _one_thread() -> dict[str, str]:
@@ -272,13 +274,6 @@ def _one_thread() -> dict[str, str]:
     cores, with one thread 19,200. Who sets the variable knows better.
     """
     return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> socket.socket:
-    """Returns a socket bound to a free port, which is reserved until the socket is closed."""
-    held = socket.socket()
-    held.bind((HOST, 0))
-    return held
 
 
 def tail(path: Path) -> str:

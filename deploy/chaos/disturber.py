@@ -14,7 +14,7 @@ from pathlib import Path
 from deploy.chaos.report import Report, faults_in
 from deploy.chaos.schedule import Progress, Schedule, Send
 from deploy.chaos.sentences import Chaos
-from deploy.cluster import Line, LocalCluster
+from deploy.cluster import Cluster, Line
 from deploy.plan import ProcessSpec
 from deploy.supervisor import Event, Exited, Progressed
 
@@ -28,7 +28,7 @@ class Disturber:
     """The chaos of one run. For the main thread."""
 
     def __init__(
-        self, chaos: Chaos, cluster: LocalCluster, folder: Path, watch_command: Sequence[str]
+        self, chaos: Chaos, cluster: Cluster, folder: Path, watch_command: Sequence[str]
     ) -> None:
         """Disturbs nothing yet; times count from now.
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.cluster import Events, LocalCluster, ProcessExited
+from deploy.cluster import Cluster, Events, LocalProcess, ProcessExited
 from deploy.plan import ProcessSpec
 from deploy.supervisor import Exited
 from tests.support.launches import python
@@ -14,9 +14,9 @@ def test_exit_of_an_earlier_process_of_a_name_is_not_that_of_the_new_one(tmp_pat
     """One that did not even end by SIGKILL within the grace may end when another has its place."""
     events = Events()
     earlier = subprocess.Popen([sys.executable, "-c", ""])
-    earlier.wait()
-    with LocalCluster(tmp_path, events) as cluster:
-        events.put(ProcessExited("pserver.0", earlier))
+    returncode = earlier.wait()
+    with Cluster(tmp_path, events) as cluster:
+        events.put(ProcessExited("pserver.0", LocalProcess(earlier), returncode))
         cluster.start(ProcessSpec(name="pserver.0", command=python("raise SystemExit(6)")))
 
         assert cluster.next_event() == Exited("pserver.0", 6)
@@ -28,7 +28,7 @@ def test_processes_of_a_cluster_have_a_token_of_their_own(tmp_path: Path) -> Non
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with LocalCluster(folder, Events()) as cluster:
+        with Cluster(folder, Events()) as cluster:
             for name in ("pserver.0", "trainer.0"):
                 cluster.start(ProcessSpec(name=name, command=printing))
                 assert cluster.next_event() == Exited(name, 0)

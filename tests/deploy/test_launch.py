@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launcher import TAIL_LINES, Launch, free_port, run, tail
+from deploy.cluster import free_port
+from deploy.launcher import TAIL_LINES, Launch, run, tail
 from deploy.programs import Commands
 from deploy.supervisor import Policy
 from ps_worker.job import load_job

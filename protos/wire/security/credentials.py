@@ -205,8 +205,8 @@ def require_protection(
     if not credentials.is_insecure:
         raise UsageError(
             f"{host} may be reached from other machines, and whoever reaches it could {could}: set "
-            f"{TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} for mutual TLS, or "
-            f"bind a loopback address; on a closed network, {INSECURE}=1 serves anybody"
+            f"{TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} for mutual TLS, "
+            f"or bind a loopback address; on a closed network, {INSECURE}=1 serves anybody"
         )
     logger.warning("anybody who reaches %s can %s: insecure", host, could)
 

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.chaos.disturber import WATCHER, Disturber
 from deploy.chaos.sentences import parse
-from deploy.cluster import Events, Line, LocalCluster
+from deploy.cluster import Cluster, Events, Line
 from deploy.supervisor import Progressed
 from ps_worker.cluster.fates import Chaos, Fault
 from tests.support.launches import launched_here
@@ -224,7 +224,7 @@ def test_wrong_sentence_is_a_usage_error_before_anything_starts(sentence: str, s
 def test_progress_is_told_once_until_servers_go_on_again(tmp_path: Path) -> None:
     """A launcher that heard of the same steps again and again would start a process again for ever."""
     chaos = parse("kill server 0 at step 900", num_servers=1, num_workers=1)
-    disturber = Disturber(chaos, LocalCluster(tmp_path, Events()), tmp_path / "chaos", [])
+    disturber = Disturber(chaos, Cluster(tmp_path, Events()), tmp_path / "chaos", [])
 
     told = [disturber.handle(Line(WATCHER, b"[%d]" % version)) for version in (1, 3, 3, 3, 4, 5)]
 

@@ -1,0 +1,168 @@
+"""The engine `ray`: each process of a cluster belongs to an actor in a placement group.
+
+    servers   a bundle each, SPREAD over the nodes
+    workers   a bundle each, PACKed on few nodes
+
+A bundle stays on its node, so an actor that takes the place of a lost one finds the update log there. The
+rules of what is restarted are the launcher's, not Ray's: actors have no restarts of their own.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from deploy.cluster import to_descriptor
+from deploy.plan import ProcessSpec
+from deploy.ray.host import Host
+
+CPUS_EACH = 1
+CALL_SECONDS = 30.0
+LAST_WORDS_SECONDS = 5.0
+
+
+class PlacementError(Exception):
+    """There is no cluster, or it has no room for the processes of the run."""
+
+
+@contextlib.contextmanager
+def ray_engine(
+    address: str, *, num_servers: int, num_workers: int, place_seconds: float = 60.0
+) -> Iterator["RayEngine"]:
+    """Connects to a Ray cluster and reserves a place for each process; gives all back at the end.
+
+    Raises:
+        PlacementError: If no cluster answers, or it has too few free CPUs for `place_seconds`.
+    """
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,  # the logs of processes come by their own way
+            logging_level="WARNING",
+            # Ray looks for this machine among the nodes by an outer address, which nodes of loopback have not.
+            _node_ip_address=address.partition(":")[0] if address.startswith("127.") else None,
+        )
+    except ConnectionError as error:
+        raise PlacementError(f"no Ray cluster answers: {error}") from error
+    groups: list[PlacementGroup] = []
+    try:
+        for number, strategy in ((num_servers, "SPREAD"), (num_workers, "PACK")):
+            groups.append(placement_group([{"CPU": CPUS_EACH}] * number, strategy=strategy))
+            if not groups[-1].wait(place_seconds):
+                raise PlacementError(
+                    f"Ray found no place for {num_servers} servers and {num_workers} workers within "
+                    f"{place_seconds:g} s: each needs {CPUS_EACH} CPU, and free are "
+                    f"{ray.available_resources().get('CPU', 0):g}"
+                )
+        yield RayEngine(*groups)
+    finally:
+        for group in groups:
+            remove_placement_group(group)
+        ray.shutdown()
+
+
+class RayProcess:
+    """A process of an actor, whose output is copied to this machine; see `deploy.cluster.Process`."""
+
+    def __init__(self, actor: Any, stdout: int | IO[bytes], stderr: int | IO[bytes]) -> None:
+        """Begins to copy the output of the process that the actor has started."""
+        self._actor = actor
+        self._copies: list[threading.Thread] = []
+        self.stdout = self._copy_to(stdout, is_stderr=False)
+        self.stderr = self._copy_to(stderr, is_stderr=True)
+
+    def wait(self) -> int:
+        """Waits for its exit; an actor that is lost has taken its process with it, as by SIGKILL."""
+        try:
+            code = int(ray.get(self._actor.wait.remote()))
+        except RayError:
+            code = -signal.SIGKILL
+        for copy in self._copies:  # a child of the process may hold the pipe
+            copy.join(LAST_WORDS_SECONDS)
+        return code
+
+    def send(self, number: signal.Signals) -> bool:
+        """Sends a signal; returns False if the process has exited or its actor is lost."""
+        try:
+            return bool(ray.get(self._actor.send.remote(int(number)), timeout=CALL_SECONDS))
+        except RayError:
+            return False
+
+    def _copy_to(self, target: int | IO[bytes], *, is_stderr: bool) -> IO[bytes] | None:
+        source: IO[bytes] | None = None
+        if target == subprocess.PIPE:
+            reading, writing = os.pipe()
+            source = os.fdopen(reading, "rb")
+        else:
+            writing = os.dup(target if isinstance(target, int) else target.fileno())
+        copy = threading.Thread(target=self._copy, args=(writing, is_stderr), daemon=True)
+        copy.start()
+        self._copies.append(copy)
+        return source
+
+    def _copy(self, target: int, is_stderr: bool) -> None:
+        write = to_descriptor(target)
+        try:
+            while chunk := ray.get(self._actor.read.remote(is_stderr=is_stderr)):
+                write(chunk)
+        except (RayError, OSError):  # the actor is lost, or nobody reads
+            pass
+        finally:
+            os.close(target)
+
+
+class RayEngine:
+    """Starts processes in the places of a Ray cluster; see `deploy.cluster.Engine`."""
+
+    def __init__(self, servers: PlacementGroup, workers: PlacementGroup) -> None:
+        """Starts no actor; `servers` and `workers` have a bundle for each of theirs."""
+        self._groups = {"pserver": servers, "trainer": workers}
+        self._actors: dict[str, Any] = {}
+
+    def endpoints(self, names: Sequence[str]) -> list[str]:
+        """Returns an endpoint of the node of each server."""
+        calls = [self._actor(name).endpoint.remote() for name in names]
+        return [str(endpoint) for endpoint in ray.get(calls, timeout=CALL_SECONDS)]
+
+    def start(
+        self, spec: ProcessSpec, token: str, *, stdout: int | IO[bytes], stderr: int | IO[bytes]
+    ) -> RayProcess:
+        """Starts a process at its actor, or at a new one in the same place."""
+        variables = {name: value for name, value in os.environ.items() if name.startswith("CTR_PS")}
+        actor = self._actor(spec.name)
+        ray.get(actor.start.remote(spec, token, variables, str(Path.cwd())), timeout=CALL_SECONDS)
+        return RayProcess(actor, stdout, stderr)
+
+    def remove(self, folder: Path) -> None:
+        """Removes a folder on the nodes of all servers."""
+        for name in self._actors:
+            if name.startswith("pserver."):
+                actor = self._actor(name)
+                ray.get(actor.remove.remote(str(folder.absolute())), timeout=CALL_SECONDS)
+
+    def _actor(self, name: str) -> Any:
+        """Returns the actor of a process, which is a new one where the last is lost."""
+        actor = self._actors.get(name)
+        if actor is not None:
+            with contextlib.suppress(RayError):
+                ray.get(actor.pid.remote(), timeout=CALL_SECONDS)
+                return actor
+        role, _, index = name.rpartition(".")
+        place = PlacementGroupSchedulingStrategy(
+            self._groups[role], placement_group_bundle_index=int(index)
+        )
+        self._actors[name] = (
+            ray.remote(Host)
+            .options(num_cpus=CPUS_EACH, scheduling_strategy=place, max_concurrency=8)
+            .remote()
+        )
+        return self._actors[name]

@@ -1,0 +1,181 @@
+"""Launches on a Ray cluster of three nodes on this machine, which end as those of local processes do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import run
+from tests.support.processes import started
+
+if os.environ.get("CI") != "true":
+    pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+LIMIT_S = 120.0
+EXIT_S = 20.0
+# Ray takes 127.0.0.1 for a name of the machine's outer address, and no other address of loopback.
+THREE_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+node = {"num_cpus": 2, "node_ip_address": "127.0.0.2", "object_store_memory": 80_000_000}
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+for _ in range(2):
+    cluster.add_node(**node)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+SAME = ("model_digest", "auc", "log_loss", "examples")
+COMMAND = [sys.executable, "-m", "deploy.launch", "--server-num", "2", "--worker-num", "2"]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    with subprocess.Popen(
+        [sys.executable, "-c", THREE_NODES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    ) as nodes:
+        assert nodes.stdout is not None
+        # Ray tells of itself on stdout, too.
+        yield next(line.strip() for line in nodes.stdout if line.startswith("127.0.0.2:"))
+        nodes.communicate(timeout=LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("data")
+    done = run("ps-data", "generate", folder, "--rows", 20_000, "--test-rows", 2_000, "--files", 2)
+    assert done.returncode == 0, done.stderr
+    (folder / "job.toml").write_text(f"""
+[data]
+format = "criteo"
+train = "{folder}/train/part-*"
+test = "{folder}/test/part-*"
+[model]
+name = "ctr_dnn"
+hidden = [16]
+[train]
+batch_size = 32
+epochs = 2
+log_every_s = 0.1
+[strategy]
+mode = "sync"
+[cluster]
+lease_s = 5
+""")
+    return ["--json", "--max-restarts", "2", "--durability", "log", str(folder / "job.toml")]
+
+
+@pytest.fixture(scope="module")
+def expected(job: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """The result of the same launch with processes of this machine."""
+    folder = tmp_path_factory.mktemp("local")
+    done = subprocess.run([*COMMAND, *job], cwd=folder, capture_output=True, text=True, check=True)
+    return result_of(done.stdout)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def result_of(out: str) -> dict[str, object]:
+    result = json.loads(out.splitlines()[-1])
+    return {name: result[name] for name in SAME}
+
+
+def on_ray(address: str) -> list[str]:
+    return [*COMMAND, "--on", "ray", "--address", address]
+
+
+def owned(role: str, folder: Path) -> list[tuple[int, int]]:
+    """Returns (process, its actor) of all processes of a role whose folder is `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (path / "environ").read_bytes().split(b"\0")
+            if (
+                f"TRAINING_ROLE={role}".encode() in environment
+                and (path / "cwd").readlink() == folder
+            ):
+                parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+                found.append((int(path.name), parent))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+def actors() -> list[str]:
+    """Returns the actors of launches that run on this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes().startswith(b"ray::Host"):
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+def assert_nothing_left(folder: Path) -> None:
+    end = time.monotonic() + EXIT_S
+    while left := [*owned("PSERVER", folder), *owned("TRAINER", folder), *actors()]:
+        assert time.monotonic() < end, f"left over: {left}"
+        time.sleep(0.1)
+
+
+def until_training(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    while "examples/s=" not in (line := process.stderr.readline()):
+        assert line, "the launcher ended before it trained"
+
+
+@pytest.mark.parametrize("lost", ["nothing", "PSERVER", "TRAINER"])
+def test_result_is_that_of_processes_whichever_actor_is_killed(
+    lost: str, address: str, job: list[str], expected: dict[str, object], tmp_path: Path
+) -> None:
+    with started([*on_ray(address), *job]) as process:
+        if lost != "nothing":
+            until_training(process)
+            _, actor = min(owned(lost, tmp_path))
+            os.kill(actor, signal.SIGKILL)
+        out, err = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 0, err
+    assert result_of(out) == expected
+    assert json.loads(out.splitlines()[-1])["restarts"] == (lost != "nothing")
+    assert not Path("log/update-log").exists()
+    assert_nothing_left(tmp_path)
+
+
+def test_failure_ends_all_and_is_shown(address: str, job: list[str], tmp_path: Path) -> None:
+    with started([*on_ray(address), *job, "--set", "train.batch_size=none"]) as process:
+        _, err = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 2, err
+    assert "batch_size" in err
+    assert_nothing_left(tmp_path)
+
+
+def test_ctrl_c_ends_all_in_order(address: str, job: list[str], tmp_path: Path) -> None:
+    with started([*on_ray(address), *job, "--set", "train.epochs=1000"]) as process:
+        until_training(process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 128 + signal.SIGINT
+    for index in range(2):
+        assert "ended reason='SIGTERM'" in Path(f"log/pserver.{index}.log").read_text()
+    assert_nothing_left(tmp_path)
