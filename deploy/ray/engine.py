@@ -48,7 +48,7 @@ def ray_engine(
             address=address,
             log_to_driver=False,  # the logs of processes come by their own way
             logging_level="WARNING",
-            # Ray looks for this machine among the nodes by an outer address, which nodes of loopback have not.
+            # Ray looks for this machine among the nodes by an outer address, which those of loopback lack.
             _node_ip_address=address.partition(":")[0] if address.startswith("127.") else None,
         )
     except ConnectionError as error:

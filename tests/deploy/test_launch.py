@@ -471,3 +471,20 @@ def test_exit_code_is_that_of_an_abort_whose_cause_is_not_seen() -> None:
     )
 
     assert code == 12
+
+
+def test_ray_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('model = "lr"\n')
+    without = "import sys; sys.modules['ray'] = None; from deploy.launch import main; main()"
+
+    done = subprocess.run(
+        [sys.executable, "-c", without, "--on", "ray", job],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+    assert (done.returncode, "pip install 'ctr-ps[ray]'" in done.stderr) == (2, True), done.stderr
