@@ -9,16 +9,19 @@ It answers with newer checkpoints as they come. SIGTERM ends it when the request
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from threadpoolctl import threadpool_limits
 
 from protos.errors import BindError, CtrPsError, UsageError
+from protos.role import address_to_bind
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.wire.metrics_port import (
     Readers,
@@ -32,6 +35,10 @@ from protos.wire.security.credentials import (
     require_protection,
     server_context,
 )
+
+if TYPE_CHECKING:
+    from ps_worker.serving.inference_server.request_metrics import RequestMetrics
+    from ps_worker.serving.inference_server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +128,12 @@ def serve(
             verify=verify,
             drain_s=drain,
         )
-        _require_extra()
+        if not (http or grpc):
+            raise UsageError("--http and --grpc are empty: nobody could ask")
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise UsageError(f"--name is {name!r}, expected letters, digits, and _ . -")
+        if http:
+            _require_extra()
         with threadpool_limits(1):  # each thread of the pool is one
             asyncio.run(run(settings, credentials))
     except CtrPsError as error:
@@ -149,22 +161,17 @@ async def run(settings: Settings, credentials: Credentials) -> None:
         BindError: If an address cannot be bound.
         CtrPsError: If the model cannot be loaded.
     """
-    # Late: numba, and an extra.
-    from aiohttp import web
-
-    from ps_worker.serving.inference_server.grpc_service import GrpcService
-    from ps_worker.serving.inference_server.http_service import HttpService
+    # Late: numba.
     from ps_worker.serving.inference_server.request_metrics import RequestMetrics
     from ps_worker.serving.inference_server.served_model import ServedModel
 
-    addresses = {"HTTP": settings.http, "gRPC": settings.grpc}
-    for address in filter(None, addresses.values()):
+    for address in filter(None, (settings.http, settings.grpc)):
         require_protection(parse_address(address)[0], credentials, "ask the model")
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         model = ServedModel(
             settings.model,
             name=settings.name,
@@ -174,45 +181,86 @@ async def run(settings: Settings, credentials: Credentials) -> None:
         )
         stack.callback(model.close)
         metrics = RequestMetrics(model)
-
-        def is_ready() -> bool:
-            return not ended.is_set()
-
         if settings.metrics:
             stack.enter_context(
                 open_metrics_port(settings.metrics, metrics, metrics.status, credentials)
             )
-        if settings.grpc:
-            in_grpc = GrpcService(model, metrics, is_ready)
-            server = in_grpc.server(credentials)
-            host, port = parse_address(settings.grpc)
-            port = bind(
-                server, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", credentials
-            )
-            await server.start()
-            await in_grpc.tell_ready()
-            stack.push_async_callback(server.stop, GRACE_S)
-            logger.info("gRPC at %s:%d", host, port)
-        if settings.http:
-            service = HttpService(model, metrics, is_ready, Readers(credentials))
-            runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=GRACE_S)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            host, port = parse_address(settings.http)
-            site = web.TCPSite(runner, host, port, ssl_context=server_context(credentials))
-            try:
-                await site.start()
-            except OSError as error:
-                raise BindError(f"cannot bind {host}:{port} for HTTP: {error.strerror}") from error
-            logger.info("HTTP at %s:%d", host, runner.addresses[0][1])
-        if settings.reload_s:
-            reloading = asyncio.create_task(model.reload_every(settings.reload_s))
-            stack.callback(reloading.cancel)
-        await ended.wait()
-        logger.info("ends when the requests in flight are answered")
-        if settings.grpc:
-            await in_grpc.tell_end()
-        await asyncio.sleep(settings.drain_s)
+        served = _Served(model, metrics, ended, credentials)
+        ends: list[Callable[[], Awaitable[object]]] = []
+        try:
+            if settings.grpc:
+                ends.append(await _start_grpc(served, settings.grpc))
+            if settings.http:
+                ends.append(await _start_http(served, settings.http))
+            if settings.reload_s:
+                reloading = asyncio.create_task(model.reload_every(settings.reload_s))
+                stack.callback(reloading.cancel)
+            await ended.wait()
+            logger.info("ends when the requests in flight are answered")
+            await asyncio.sleep(settings.drain_s)
+        finally:
+            await asyncio.gather(*(end() for end in ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What both protocols serve, and for whom."""
+
+    model: "ServedModel"
+    metrics: "RequestMetrics"
+    ended: asyncio.Event
+    credentials: Credentials
+
+    def is_ready(self) -> bool:
+        return not self.ended.is_set()
+
+
+async def _start_grpc(served: _Served, address: str) -> Callable[[], Awaitable[object]]:
+    """Serves over gRPC; returns what ends that."""
+    from ps_worker.serving.inference_server.grpc_service import GrpcService
+
+    service = GrpcService(served.model, served.metrics, served.is_ready)
+    server = service.server(served.credentials)
+    host, port = parse_address(address)
+    port = bind(server, address_to_bind(host, port), served.credentials)
+    await server.start()
+    await service.tell_ready()
+    telling = asyncio.create_task(_tell_end(served.ended, service.tell_end))
+    logger.info("gRPC at %s", address_to_bind(host, port))
+
+    async def end() -> None:
+        telling.cancel()
+        await server.stop(GRACE_S)
+
+    return end
+
+
+async def _tell_end(ended: asyncio.Event, tell: Callable[[], Awaitable[None]]) -> None:
+    await ended.wait()
+    await tell()
+
+
+async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[object]]:
+    """Serves over HTTP; returns what ends that."""
+    from aiohttp import web  # of an extra
+
+    from ps_worker.serving.inference_server.http_service import HttpService
+
+    readers = Readers(served.credentials)
+    service = HttpService(served.model, served.metrics, served.is_ready, readers)
+    runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=GRACE_S)
+    await runner.setup()
+    host, port = parse_address(address)
+    site = web.TCPSite(runner, host, port, ssl_context=server_context(served.credentials))
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise BindError(
+            f"cannot bind {address_to_bind(host, port)} for HTTP: {error.strerror}"
+        ) from error
+    logger.info("HTTP at %s", address_to_bind(host, runner.addresses[0][1]))
+    return runner.cleanup
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """The protocol over gRPC: `inference.GRPCInferenceService`."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,13 @@ from protos.wire.grpc_status import details_of, status_of
 from protos.wire.security.access import Access
 from protos.wire.security.credentials import Credentials
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
-from ps_worker.serving.inference_server.served_model import ServedModel, UnknownModelError
+from ps_worker.serving.inference_server.served_model import (
+    MAX_WAITING,
+    Request,
+    ServedModel,
+    UnknownModelError,
+    own_version,
+)
 from ps_worker.serving.inference_server.tensors import (
     BYTES,
     Tensor,
@@ -28,6 +35,9 @@ from ps_worker.serving.inference_server.tensors import (
 )
 
 _SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+MAX_CALLS = 4 * MAX_WAITING
+"""At once, health checks and refusals among them; more are refused before their message is read."""
 
 EXTENSIONS = ("binary_tensor_data",)
 
@@ -60,8 +70,8 @@ class _Method:
         return f"/{_SERVICE.full_name}/{self.name}"
 
 
-GUARDED = (_Method("ServerMetadata"), _Method("ModelMetadata"), _Method("ModelInfer"))
-"""Whether a server is live and ready, anybody may ask, as for servers of parameters."""
+GUARDED = tuple(map(_Method, ("ServerMetadata", "ModelMetadata", "ModelReady", "ModelInfer")))
+"""Whether a process is live and ready, anybody may ask, as of servers of parameters; not of what models."""
 
 
 class GrpcService:
@@ -86,7 +96,11 @@ class GrpcService:
             if credentials.tell_callers_apart
             else []
         )
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+        server = grpc.aio.server(
+            options=SERVER_OPTIONS,
+            interceptors=interceptors,
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
         answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -124,9 +138,14 @@ class GrpcService:
         self, name: str, answer: Callable[[Any], Awaitable[Any]]
     ) -> Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]:
         async def method(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            start, status = time.perf_counter(), grpc.StatusCode.OK
+            start, status = time.perf_counter(), grpc.StatusCode.UNKNOWN
             try:
-                return await answer(request)
+                answered = await answer(request)
+                status = grpc.StatusCode.OK
+                return answered
+            except asyncio.CancelledError:
+                status = grpc.StatusCode.CANCELLED
+                raise
             except CtrPsError as error:
                 status = _status_of(error)
                 await context.abort(status, details_of(error))
@@ -143,16 +162,18 @@ class GrpcService:
 
     async def _model_ready(self, request: Any) -> Any:
         try:
-            self._model.require(request.name, request.version)
+            self._model.meant(request.name, request.version)
         except UnknownModelError:
             return messages.ModelReadyResponse(ready=False)
         return messages.ModelReadyResponse(ready=self._is_ready())
 
     async def _server_metadata(self, request: Any) -> Any:
-        return messages.ServerMetadataResponse(name="ctr-ps", version="2", extensions=EXTENSIONS)
+        return messages.ServerMetadataResponse(
+            name="ctr-ps", version=own_version(), extensions=EXTENSIONS
+        )
 
     async def _model_metadata(self, request: Any) -> Any:
-        self._model.require(request.name, request.version)
+        self._model.meant(request.name, request.version)
         return messages.ModelMetadataResponse(
             name=self._model.name,
             versions=[self._model.current.version],
@@ -162,10 +183,9 @@ class GrpcService:
         )
 
     async def _model_infer(self, request: Any) -> Any:
-        self._model.require(request.model_name, request.model_version)
-        answer = await self._model.infer(
-            tensors_in(request), [output.name for output in request.outputs]
-        )
+        current = self._model.meant(request.model_name, request.model_version)
+        with self._model.place():
+            answer = await self._model.infer(current, lambda: _decoded(request))
         return messages.ModelInferResponse(
             model_name=self._model.name,
             model_version=answer.version,
@@ -187,6 +207,10 @@ def _status_of(error: CtrPsError) -> grpc.StatusCode:
         case DataError():  # of the request, where servers of parameters have none
             return grpc.StatusCode.INVALID_ARGUMENT
     return status_of(error)
+
+
+def _decoded(request: Any) -> Request:
+    return Request(tensors_in(request), [output.name for output in request.outputs])
 
 
 def tensors_in(request: Any) -> list[Tensor]:

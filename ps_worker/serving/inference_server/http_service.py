@@ -6,8 +6,10 @@ POST /v2/models/NAME[/versions/VERSION]/infer
 """
 
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from aiohttp import web
@@ -16,7 +18,13 @@ from protos.errors import CtrPsError, DataError, OverloadedError
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.wire.metrics_port import Readers
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
-from ps_worker.serving.inference_server.served_model import ServedModel, UnknownModelError
+from ps_worker.serving.inference_server.served_model import (
+    Current,
+    Request,
+    ServedModel,
+    UnknownModelError,
+    own_version,
+)
 from ps_worker.serving.inference_server.tensors import (
     Tensor,
     TensorType,
@@ -27,6 +35,8 @@ from ps_worker.serving.inference_server.tensors import (
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON before binary tensors."""
+
+MAX_ERROR_CHARACTERS = 2_000
 
 EXTENSIONS = ("binary_tensor_data",)
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
@@ -81,7 +91,10 @@ class HttpService:
             status = response.status
         except web.HTTPException as error:  # no such path, a method that it has not, too large
             status = error.status
-            return _error(status, f"{error.reason} ({request.method} {request.path})")
+            response = _error(status, f"{error.reason} ({request.method} {request.path})")
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
+            return response
         except CtrPsError as error:
             status = _status_of(error)
             return _error(status, str(error), error)
@@ -98,7 +111,9 @@ class HttpService:
         return self._readers.refusal(request.headers, certificate)
 
     async def _server_metadata(self, request: web.Request) -> web.Response:
-        return web.json_response({"name": "ctr-ps", "version": "2", "extensions": EXTENSIONS})
+        return web.json_response(
+            {"name": "ctr-ps", "version": own_version(), "extensions": EXTENSIONS}
+        )
 
     async def _live(self, request: web.Request) -> web.Response:
         return web.json_response({"live": True})
@@ -107,7 +122,7 @@ class HttpService:
         return self._readiness()
 
     async def _model_ready(self, request: web.Request) -> web.Response:
-        self._require(request)
+        self._meant(request)
         return self._readiness()
 
     def _readiness(self) -> web.Response:
@@ -115,7 +130,7 @@ class HttpService:
         return web.json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
     async def _model_metadata(self, request: web.Request) -> web.Response:
-        self._require(request)
+        self._meant(request)
         return web.json_response(
             {
                 "name": self._model.name,
@@ -127,11 +142,10 @@ class HttpService:
         )
 
     async def _infer(self, request: web.Request) -> web.Response:
-        self._require(request)
-        head, binary = _parts(await request.read(), request.headers.get(HEADER_LENGTH))
-        asked = {str(_field(each, "name")): each for each in _list(head, "outputs")}
-        answer = await self._model.infer(tensors_in(head, binary), list(asked))
-        by_default = bool(_parameters(head).get("binary_data_output", False))
+        current = self._meant(request)
+        with self._model.place():
+            asked = _Asked(await request.read(), request.headers.get(HEADER_LENGTH))
+            answer = await self._model.infer(current, asked.decode)
         outputs, raw = [], []
         for each, values in answer.outputs:
             output: dict[str, Any] = {
@@ -139,20 +153,20 @@ class HttpService:
                 "datatype": each.datatype,
                 "shape": each.shape,
             }
-            if _parameters(asked.get(each.name, {})).get("binary_data", by_default):
+            if asked.is_binary(each.name):
                 raw.append(raw_of(values))
                 output["parameters"] = {"binary_data_size": len(raw[-1])}
             else:
-                output["data"] = values.tolist()
+                output["data"] = [value if isfinite(value) else None for value in values.tolist()]
             outputs.append(output)
         answered: dict[str, Any] = {
             "model_name": self._model.name,
             "model_version": answer.version,
             "outputs": outputs,
         }
-        if "id" in head:
-            answered["id"] = head["id"]
-        text = json.dumps(answered).encode()
+        if asked.id is not None:
+            answered["id"] = asked.id
+        text = json.dumps(answered, allow_nan=False).encode()
         if not raw:
             return web.Response(body=text, content_type="application/json")
         return web.Response(
@@ -161,8 +175,41 @@ class HttpService:
             headers={HEADER_LENGTH: str(len(text))},
         )
 
-    def _require(self, request: web.Request) -> None:
-        self._model.require(request.match_info["name"], request.match_info.get("version", ""))
+    def _meant(self, request: web.Request) -> Current:
+        return self._model.meant(request.match_info["name"], request.match_info.get("version", ""))
+
+
+class _Asked:
+    """A request to infer, which is decoded in a thread: one of 16 MiB takes long."""
+
+    def __init__(self, body: bytes, length: str | None) -> None:
+        """Takes the body, and what the header says of the length of its JSON."""
+        self._body = body
+        self._length = length
+        self._outputs: dict[str, Mapping[str, Any]] = {}
+        self._is_binary = False
+        self.id: str | None = None
+
+    def decode(self) -> Request:
+        """Returns the request; afterwards the rest of this is known.
+
+        Raises:
+            DataError: If the request is not as the protocol says.
+        """
+        head, binary = _parts(self._body, self._length)
+        self._outputs = {str(_field(each, "name")): each for each in _list(head, "outputs")}
+        for each in self._outputs.values():
+            _parameters(each)
+        self._is_binary = bool(_parameters(head).get("binary_data_output", False))
+        self.id = head.get("id")
+        if self.id is not None and not isinstance(self.id, str):
+            raise DataError(f"'id' is {type(self.id).__name__}, expected text")
+        return Request(tensors_in(head, binary), list(self._outputs))
+
+    def is_binary(self, output: str) -> bool:
+        """Whether the bytes of an output are to follow the JSON."""
+        asked = _parameters(self._outputs.get(output, {}))
+        return bool(asked.get("binary_data", self._is_binary))
 
 
 def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
@@ -199,8 +246,8 @@ def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
 
 def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
     """Returns the JSON of a body, and what follows."""
-    if length is not None and not (length.isascii() and length.isdigit()):
-        raise DataError(f"{HEADER_LENGTH} is {length!r}, expected a number of bytes")
+    if length is not None and not re.fullmatch("[0-9]{1,10}", length):
+        raise DataError(f"{HEADER_LENGTH} is {length[:20]!r}, expected a number of bytes")
     end = len(body) if length is None else int(length)
     if end > len(body):
         raise DataError(f"{HEADER_LENGTH} is {end}, and the request has {len(body)} bytes")
@@ -209,8 +256,11 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
     except json.JSONDecodeError as error:
         near = error.doc[max(0, error.pos - 20) : error.pos + 20]
         raise DataError(f"the request is no JSON: {error}, near {near!r}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"the request is no JSON: {error}") from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # no UTF-8, numbers without end, nested without end
+        raise DataError(f"the request is no JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict):
         raise DataError(f"the request is {type(head).__name__}, expected an object of JSON")
     return head, body[end:]
@@ -218,7 +268,8 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
 
 def _field(value: Any, name: str) -> Any:
     if not isinstance(value, dict) or name not in value:
-        raise DataError(f"{name!r} is missing in {str(value)[:100]}")
+        shown = sorted(value)[:5] if isinstance(value, dict) else type(value).__name__
+        raise DataError(f"{name!r} is missing in {shown}")
     return value[name]
 
 
@@ -269,7 +320,7 @@ def _status_of(error: CtrPsError) -> int:
 
 
 def _error(status: int, text: str, error: CtrPsError | None = None) -> web.Response:
-    headers = {}
+    headers, text = {}, text[:MAX_ERROR_CHARACTERS]
     if isinstance(error, OverloadedError):
         headers["Retry-After"] = f"{error.retry_after_s:.0f}"
     if status == 401:

@@ -11,9 +11,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -32,8 +34,9 @@ from ps_worker.serving.predictor import Predictor
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 256
-"""Requests that have a thread or wait for one; more are refused, so that those that wait are still wanted."""
+MAX_WAITING = 64
+"""Requests that have a thread or wait for one, of up to 16 MiB each; more are refused, so that those which
+wait are still wanted."""
 
 RETRY_AFTER_S = 1.0
 
@@ -60,11 +63,20 @@ class Current:
 
 
 @dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: rows as tensors, and names of outputs; none: all."""
+
+    tensors: Sequence[Tensor]
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """Outputs of a request, and the version that has computed them."""
+    """Outputs of a request, its rows, and the version that has computed them."""
 
     version: str
     outputs: Sequence[tuple[TensorType, NDArray[np.float32]]]
+    num_rows: int
 
 
 @dataclass(slots=True)
@@ -143,27 +155,28 @@ class ServedModel:
         """What it gives."""
         return outputs_of(self.current.predictor.tasks)
 
-    def require(self, name: str, version: str = "") -> None:
-        """Raises UnknownModelError unless this model is meant; an empty version is any."""
-        if name != self.name:
-            raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
-        if version not in ("", self.current.version):
-            raise UnknownModelError(
-                f"version {version!r} of {name!r} is not served, it is {self.current.version!r} now: leave "
-                f"the version out to ask for the newest"
-            )
-
-    async def infer(self, tensors: Sequence[Tensor], outputs: Sequence[str] = ()) -> Answer:
-        """Predicts the rows of a request.
-
-        Args:
-            tensors: One for each column of the model.
-            outputs: Names of those that are asked for; none: all.
+    def meant(self, name: str, version: str = "") -> Current:
+        """Returns the model that answers, if it is the one that is meant; an empty version is any.
 
         Raises:
-            DataError: If tensors do not fit the model.
-            UnknownModelError: If there is no such output.
-            OverloadedError: If too many requests wait.
+            UnknownModelError: If it is not.
+        """
+        current = self.current
+        if name != self.name:
+            raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
+        if version not in ("", current.version):
+            raise UnknownModelError(
+                f"version {version!r} of {name!r} is not served, it is {current.version!r} now: leave the "
+                f"version out to ask for the newest"
+            )
+        return current
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Counts a request for the time of the block, before its body is read.
+
+        Raises:
+            OverloadedError: If too many wait.
         """
         if self._num_waiting >= MAX_WAITING:
             raise OverloadedError(
@@ -173,35 +186,52 @@ class ServedModel:
             )
         self._num_waiting += 1
         try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, self._infer, tensors, outputs)
+            yield
         finally:
             self._num_waiting -= 1
 
-    def _infer(self, tensors: Sequence[Tensor], outputs: Sequence[str]) -> Answer:
-        current = self.current
-        predictor = current.predictor
+    async def infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+        """Predicts the rows of a request, in a thread of the pool.
+
+        Args:
+            current: The model that was meant.
+            decode: Returns the request, in that thread: one of 16 MiB takes long.
+
+        Raises:
+            DataError: If the request is not as the protocol says, or does not fit the model.
+            UnknownModelError: If there is no output that it asks for.
+        """
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(self._threads, self._infer, current, decode)
+        self.counts.rows += answer.num_rows
+        return answer
+
+    def _infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+        predictor, request = current.predictor, decode()
         types = outputs_of(predictor.tasks)
-        if unknown := set(outputs) - {each.name for each in types}:
+        if unknown := set(request.outputs) - {each.name for each in types}:
             raise UnknownModelError(
                 f"there is no output {sorted(unknown)}, the model has {[each.name for each in types]}"
             )
-        samples = samples_of(tensors, predictor.schema, max_rows=self._max_rows)
+        samples = samples_of(request.tensors, predictor.schema, max_rows=self._max_rows)
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T
-        self.counts.rows += len(samples)
         found = [
             (TensorType(each.name, each.datatype, (len(samples),)), column)
             for each, column in zip(types, columns, strict=True)
-            if not outputs or each.name in outputs
+            if not request.outputs or each.name in request.outputs
         ]
-        return Answer(current.version, found)
+        return Answer(current.version, found, len(samples))
 
     async def reload_every(self, seconds: float) -> None:
         """Looks for a newer checkpoint every so many seconds, for ever."""
         while True:
             await asyncio.sleep(seconds)
-            await asyncio.to_thread(self.reload)
+            try:
+                await asyncio.to_thread(self.reload)
+            except Exception:  # the next look may find another checkpoint
+                self.counts.failed_reloads += 1
+                logger.exception("looking for a newer model failed")
 
     def reload(self) -> bool:
         """Answers with the newest checkpoint from now on; returns whether it is another one.
@@ -243,6 +273,14 @@ def _warm_up(predictor: Predictor) -> None:
     """Predicts a row of missing values: kernels are compiled before the first request."""
     schema = predictor.schema
     predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
+
+
+def own_version() -> str:
+    """Returns the version of this package; of a checkout that was not installed "unknown"."""
+    try:
+        return version("ctr-ps")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _require_same_tensors(old: Predictor, new: Predictor) -> None:

@@ -8,6 +8,7 @@ are keys. With [N] or [N, 1] each row has one value as it stands in the data, wh
 missing one; of [N, L] with other L, empty texts only fill rows up.
 """
 
+import contextlib
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from ctr_model.schema import Schema
 from protos.errors import DataError
+from protos.limits import MAX_MESSAGE_BYTES
 from ps_worker.data.user_code.samples import Sample, Value
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -34,6 +36,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 BYTES = "BYTES"
+MAX_DIMENSIONS = 3  # of which a column takes two: an error about it says more
 PROBABILITY = "probability"
 """Name of the output of a model with one label; those of several have the names of its tasks."""
 
@@ -111,14 +114,18 @@ def tensor_of_values(
     if datatype == BYTES:
         return Tensor(name, datatype, tuple(shape), [_text(name, value) for value in values])
     dtype = _dtype(name, datatype)
+    # Numbers alone: numpy would take true, 1.7 and "12" for whole ones. None is missing: JSON has no nan.
+    allowed = {int, float, type(None)} if dtype.kind == "f" else {int}
+    for each in values:
+        if type(each) not in allowed:
+            raise DataError(
+                f"tensor {name!r} has the value {str(each)[:100]!r}, expected {datatype}"
+            )
     try:
-        # None is a missing number: JSON has no nan.
         numbers = np.array(values, dtype if dtype.kind != "f" else np.float64)
-        if numbers.shape != (count,):
-            raise ValueError("nested")
-        return Tensor(name, datatype, tuple(shape), numbers.astype(dtype))
-    except (ValueError, TypeError, OverflowError) as error:
+    except (TypeError, OverflowError) as error:
         raise DataError(f"tensor {name!r} has values that are not {datatype}: {error}") from error
+    return Tensor(name, datatype, tuple(shape), numbers.astype(dtype))
 
 
 def raw_of(values: NDArray[np.float32]) -> bytes:
@@ -205,8 +212,14 @@ def _values(tensor: Tensor, num_rows: int) -> list[Value] | list[list[Value]]:
 
 
 def _count(name: str, shape: Sequence[int]) -> int:
-    if any(not isinstance(each, int) or each < 0 for each in shape):
-        raise DataError(f"tensor {name!r} has shape {list(shape)}, expected lengths from 0 on")
+    """Returns the number of values; lengths are compared before they are multiplied, as they may be huge."""
+    if len(shape) > MAX_DIMENSIONS or any(
+        type(each) is not int or not 0 <= each <= MAX_MESSAGE_BYTES for each in shape
+    ):
+        raise DataError(
+            f"tensor {name!r} has shape {str(list(shape))[:100]}, expected up to {MAX_DIMENSIONS} lengths "
+            f"from 0 to {MAX_MESSAGE_BYTES}"
+        )
     return prod(shape)
 
 
@@ -219,11 +232,14 @@ def _dtype(name: str, datatype: str) -> np.dtype[Any]:
 
 
 def _text(name: str, value: object) -> bytes:
-    if isinstance(value, str):
-        return value.encode("utf-8", "surrogateescape")
     if isinstance(value, bytes):
         return value
-    raise DataError(f"tensor {name!r} has the value {value!r}, expected text for {BYTES}")
+    if isinstance(value, str):
+        with contextlib.suppress(UnicodeEncodeError):  # halves of a pair
+            return value.encode()
+    raise DataError(
+        f"tensor {name!r} has the value {str(value)[:100]!r}, expected text for {BYTES}"
+    )
 
 
 def _texts_of_raw(name: str, raw: bytes, count: int) -> list[bytes]:

@@ -210,6 +210,28 @@ def test_messages_have_the_fields_of_the_protocol() -> None:
         compare(message)
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--http", "", "--grpc", ""], "nobody could ask"),
+        (["--name", "a/b"], "--name is 'a/b'"),
+        (["--http", "somewhere"], "expected [HOST:]PORT"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: list[str], why: str, trained: Trained
+) -> None:
+    done = subprocess.run(
+        [PS_SERVE, trained.folder, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+    assert (done.returncode, why in done.stderr) == (2, True), done.stderr
+
+
 def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [PS_SERVE, tmp_path, "--http", "0", "--grpc", "0"],

@@ -19,7 +19,7 @@ from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
 from protos.wire.security.credentials import Credentials, bind
 from ps_worker.serving.inference_server import served_model
-from ps_worker.serving.inference_server.grpc_service import GrpcService
+from ps_worker.serving.inference_server.grpc_service import GrpcService, tensors_in
 from ps_worker.serving.inference_server.http_service import HEADER_LENGTH, HttpService
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import ServedModel
@@ -217,6 +217,12 @@ def without(request: dict[str, Any], name: str) -> dict[str, Any]:
         ("ctr/infer", lambda request: [request], 400, "is list, expected an object of JSON"),
         ("ctr/infer", lambda request: {"inputs": 5}, 400, "'inputs' is int, expected a list"),
         ("ctr/infer", lambda request: {"inputs": [{}]}, 400, "'name' is missing in"),
+        (
+            "ctr/infer",
+            lambda request: {"inputs": [{"name": "x" * 10_000}]},
+            400,
+            "missing in ['name']",
+        ),
         ("ctr/infer", lambda request: {**request, "parameters": 5}, 400, "'parameters' is int"),
         ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),
     ],
@@ -242,6 +248,11 @@ def test_wrong_requests_are_told_what_is_wrong(
     ("content", "length", "why"),
     [
         (b"{", None, "no JSON"),
+        (b"[" * 100_000, None, "no JSON"),
+        (b'{"id": ' + b"9" * 5_000 + b"}", None, "no JSON"),
+        (b'{"id": 5}', None, "'id' is int, expected text"),
+        (b"{}", "9" * 5_000, "expected a number of bytes"),
+        (b"\xff\xfe{}", None, "no JSON"),
         (b"{}", "5", "is 5, and the request has 2 bytes"),
         (b"{}", "-1", "expected a number of bytes"),
         (b"{}abc", "2", "3 bytes after the last binary tensor are of none"),
@@ -294,6 +305,7 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
     async def body() -> None:
         async with http_client(model, credentials) as client:
             assert (await client.get("/v2/health/ready")).status == 200
+            assert (await client.get("/v2/models/ctr/ready")).status == 401
             for headers, status in (
                 ({}, 401),
                 ({"Authorization": "Bearer wrong-0123456789"}, 401),
@@ -307,9 +319,13 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
                 assert response.status == status
         async with grpc_channel(model, credentials) as channel:
             await call(channel, "ServerReady", messages.ServerReadyRequest())
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(channel, "ModelInfer", grpc_request(trained, raw=True))
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            for name, request in (
+                ("ModelReady", messages.ModelReadyRequest(name="ctr")),
+                ("ModelInfer", grpc_request(trained, raw=True)),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(channel, name, request)
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             await call(channel, "ModelInfer", grpc_request(trained, raw=True), TOKEN)
 
     run(body)
@@ -390,6 +406,94 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
     shutil.rmtree(folder / "epoch-2")
     trained.publish(3, folder)
     assert model.reload()
+
+
+def test_request_for_a_version_is_answered_by_it_though_a_newer_one_comes(
+    model: ServedModel, trained: Trained, folder: Path, expected: np.ndarray
+) -> None:
+    request = grpc_request(trained, raw=True)
+
+    async def body() -> None:
+        current = model.meant("ctr", "epoch-1")
+        trained.publish(2, folder)
+        assert model.reload()
+        answer = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
+        assert answer.version == "epoch-1"
+        assert np.array_equal(answer.outputs[0][1], expected)
+
+    run(body)
+
+
+def test_fault_while_looking_for_a_newer_model_does_not_end_the_looking(
+    model: ServedModel, trained: Trained, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = iter([RuntimeError("once"), MemoryError("twice")])
+    reload = model.reload
+
+    def sometimes() -> bool:
+        for fault in faults:
+            raise fault
+        return reload()
+
+    monkeypatch.setattr(model, "reload", sometimes)
+    trained.publish(2, folder)
+
+    async def body() -> None:
+        looking = asyncio.create_task(model.reload_every(0.001))
+        while model.counts.reloads == 0:
+            assert not looking.done()
+            await asyncio.sleep(0.001)
+        looking.cancel()
+
+    run(body)
+    assert model.counts.failed_reloads == 2
+
+
+def test_faults_and_calls_given_up_are_no_successes(
+    model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = RequestMetrics(model)
+
+    async def fails(*_: object) -> None:
+        raise RuntimeError("a fault")
+
+    async def waits(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def body() -> None:
+        server = GrpcService(model, metrics, lambda: True).server(Credentials())
+        port = bind(server, "127.0.0.1:0", Credentials())
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            for infer in (fails, waits):
+                monkeypatch.setattr(model, "infer", infer)
+                with pytest.raises((grpc.aio.AioRpcError, TimeoutError)):
+                    await asyncio.wait_for(
+                        call(channel, "ModelInfer", grpc_request(trained, raw=True)), 1
+                    )
+            while len(statuses()) < 2:
+                await asyncio.sleep(0.01)
+        await server.stop(None)
+
+    def statuses() -> set[str]:
+        return {
+            each.labels["status"]
+            for family in metrics.collect()
+            for each in family.samples
+            if each.labels.get("method") == "ModelInfer"
+        }
+
+    run(body)
+    assert statuses() == {"UNKNOWN", "CANCELLED"}
+
+
+def test_method_that_a_path_has_not_is_told_those_that_it_has(model: ServedModel) -> None:
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post("/v2")
+            assert (response.status, response.headers["Allow"]) == (405, "GET,HEAD")
+
+    run(body)
 
 
 def test_metrics_tell_requests_rows_and_the_version(model: ServedModel, trained: Trained) -> None:
