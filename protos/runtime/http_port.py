@@ -7,9 +7,11 @@ each, and no more than `MAX_REQUESTS` at once. It knows nothing of tokens or cer
 how callers are judged, and gives the TLS context.
 """
 
+import contextlib
 import http.server
 import logging
 import socket
+import socketserver
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -26,8 +28,8 @@ logger = logging.getLogger(__name__)
 MAX_REQUESTS = 16
 """At once; a connection more is closed."""
 
-IDLE_LIMIT_S = 10.0
-"""For which a connection may send nothing."""
+REQUEST_LIMIT_S = 10.0
+"""From a connection to its end. One that sends a byte now and then would have a place for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +145,18 @@ class _Server(http.server.ThreadingHTTPServer):
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        connection = request.dup()
+        end = threading.Timer(REQUEST_LIMIT_S, _hang_up, args=[connection])
+        end.daemon = True
+        end.start()
         try:
-            request.settimeout(IDLE_LIMIT_S)
             if self._tls is not None:
                 request = self._tls().wrap_socket(request, server_side=True)
             super().process_request_thread(request, client_address)
@@ -155,10 +164,22 @@ class _Server(http.server.ThreadingHTTPServer):
             logger.debug("connection for metrics from %s failed: %s", client_address, error)
             self.shutdown_request(request)
         finally:
+            end.cancel()
+            connection.close()
             self._places.release()
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's, which asks a name server for the name of this machine.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         logger.debug("request for metrics from %s failed", client_address, exc_info=True)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -168,14 +189,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     refusal: Refusal
     server_version = "ctr-ps"
     sys_version = ""
-    timeout = IDLE_LIMIT_S
 
     def do_GET(self) -> None:  # as the library calls it
         certificate = (
             self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
         )
         if refusal := self.refusal(self.headers, certificate):
-            self._answer(401, Page("text/plain; charset=utf-8", f"{refusal}\n".encode()))
+            status = 403 if certificate else 401
+            self._answer(status, Page("text/plain; charset=utf-8", f"{refusal}\n".encode()))
             return
         route = self.routes.get(urlsplit(self.path).path)
         if route is None:

@@ -12,6 +12,7 @@ import enum
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -24,6 +25,8 @@ FORMAT, LEVEL = "CTR_PS_LOG_FORMAT", "CTR_PS_LOG_LEVEL"
 """Variables for what no option says."""
 
 logger = logging.getLogger(__name__)
+
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -88,7 +91,8 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # as the library calls it
         """Returns the line without a traceback."""
-        return super().formatMessage(record).replace("\n", "\\n")
+        # Texts of callers could otherwise begin lines of their own, or move a terminal's cursor.
+        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line, and those of a traceback indented."""

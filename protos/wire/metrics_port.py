@@ -108,7 +108,10 @@ def _metrics_route(metrics: Collector) -> Route:
         registry.register(each)
 
     def answer(headers: Message) -> Page:
-        encode, content_type = choose_encoder(headers.get("Accept", ""))
+        try:
+            encode, content_type = choose_encoder(headers.get("Accept", ""))
+        except (TypeError, ValueError):  # a version that is none
+            encode, content_type = choose_encoder("")
         return Page(content_type, encode(registry))
 
     return answer

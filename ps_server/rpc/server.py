@@ -24,6 +24,7 @@ from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
 from ps_server.rpc.journal import NO_JOURNAL
+from ps_server.rpc.metrics.hot_keys import HotKeys
 from ps_server.rpc.service import Service
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
@@ -81,7 +82,11 @@ class Server:
         self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
         self._backlog = backlog or Backlog()
         self._service = Service(
-            self._handlers, self._activity, backlog=self._backlog, on_log_error=self._end_by
+            self._handlers,
+            self._activity,
+            backlog=self._backlog,
+            hot_keys=HotKeys() if settings.metrics else None,
+            on_log_error=self._end_by,
         )
         self._metrics_port: HttpPort | None = None
         self._loop = asyncio.get_running_loop()

@@ -138,7 +138,7 @@ class Service:
 
     Attributes:
         counts: Of the calls, by name.
-        hot_keys: Those of pulls.
+        hot_keys: Those of pulls; None: nobody asks for them.
     """
 
     def __init__(
@@ -148,6 +148,7 @@ class Service:
         *,
         inline_values: int = INLINE_VALUES,
         backlog: Backlog | None = None,
+        hot_keys: HotKeys | None = None,
         on_log_error: Callable[[LogError], None] = lambda _: None,
     ) -> None:
         """Answers calls by `handlers`; tells `activity` of every call.
@@ -157,6 +158,7 @@ class Service:
             activity: Told of every call.
             inline_values: Calls that touch more numbers run in a thread.
             backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
+            hot_keys: Told of every pull; None: nobody is.
             on_log_error: Called when the update log cannot be written, so that the server ends.
         """
         self._on_log_error = on_log_error
@@ -164,7 +166,7 @@ class Service:
         self._activity = activity
         self._inline_values = inline_values
         self.counts = counts_of(CALLS)
-        self.hot_keys = HotKeys()
+        self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
         self._step_executor = ThreadPoolExecutor(1, "steps")
         handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
@@ -207,7 +209,7 @@ class Service:
                 self._backlog.require_room(call.name)
                 argument = call.decode_request(request)
                 counts.touched(argument)
-                if isinstance(argument, PullSparse):
+                if self.hot_keys is not None and isinstance(argument, PullSparse):
                     self.hot_keys.pulled(argument.keys)
                 start = partial(self._handlers.start, call, argument, request)
                 if self._handlers.work(call, argument) <= self._inline_values:

@@ -136,7 +136,8 @@ def require_access(found: Access | None, needed: Access, call: str, why_unknown:
 
 
 def _hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+    # Headers of HTTP may have bytes that are not UTF-8.
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 def _lines(text: str) -> Iterable[tuple[int, str]]:

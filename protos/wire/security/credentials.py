@@ -271,6 +271,9 @@ def tls_contexts(credentials: Credentials) -> Callable[[], ssl.SSLContext] | Non
                 cadata=_authorities(credentials.client_ca, TLS_CLIENT_CA).decode()
             )
             made.verify_mode = ssl.CERT_REQUIRED
+            # A session that is resumed is not verified again, though its authority may be gone by now.
+            made.minimum_version = ssl.TLSVersion.TLSv1_3
+            made.num_tickets = 0
         return made
 
     current = context()

@@ -1,75 +1,82 @@
-"""Keys that are pulled most often, estimated from a few keys of a few pulls.
+"""Keys that are pulled most often, and the share of pulls that have them: candidates are followed.
 
-A worker pulls a key once for a batch, so the share of pulls that have it says how hot it is. One pull of
-`EVERY` is looked at, and of its keys a stretch of `STRETCH` at a random place. Counts are halved when there
-are too many keys, so that those which are no longer hot are forgotten.
+A worker pulls a key once for a batch, so the share of pulls that have it says how hot it is. Now and
+then a pull is looked at as a whole: candidates that are in it are counted, and some of its keys, at random,
+become candidates. A hot one is among them sooner or later, and stays; those that do not come again make room.
 """
 
-import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import numpy as np
 
 from protos.keys import Keys
 
-EVERY = 16
-STRETCH = 64
-MOST_KEYS = 4096
-"""Counted of a table. Beside keys that come once, thousands of which are seen in between, hot ones stay."""
+EVERY = 64
+"""Pulls from one that is looked at to the next, at least."""
+
+KEYS_A_PULL = 2_000
+"""A look takes 20 ns a key: after one at more keys than this, as many more pulls are not looked at."""
+
+NOMINATED = 64
+MOST_CANDIDATES = 1024
+LEAST_SEEN = 3
+"""Times that a candidate must have been seen to be shown: one that came twice says little."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What was seen of a table.
+_NOBODY = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
 
-    Attributes:
-        pulls: Looked at.
-        pulls_with: Of them, about how many had a key.
-    """
 
-    pulls: float = 0.0
-    pulls_with: dict[int, float] = field(default_factory=dict)
+class _Table:
+    """The candidates of a table: keys, how many looks have seen them, how many there were since they are."""
 
-    def add(self, keys: list[int], weight: float) -> None:
-        self.pulls += 1
-        pulls_with = self.pulls_with
-        for key in keys:
-            pulls_with[key] = pulls_with.get(key, 0.0) + weight
-        if len(pulls_with) > MOST_KEYS:
-            self.pulls /= 2
-            # Those seen once since the last time go.
-            self.pulls_with = {
-                key: count / 2 for key, count in pulls_with.items() if count > 1.5 * weight
-            }
+    def __init__(self) -> None:
+        self.candidates = _NOBODY
+
+    def look(self, pulled: Keys, random: np.random.Generator) -> None:
+        keys, seen, looks = self.candidates
+        seen, looks = seen + np.isin(keys, pulled, assume_unique=True), looks + 1
+        new = random.choice(pulled, min(NOMINATED, pulled.size), replace=False)
+        new = new[~np.isin(new, keys, assume_unique=True)]
+        keys = np.concatenate([keys, new])
+        seen = np.concatenate([seen, np.ones(new.size, np.int64)])
+        looks = np.concatenate([looks, np.ones(new.size, np.int64)])
+        if keys.size > MOST_CANDIDATES:
+            # As if each had been looked for three times more, in vain: a new one is worth less than a proven
+            # one, and more than one that did not come again.
+            kept = np.argsort(seen / (looks + 3))[-(MOST_CANDIDATES // 2) :]
+            keys, seen, looks = keys[kept], seen[kept], looks[kept]
+        self.candidates = (keys, seen, looks)  # at once: another thread may look
 
 
 class HotKeys:
-    """Counts the keys of pulls. One thread adds, any may look."""
+    """Follows the keys of pulls. One thread adds, any may look."""
 
     def __init__(self, seed: int = 0) -> None:
-        """Has seen nothing; `seed` is for the choice of stretches."""
-        self._tables: dict[str, _Counts] = {}
+        """Has seen nothing; `seed` is for the choice of candidates."""
+        self._tables: dict[str, _Table] = {}
         self._until_next = 0
-        self._random = random.Random(seed)
+        self._random = np.random.default_rng(seed)
 
     def pulled(self, keys: Mapping[str, Keys]) -> None:
-        """A pull came, of keys by table."""
+        """A pull came, of keys by table, none of them twice."""
         if self._until_next:
             self._until_next -= 1
             return
-        self._until_next = EVERY - 1
-        for table, all_keys in keys.items():
-            if not all_keys.size:
-                continue
-            start = self._random.randrange(max(1, all_keys.size - STRETCH + 1))
-            stretch = all_keys[start : start + STRETCH].tolist()
-            counts = self._tables.setdefault(table, _Counts())
-            counts.add(stretch, all_keys.size / len(stretch))
+        num_keys = sum(each.size for each in keys.values())
+        self._until_next = EVERY * max(1, num_keys // KEYS_A_PULL) - 1
+        for name, pulled in keys.items():
+            if pulled.size:
+                table = self._tables.get(name) or _Table()
+                table.look(pulled, self._random)
+                self._tables[name] = table
 
     def hottest(self, number: int) -> list[tuple[str, int, float]]:
         """Returns the tables and keys in the largest shares of pulls, and these shares, about."""
-        shares = [
-            (table, key, min(1.0, pulls_with / counts.pulls))
-            for table, counts in list(self._tables.items())
-            for key, pulls_with in list(counts.pulls_with.items())
-        ]
-        return sorted(shares, key=lambda each: each[2], reverse=True)[:number]
+        found = []
+        for name, table in list(self._tables.items()):
+            keys, seen, looks = table.candidates
+            shares = np.where(seen >= LEAST_SEEN, seen / looks, 0.0)
+            for place in np.argsort(shares)[::-1][:number]:
+                if shares[place]:
+                    found.append((name, int(keys[place]), float(shares[place])))
+        return sorted(found, key=lambda each: each[2], reverse=True)[:number]

@@ -18,14 +18,14 @@ _TABLE_COLUMNS = (
 
 
 def server_status(
-    store: ParameterStore, calls: Mapping[str, CallCounts], hot_keys: HotKeys
+    store: ParameterStore, calls: Mapping[str, CallCounts], hot_keys: HotKeys | None
 ) -> Status:
     """Returns the status of a server as of now.
 
     Args:
         store: The server's.
         calls: Its counts, by name of the RPC.
-        hot_keys: Those of its pulls.
+        hot_keys: Those of its pulls; None: nobody has counted them.
     """
     status, shards = store.status(), store.shard_map
     num_calls = {name: _num_calls(counts) for name, counts in calls.items()}
@@ -71,7 +71,7 @@ def server_status(
                 rows=[
                     # As text: numbers of JavaScript are exact up to 2^53.
                     (table, str(key), share)
-                    for table, key, share in hot_keys.hottest(NUM_HOT_KEYS)
+                    for table, key, share in (hot_keys.hottest(NUM_HOT_KEYS) if hot_keys else ())
                 ],
             ),
         ],

@@ -39,7 +39,8 @@ class Servers:
         """
         self.endpoints = tuple(endpoints)
         credentials = Credentials.from_environment()
-        self._metadata = credentials.metadata()
+        credentials.metadata()  # raises where there is no token
+        self._credentials = credentials
         self._channels = [
             open_channel(endpoint, credentials, list(_OPTIONS.items())) for endpoint in endpoints
         ]
@@ -55,9 +56,9 @@ class Servers:
     def look(self, answer_s: float = ANSWER_S) -> list[ServerStatus | CtrPsError]:
         """Returns the status of each server, or why it has none to show within `answer_s` seconds."""
         request = GET_STATUS.request.encode(None)
+        metadata = self._credentials.metadata()  # its file may have another token by now
         calls = [
-            method.future(request, timeout=answer_s, metadata=self._metadata)
-            for method in self._methods
+            method.future(request, timeout=answer_s, metadata=metadata) for method in self._methods
         ]
         found: list[ServerStatus | CtrPsError] = []
         for endpoint, call in zip(self.endpoints, calls, strict=True):

@@ -3,6 +3,7 @@
 import http.client
 import logging
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from email.message import Message
@@ -125,3 +126,36 @@ def test_port_in_use_is_named() -> None:
         pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port.port} for metrics"),
     ):
         HttpPort(HOST, port.port, {})
+
+
+def test_connection_that_dribbles_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "REQUEST_LIMIT_S", 0.2)
+    with (
+        HttpPort(HOST, 0, {}) as port,
+        socket.create_connection((HOST, port.port), timeout=20) as connection,
+    ):
+        connection.sendall(b"GET / HTTP/1.0\r\nX: ")
+
+        assert connection.recv(1) == b""
+
+
+def test_no_name_is_looked_up_for_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(host: str = "") -> str:
+        raise AssertionError(f"the name of {host!r} was asked for")
+
+    monkeypatch.setattr(socket, "getfqdn", asked)
+    with HttpPort(HOST, 0, {"/echo": echo}) as port:
+        assert get(port, "/echo").status == HTTPStatus.OK
+
+
+def test_port_is_open_after_a_thread_could_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(http_port, "MAX_REQUESTS", 1)
+    with HttpPort(HOST, 0, {"/echo": echo}) as port:
+        with monkeypatch.context() as without:
+            without.setattr(socketserver.ThreadingMixIn, "process_request", no_thread)
+            with pytest.raises(ConnectionError):
+                get(port, "/echo")
+        assert get(port, "/echo").status == HTTPStatus.OK

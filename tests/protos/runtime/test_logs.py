@@ -89,6 +89,12 @@ def test_text_begins_a_line_with_each_event_and_indents_the_rest() -> None:
     assert "    ZeroDivisionError: division by zero" in lines
 
 
+def test_text_of_others_moves_no_cursor() -> None:
+    line = TextFormatter().format(record("a\r\x1b[2Jb\tc"))
+
+    assert line.endswith(r" INFO a\r\x1b[2Jb" + "\tc")
+
+
 def test_process_without_a_role_is_not_named() -> None:
     assert TextFormatter().format(record("hello")).endswith(" INFO hello")
     assert "role" not in json.loads(JsonFormatter().format(record("hello")))

@@ -2,6 +2,7 @@
 
 import base64
 import http.client
+import socket
 import ssl
 from contextlib import closing
 from pathlib import Path
@@ -86,6 +87,7 @@ def test_format_is_the_one_that_is_asked_for() -> None:
     with opened(Credentials()) as port:
         status, plain = get(port)
         _, open_metrics = get(port, accept="application/openmetrics-text; version=1.0.0")
+        assert get(port, accept="application/openmetrics-text; version=abc")[0] == 200
 
     assert status == 200
     assert "answer 42.0" in plain
@@ -104,6 +106,7 @@ def test_format_is_the_one_that_is_asked_for() -> None:
         (f"Digest {TOKEN}", "asks for a token"),
         (f"Bearer {OTHER}", "does not know the token"),
         (basic(OTHER), "does not know the token"),
+        ("Bearer \xff\xfe-0123456789abcd", "does not know the token"),
     ],
 )
 def test_whoever_shows_a_known_token_may_read(authorization: str, why: str, tmp_path: Path) -> None:
@@ -134,9 +137,33 @@ def test_certificate_says_the_access_where_there_are_no_tokens(tmp_path: Path) -
         assert port.url.startswith("https://")
         assert get(port, tls=client_context(authority, reader))[0] == 200
         status, why = get(port, tls=client_context(authority, stranger))
-        assert (status, "says no access" in why) == (401, True)
+        assert (status, "says no access" in why) == (403, True)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             get(port, tls=client_context(authority, None))
+
+
+def test_session_is_not_resumed_after_its_authority_is_gone(tmp_path: Path) -> None:
+    """It would not be verified again; so with certificates of callers none is resumed."""
+    authority = CertificateAuthority(tmp_path)
+    reader = authority.credentials("reader", common_name="ctr-ps-reader.prometheus")
+    context = client_context(authority, reader)
+
+    def session_of(port: HttpPort, resumed: ssl.SSLSession | None) -> tuple[ssl.SSLSession, bool]:
+        with (
+            socket.create_connection(("127.0.0.1", port.port), timeout=10) as connection,
+            context.wrap_socket(
+                connection, server_hostname="127.0.0.1", session=resumed
+            ) as encrypted,
+        ):
+            encrypted.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            while encrypted.recv(65536):
+                pass
+            assert encrypted.session is not None
+            return encrypted.session, bool(encrypted.session_reused)
+
+    with opened(authority.credentials("server")) as port:
+        session, _ = session_of(port, None)
+        assert session_of(port, session)[1] is False
 
 
 def test_exchanged_certificate_is_used_for_the_next_connection(tmp_path: Path) -> None:

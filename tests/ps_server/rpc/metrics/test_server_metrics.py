@@ -21,6 +21,7 @@ from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.metrics.call_metrics import BOUNDS_S, Histogram
+from ps_server.rpc.metrics.hot_keys import LEAST_SEEN, HotKeys
 from ps_server.rpc.metrics.server_metrics import STALENESS_BOUNDS, ServerMetrics
 from ps_server.rpc.metrics.server_status import server_status
 from ps_server.rpc.service import Service
@@ -47,7 +48,10 @@ class Server:
             )
         )
         self.backlog = Backlog(max_calls=1)
-        self.service = Service(Handlers(self.store), Activity(), backlog=self.backlog)
+        self.hot_keys = HotKeys()
+        self.service = Service(
+            Handlers(self.store), Activity(), backlog=self.backlog, hot_keys=self.hot_keys
+        )
         self.metrics = ServerMetrics(
             self.store, self.service.counts, self.backlog, lambda: None, per_worker=per_worker
         )
@@ -319,7 +323,9 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
         for sequence in range(3):
             await server.push(10, worker=0, sequence=sequence)
         await server.push(10, worker=1, sequence=0)
-        await server.pull(10)
+        for _ in range(LEAST_SEEN):
+            server.hot_keys._until_next = 0
+            await server.pull(10)
 
     asyncio.run(body())
     server.store.leave(2, step=0)
@@ -338,7 +344,7 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     assert (table["table"], table["rows"], table["shards"]) == ("t", 10, 4)
     push, pull = rows_of(status, "Calls")
     assert (push["call"], push["number"]) == ("PushGrad", 4)
-    assert (pull["call"], pull["number"], pull["of it waiting"]) == ("PullSparse", 1, 0.0)
+    assert (pull["call"], pull["number"], pull["of it waiting"]) == ("PullSparse", 3, 0.0)
     assert {each.name: each.value for each in status.series}["batches a second"] == 4
     hot = rows_of(status, "Hot keys")
     assert {(each["table"], each["share"]) for each in hot} == {("t", 1.0)}
