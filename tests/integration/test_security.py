@@ -253,13 +253,19 @@ def test_each_call_in_flight_is_sent_again_with_a_token_that_was_exchanged(
 
 
 class Load:
-    """Threads that pull all the time, now and then over a new connection; any error is kept."""
+    """Threads that pull all the time, now and then over a new connection; any error is kept.
+
+    Attributes:
+        opening: Held while a new client reads its files: two that do not belong together are an error at a
+            start, where a client that has a connection keeps it.
+    """
 
     def __init__(self, endpoint: str, credentials: Credentials) -> None:
         self._endpoint = endpoint
         self._credentials = credentials
         self._is_over = threading.Event()
         self._pulls = threading.Condition()
+        self.opening = threading.Lock()
         self.num_pulls = 0
         self.errors: list[Exception] = []
         self._threads = [
@@ -286,9 +292,9 @@ class Load:
     def _run(self, pulls_a_connection: int) -> None:
         try:
             while not self._is_over.is_set():
-                with closing_transport(
-                    transport_to(self._endpoint, self._credentials)
-                ) as transport:
+                with self.opening:
+                    transport = transport_to(self._endpoint, self._credentials)
+                with closing_transport(transport):
                     self._pull(transport, pulls_a_connection)
         except Exception as error:
             self.errors.append(error)
@@ -336,7 +342,8 @@ def test_certificates_and_tokens_are_exchanged_under_load_without_a_lost_call(
         with Load(servers.endpoints[0], worker) as load:
             for exchange in steps:
                 load.wait_for_more()
-                exchange()
+                with load.opening:
+                    exchange()
             load.wait_for_more()
         old_one = replace(old.credentials("old-one"), token=second)
         with_old_token = replace(worker, token_file="", token=first)

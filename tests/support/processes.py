@@ -23,7 +23,7 @@ def started(
     Its output is in pipes. It heeds SIGINT and SIGHUP also where these tests run in the background of a shell
     that ignores them for its children.
     """
-    with _heeded(signal.SIGINT), _heeded(signal.SIGHUP):
+    with heeded(signal.SIGINT), heeded(signal.SIGHUP):
         process = subprocess.Popen(
             [sys.executable, tether.__file__, str(os.getpid()), *map(str, command)],
             env=environment,
@@ -42,7 +42,7 @@ def started(
 
 
 @contextmanager
-def _heeded(number: signal.Signals) -> Iterator[None]:
+def heeded(number: signal.Signals) -> Iterator[None]:
     """Lets the processes that are started meanwhile have the signal's default."""
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     if is_ignored:

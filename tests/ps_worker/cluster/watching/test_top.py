@@ -23,6 +23,7 @@ from protos.store import PushId, SaveRequest, ServerStatus, Staleness, StoreStat
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.watching.top import Look, drawn
 from tests.support.cluster import cluster
+from tests.support.processes import heeded
 from tests.support.stores import push_id
 
 TOP = Path(sys.executable).parent / "ps-top"
@@ -153,13 +154,15 @@ def test_terminal_shows_a_curve_that_moves_until_ctrl_c() -> None:
         client = servers.client()
         declared(client)
         ours, theirs = pty.openpty()
-        with subprocess.Popen(
-            [TOP, "--every", "0.2", *servers.endpoints],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "COLUMNS": "140", "LINES": "40", "TERM": "xterm-256color"},
-        ) as process:
+        with heeded(signal.SIGINT):  # also where these tests run in the background of a shell
+            started = subprocess.Popen(
+                [TOP, "--every", "0.2", *servers.endpoints],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=subprocess.PIPE,
+                env={**os.environ, "COLUMNS": "140", "LINES": "40", "TERM": "xterm-256color"},
+            )
+        with started as process:
             os.close(theirs)
             try:
                 seen, end = "", time.monotonic() + 60
