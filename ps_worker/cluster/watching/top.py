@@ -67,6 +67,11 @@ def drawn(endpoints: Sequence[str], looks: Sequence[Look]) -> Group:
     parts: list[Text | Table] = [_headline(looks[-1])]
     if rates := _rates(looks):
         parts.append(Text(f"examples/s {_curve(rates)} {rates[-1]:,.0f}"))
+    parts += [
+        Text(f"{endpoint}  {server}", style="red")
+        for endpoint, server in zip(endpoints, looks[-1].servers, strict=True)
+        if isinstance(server, CtrPsError)
+    ]
     parts.append(_servers(endpoints, looks[-1]))
     if statuses:
         merged = merge_status(statuses)
@@ -105,8 +110,7 @@ def _servers(endpoints: Sequence[str], look: Look) -> Table:
     table = _table("server", "version", "rows", "MiB", "imbalance", "duplicates", "last save")
     for endpoint, server in zip(endpoints, look.servers, strict=True):
         if isinstance(server, CtrPsError):
-            table.add_row(endpoint, Text(str(server), style="red"))
-            continue
+            continue  # its fault has a line of its own
         store = server.store
         size = sum(each.size_bytes for each in store.tables.values())
         table.add_row(
