@@ -14,7 +14,6 @@ train; later it may not, since in some modes each worker has parameters of its o
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
@@ -24,6 +23,7 @@ from ctr_model.batch import Batch
 from ctr_model.models.model import Model, tasks_of
 from protos.errors import AbortedError, UsageError, counted
 from protos.role import Members
+from protos.runtime.environment import own_version
 from protos.store import (
     Numbers,
     ReduceOp,
@@ -617,7 +617,7 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
     names = ("model", "optimizer", "life")
     return {
         **members.terms,
-        "version of ctr-ps": _version(),
+        "version of ctr-ps": own_version(),
         "train.seed": str(job.train.seed),
         "train.compute": job.train.compute,
         "train.clip_norm": str(job.train.clip_norm),
@@ -633,13 +633,6 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
         },
         **{f"strategy.{key}": json.dumps(value) for key, value in job.strategy.in_use().items()},
     }
-
-
-def _version() -> str:
-    try:
-        return version("ctr-ps")
-    except PackageNotFoundError:  # run from a folder of sources
-        return "not installed"
 
 
 def log_shrunk(tables: Mapping[str, Shrunk]) -> None:

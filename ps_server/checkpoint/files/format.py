@@ -10,7 +10,6 @@ Arrays read from a local file are read-only views of the mapped file, without a 
 after their checksums matched.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
+from protos.runtime.environment import num_processors
 from protos.spec import TableSpec
 from protos.store import InferenceDtype
 from ps_server.checkpoint.files.digest import (
@@ -53,15 +53,7 @@ from ps_server.table.contents import (
     TableSource,
 )
 
-
-def _num_processors() -> int:
-    """Returns the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # Linux has it
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-ENCODERS = min(2, max(1, _num_processors() // 2))
+ENCODERS = min(2, max(1, num_processors() // 2))
 """Threads that encode shards; the other processors are left to training.
 
 Copying, sorting and hashing take 50 to 80 ns per row of 88 bytes, so two keep up with a disk of 2 GB/s.

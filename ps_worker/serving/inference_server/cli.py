@@ -8,10 +8,8 @@ It answers with newer checkpoints as they come. SIGTERM ends it when the request
 
 import asyncio
 import logging
-import os
 import re
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -22,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from protos.errors import BindError, CtrPsError, UsageError
 from protos.role import address_to_bind
+from protos.runtime.environment import num_processors
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.wire.metrics_port import (
     Readers,
@@ -124,7 +123,7 @@ def serve(
             metrics=metrics_address(metrics),
             reload_s=reload_every,
             max_rows=max_rows,
-            threads=threads or available_processors(),
+            threads=threads or num_processors(),
             verify=verify,
             drain_s=drain,
         )
@@ -139,11 +138,6 @@ def serve(
     except CtrPsError as error:
         log_error(error)
         raise typer.Exit(error.exit_code) from error
-
-
-def available_processors() -> int:
-    """Returns how many processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def _require_extra() -> None:

@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.errors import CtrPsError, DataError
+from protos.runtime.environment import own_version
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.authorization import AsyncAuthorization, Authority
 from protos.wire.channel import SERVER_OPTIONS
@@ -23,10 +24,10 @@ from ps_worker.serving.inference_server.served_model import (
     Request,
     ServedModel,
     UnknownModelError,
-    own_version,
 )
 from ps_worker.serving.inference_server.tensors import (
     BYTES,
+    EXTENSIONS,
     Tensor,
     TensorType,
     raw_of,
@@ -39,7 +40,6 @@ _SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 MAX_CALLS = 4 * MAX_WAITING
 """At once, health checks and refusals among them; more are refused before their message is read."""
 
-EXTENSIONS = ("binary_tensor_data",)
 
 _CONTENTS = {
     "INT8": "int_contents",

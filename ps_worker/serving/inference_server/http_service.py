@@ -16,6 +16,7 @@ from aiohttp import web
 
 from protos.errors import CtrPsError, DataError, OverloadedError
 from protos.limits import MAX_MESSAGE_BYTES
+from protos.runtime.environment import own_version
 from protos.wire.metrics_port import Readers
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import (
@@ -23,9 +24,9 @@ from ps_worker.serving.inference_server.served_model import (
     Request,
     ServedModel,
     UnknownModelError,
-    own_version,
 )
 from ps_worker.serving.inference_server.tensors import (
+    EXTENSIONS,
     Tensor,
     TensorType,
     raw_of,
@@ -38,7 +39,6 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 MAX_ERROR_CHARACTERS = 2_000
 
-EXTENSIONS = ("binary_tensor_data",)
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """Whether a process is live and ready, anybody may ask."""
 

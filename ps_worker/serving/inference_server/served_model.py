@@ -9,13 +9,11 @@ and the one before goes on.
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -108,7 +106,7 @@ class ServedModel:
         *,
         name: str,
         max_rows: int,
-        threads: int = os.cpu_count() or 1,
+        threads: int,
         verify: bool = True,
     ) -> None:
         """Loads it.
@@ -273,14 +271,6 @@ def _warm_up(predictor: Predictor) -> None:
     """Predicts a row of missing values: kernels are compiled before the first request."""
     schema = predictor.schema
     predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
-
-
-def own_version() -> str:
-    """Returns the version of this package; of a checkout that was not installed "unknown"."""
-    try:
-        return version("ctr-ps")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _require_same_tensors(old: Predictor, new: Predictor) -> None:

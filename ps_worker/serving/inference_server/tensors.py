@@ -36,6 +36,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 BYTES = "BYTES"
+EXTENSIONS = ("binary_tensor_data",)
+"""Of the protocol, that are understood: both ways take and give tensors as bytes."""
+
 MAX_DIMENSIONS = 3  # of which a column takes two: an error about it says more
 PROBABILITY = "probability"
 """Name of the output of a model with one label; those of several have the names of its tasks."""
