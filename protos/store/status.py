@@ -1,5 +1,6 @@
 """Status of a store: sizes, progress, staleness, the last save; and of several servers, merged."""
 
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
@@ -99,6 +100,24 @@ class SaveStatus:
     number: int = 1
 
 
+class WorkerState(enum.Enum):
+    """Where a worker is in a job."""
+
+    PRESENT = "present"
+    LEFT = "left"
+    LOST = "lost"
+    MISSING = "missing"
+
+    def __str__(self) -> str:
+        """Returns what it is called beside a worker's name."""
+        match self:
+            case WorkerState.LEFT:
+                return "has left"
+            case WorkerState.MISSING:
+                return "has not joined"
+        return str(self.value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus:
     """What a store holds and has seen.
@@ -134,6 +153,34 @@ class StoreStatus:
     batches: int = 0
     silent_s: Mapping[int, float] = field(default_factory=dict, compare=False)
     lease_s: float | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Examples pushed so far, of all workers."""
+        return sum(self.examples.values())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(table.rows for table in self.tables.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of all tables."""
+        return sum(table.size_bytes for table in self.tables.values())
+
+    def state_of(self, worker: int) -> WorkerState:
+        """Returns where a worker is in the job."""
+        if worker in self.left:
+            return WorkerState.LEFT
+        if worker in self.lost:
+            return WorkerState.LOST
+        return WorkerState.PRESENT if worker in self.silent_s else WorkerState.MISSING
+
+    def steps_behind(self) -> dict[int, int]:
+        """Returns how many steps each worker of which something is applied is behind the first of them."""
+        newest = max((progress.step for progress in self.progress.values()), default=0)
+        return {worker: newest - progress.step for worker, progress in self.progress.items()}
 
 
 @dataclass(frozen=True, slots=True)

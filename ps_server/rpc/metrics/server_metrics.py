@@ -9,6 +9,7 @@ Names of calls are those of OpenTelemetry's semantic conventions for RPC where t
 label for a key; those with one for a worker are made if asked for, since a job may have thousands.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Protocol
@@ -21,7 +22,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from protos.store import Staleness, StoreStatus, TableStatus
+from protos.store import Staleness, StoreStatus, TableStatus, WorkerState
 from protos.wire.calls import SERVICE
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
@@ -152,7 +153,7 @@ class ServerMetrics(Collector):
 def _of_job(status: StoreStatus, num_members: int) -> Iterator[Metric]:
     yield _gauge("version", "Version of the parameters.", status.version)
     yield _counter("batches", "Batches of all workers that are applied.", status.batches)
-    yield _counter("examples", "Examples that were pushed.", sum(status.examples.values()))
+    yield _counter("examples", "Examples that were pushed.", status.num_examples)
     yield _staleness(status.staleness)
     yield _counter(
         "duplicate_pushes",
@@ -162,14 +163,9 @@ def _of_job(status: StoreStatus, num_members: int) -> Iterator[Metric]:
     workers = GaugeMetricFamily(
         "ctr_ps_workers", "Workers and heter trainers, by state.", labels=["state"]
     )
-    lost = len(status.lost - status.left)
-    for state, number in {
-        "present": len(status.silent_s) - lost,
-        "left": len(status.left),
-        "lost": lost,
-        "missing": num_members - len(status.silent_s) - len(status.left),
-    }.items():
-        workers.add_metric([state], number)
+    states = Counter(map(status.state_of, range(num_members)))
+    for state in WorkerState:
+        workers.add_metric([state.value], states[state])
     yield workers
     yield _gauge(
         "silence_max_seconds",

@@ -34,23 +34,23 @@ def server_status(
         figures={
             "version": status.version,
             "batches": status.batches,
-            "examples": sum(status.examples.values()),
-            "rows": sum(table.rows for table in status.tables.values()),
-            "tables, MiB": sum(table.size_bytes for table in status.tables.values()) / MIB,
+            "examples": status.num_examples,
+            "rows": status.num_rows,
+            "tables, MiB": status.size_bytes / MIB,
             "staleness, mean": status.staleness.mean,
             "pushes that came twice": status.duplicates,
             **_save_figures(status),
         },
         series=[
             Series(name="batches a second", value=status.batches, kind="rate"),
-            Series(name="examples a second", value=sum(status.examples.values()), kind="rate"),
+            Series(name="examples a second", value=status.num_examples, kind="rate"),
             Series(name="calls a second", value=sum(num_calls.values()), kind="rate"),
             Series(
                 name="MiB a second, in and out",
                 value=sum(each.received_bytes + each.sent_bytes for each in calls.values()) / MIB,
                 kind="rate",
             ),
-            Series(name="rows", value=sum(t.rows for t in status.tables.values()), kind="value"),
+            Series(name="rows", value=status.num_rows, kind="value"),
             Series(name="staleness, total a second", value=status.staleness.total, kind="rate"),
         ],
         tables=[
@@ -91,17 +91,16 @@ def _save_figures(status: StoreStatus) -> dict[str, Value]:
 
 
 def _workers(store: ParameterStore, status: StoreStatus) -> Table:
-    newest = max((progress.step for progress in status.progress.values()), default=0)
     rows: list[list[Value]] = []
+    behind = status.steps_behind()
     for worker in range(store.members.total):
         progress = status.progress.get(worker)
-        step = None if progress is None else progress.step
         rows.append(
             [
                 store.members.name(worker),
-                _state(worker, status),
-                step,
-                None if step is None else newest - step,
+                str(status.state_of(worker)),
+                None if progress is None else progress.step,
+                behind.get(worker),
                 status.examples.get(worker, 0),
                 status.silent_s.get(worker),
                 status.lease_s,
@@ -112,14 +111,6 @@ def _workers(store: ParameterStore, status: StoreStatus) -> Table:
         columns=("", "state", "step", "behind", "examples", "silent, s", "lease, s"),
         rows=rows,
     )
-
-
-def _state(worker: int, status: StoreStatus) -> str:
-    if worker in status.left:
-        return "has left"
-    if worker in status.lost:
-        return "lost"
-    return "present" if worker in status.silent_s else "has not joined"
 
 
 def _tables(status: StoreStatus) -> Table:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from protos.errors import CtrPsError, TransportError, UsageError
 from protos.role import split_endpoints
-from protos.store import ServerStatus, StoreStatus, merge_status
+from protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
 from ps_worker.cluster.watching.servers import Servers
 
 MIB = 2**20
@@ -53,7 +53,7 @@ class Look:
 
     def examples(self) -> int:
         """Returns the examples that were pushed, of all workers; 0 if no server answers."""
-        return sum(merge_status(self.statuses).examples.values()) if self.statuses else 0
+        return merge_status(self.statuses).num_examples if self.statuses else 0
 
 
 def drawn(endpoints: Sequence[str], looks: Sequence[Look]) -> Group:
@@ -112,12 +112,11 @@ def _servers(endpoints: Sequence[str], look: Look) -> Table:
         if isinstance(server, CtrPsError):
             continue  # its fault has a line of its own
         store = server.store
-        size = sum(each.size_bytes for each in store.tables.values())
         table.add_row(
             endpoint,
             f"{store.version:,}",
-            f"{sum(each.rows for each in store.tables.values()):,}",
-            f"{size / MIB:,.1f}",
+            f"{store.num_rows:,}",
+            f"{store.size_bytes / MIB:,.1f}",
             f"{max((each.imbalance for each in store.tables.values()), default=0.0):.2f}",
             f"{store.duplicates:,}",
             _save(store),
@@ -136,16 +135,15 @@ def _save(store: StoreStatus) -> str:
 
 def _workers(status: StoreStatus) -> Table:
     table = _table("worker", "state", "step", "behind", "examples", "silent, s")
-    newest = max((each.step for each in status.progress.values()), default=0)
+    behind = status.steps_behind()
     for worker in sorted({*status.silent_s, *status.left, *status.progress}):
         progress, silent_s = status.progress.get(worker), status.silent_s.get(worker)
-        lost = worker in status.lost and worker not in status.left
-        state = "has left" if worker in status.left else "lost" if lost else "present"
+        state = status.state_of(worker)
         table.add_row(
             str(worker),
-            Text(state, style="red" if lost else ""),
+            Text(str(state), style="red" if state is WorkerState.LOST else ""),
             "" if progress is None else f"{progress.step:,}",
-            "" if progress is None else f"{newest - progress.step:,}",
+            "" if progress is None else f"{behind[worker]:,}",
             f"{status.examples.get(worker, 0):,}",
             "" if silent_s is None else f"{silent_s:.1f}",
         )

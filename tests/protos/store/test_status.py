@@ -115,3 +115,26 @@ def test_table_without_rows_is_balanced() -> None:
     table = TableStatus(rows=0, size_bytes=0)
 
     assert (table.imbalance, table.load_factor) == (0.0, 0.0)
+
+
+def test_workers_have_a_state_and_are_behind_the_first() -> None:
+    status = StoreStatus(
+        version=1,
+        tables={},
+        examples={0: 3, 1: 4},
+        left=frozenset({1, 2}),
+        staleness=Staleness(),
+        progress={0: progress(7), 1: progress(4)},
+        lost=frozenset({2, 3}),
+        silent_s={0: 0.0, 3: 9.0},
+    )
+
+    assert [str(status.state_of(worker)) for worker in range(5)] == [
+        "present",
+        "has left",
+        "has left",
+        "lost",
+        "has not joined",
+    ]
+    assert status.steps_behind() == {0: 0, 1: 3}
+    assert status.num_examples == 7
