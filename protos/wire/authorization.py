@@ -10,6 +10,7 @@ Health checks are no calls of protos/wire/calls.py, and need no access: they say
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import grpc
@@ -43,6 +44,20 @@ class Guarded(Protocol):
     @property
     def access(self) -> Access:
         """What its caller must be allowed to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A guarded method of a service that is not in protos/wire/calls.py."""
+
+    service: str
+    name: str
+    access: Access = Access.READER
+
+    @property
+    def path(self) -> str:
+        """/SERVICE/NAME."""
+        return f"/{self.service}/{self.name}"
 
 
 class Authority:
@@ -114,19 +129,43 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
     def _asking_for_peer(self, call: Guarded, handler: Any) -> Any:
         """Returns a handler that looks at the caller's certificate first, which only a context has."""
 
-        async def method(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+        async def require_access(context: grpc.aio.ServicerContext) -> None:
             if refusal := self._authority.refusal_of_peer(call, context.auth_context()):
                 await context.abort(*_abort_arguments(refusal))
+
+        async def stream(
+            requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
+        ) -> AsyncIterator[Any]:
+            await require_access(context)
+            async for answer in handler.stream_stream(requests, context):
+                yield answer
+
+        async def method(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+            await require_access(context)
             request = await anext(requests, None)
             if request is None:
                 await context.abort(*_no_message(call))
             return await handler.unary_unary(request, context)
 
-        return grpc.stream_unary_rpc_method_handler(
-            method,
+        make, asking = (
+            (grpc.stream_stream_rpc_method_handler, stream)
+            if handler.response_streaming
+            else (grpc.stream_unary_rpc_method_handler, method)
+        )
+        return make(
+            asking,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+def interceptors_of(
+    credentials: Credentials, calls: Iterable[Guarded]
+) -> list[grpc.aio.ServerInterceptor]:
+    """Returns the interceptors of a server on an event loop: none if it serves whoever calls."""
+    if not credentials.tell_callers_apart:
+        return []
+    return [AsyncAuthorization(Authority(credentials, calls))]
 
 
 class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types

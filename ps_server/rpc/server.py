@@ -13,9 +13,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.errors import AbortedError, IdleError, LogError
-from protos.wire.authorization import AsyncAuthorization, Authority
+from protos.wire.authorization import interceptors_of
 from protos.wire.calls import CALLS
 from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.debug_services import DebugServices
 from protos.wire.security.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.precompile import KERNELS
@@ -67,7 +68,7 @@ class Server:
             clock: In seconds.
 
         Raises:
-            UsageError: If a file of the credentials cannot be read.
+            UsageError: If a file of the credentials cannot be read, or an extra is not installed.
         """
         self._store = store
         self._address = address
@@ -76,8 +77,10 @@ class Server:
         self._health = health.aio.HealthServicer()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._credentials = credentials or Credentials()
+        debug = DebugServices() if settings.grpc_debug else None
+        guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
-            options=SERVER_OPTIONS, interceptors=_interceptors(self._credentials)
+            options=SERVER_OPTIONS, interceptors=interceptors_of(self._credentials, guarded)
         )
         self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
         self._backlog = backlog or Backlog()
@@ -96,6 +99,8 @@ class Server:
         store.call_on_failure(self._hear_of_failure)
         self._service.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if debug:
+            debug.add_to(self._server, [SERVICE, health.SERVICE_NAME])
 
     def recover(self) -> None:
         """Goes on where the server before this one was, by its update log; before `start`.
@@ -283,12 +288,6 @@ class Server:
             if self._store.failure
             else IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
         )
-
-
-def _interceptors(credentials: Credentials) -> list[grpc.aio.ServerInterceptor]:
-    if not credentials.tell_callers_apart:
-        return []
-    return [AsyncAuthorization(Authority(credentials, CALLS.values()))]
 
 
 async def serve(

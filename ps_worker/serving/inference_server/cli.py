@@ -22,6 +22,7 @@ from protos.errors import BindError, CtrPsError, UsageError
 from protos.role import address_to_bind
 from protos.runtime.environment import num_processors
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
+from protos.wire.debug_services import DebugServices
 from protos.wire.metrics_port import (
     Readers,
     metrics_address,
@@ -61,6 +62,7 @@ class Settings:
     threads: int
     verify: bool
     drain_s: float
+    grpc_debug: bool
 
 
 @app.command()
@@ -104,6 +106,13 @@ def serve(
         bool,
         typer.Option("--insecure", help="Answer whoever reaches an address that is not loopback."),
     ] = False,
+    grpc_debug: Annotated[
+        bool,
+        typer.Option(
+            "--grpc-debug",
+            help="Answer gRPC's reflection and channelz, for grpcurl and grpcdebug: the extra [grpc-debug].",
+        ),
+    ] = False,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Lines for people or objects for machines.")
     ] = None,
@@ -126,6 +135,7 @@ def serve(
             threads=threads or num_processors(),
             verify=verify,
             drain_s=drain,
+            grpc_debug=grpc_debug,
         )
         if not (http or grpc):
             raise UsageError("--http and --grpc are empty: nobody could ask")
@@ -183,7 +193,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
         ends: list[Callable[[], Awaitable[object]]] = []
         try:
             if settings.grpc:
-                ends.append(await _start_grpc(served, settings.grpc))
+                ends.append(await _start_grpc(served, settings))
             if settings.http:
                 ends.append(await _start_http(served, settings.http))
             if settings.reload_s:
@@ -209,13 +219,14 @@ class _Served:
         return not self.ended.is_set()
 
 
-async def _start_grpc(served: _Served, address: str) -> Callable[[], Awaitable[object]]:
+async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Awaitable[object]]:
     """Serves over gRPC; returns what ends that."""
     from ps_worker.serving.inference_server.grpc_service import GrpcService
 
-    service = GrpcService(served.model, served.metrics, served.is_ready)
+    debug = DebugServices() if settings.grpc_debug else None
+    service = GrpcService(served.model, served.metrics, served.is_ready, debug=debug)
     server = service.server(served.credentials)
-    host, port = parse_address(address)
+    host, port = parse_address(settings.grpc)
     port = bind(server, address_to_bind(host, port), served.credentials)
     await server.start()
     await service.tell_ready()

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,10 +12,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos.errors import CtrPsError, DataError
 from protos.runtime.environment import own_version
 from protos.v1 import open_inference_pb2 as messages
-from protos.wire.authorization import AsyncAuthorization, Authority
+from protos.wire.authorization import Method, interceptors_of
 from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.debug_services import DebugServices
 from protos.wire.grpc_status import details_of, status_of
-from protos.wire.security.access import Access
 from protos.wire.security.credentials import Credentials
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import (
@@ -57,20 +56,10 @@ _CONTENTS = {
 """Field of `InferTensorContents`, by datatype."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Method:
-    """A method that needs an access."""
-
-    name: str
-    access: Access = Access.READER
-
-    @property
-    def path(self) -> str:
-        """/SERVICE/NAME."""
-        return f"/{_SERVICE.full_name}/{self.name}"
-
-
-GUARDED = tuple(map(_Method, ("ServerMetadata", "ModelMetadata", "ModelReady", "ModelInfer")))
+GUARDED = [
+    Method(_SERVICE.full_name, name)
+    for name in ("ServerMetadata", "ModelMetadata", "ModelReady", "ModelInfer")
+]
 """Whether a process is live and ready, anybody may ask, as of servers of parameters; not of what models."""
 
 
@@ -78,12 +67,18 @@ class GrpcService:
     """Answers the methods of the protocol."""
 
     def __init__(
-        self, model: ServedModel, metrics: RequestMetrics, is_ready: Callable[[], bool]
+        self,
+        model: ServedModel,
+        metrics: RequestMetrics,
+        is_ready: Callable[[], bool],
+        *,
+        debug: DebugServices | None = None,
     ) -> None:
-        """Answers with `model`, and tells `metrics` of each call."""
+        """Answers with `model`, and tells `metrics` of each call; `debug` are answered beside."""
         self._model = model
         self._metrics = metrics
         self._is_ready = is_ready
+        self._debug = debug
         self._health = health.aio.HealthServicer()
 
     def server(self, credentials: Credentials) -> grpc.aio.Server:
@@ -91,14 +86,10 @@ class GrpcService:
 
         It answers gRPC's health checks, too.
         """
-        interceptors = (
-            [AsyncAuthorization(Authority(credentials, GUARDED))]
-            if credentials.tell_callers_apart
-            else []
-        )
+        guarded = [*GUARDED, *(self._debug.methods if self._debug else ())]
         server = grpc.aio.server(
             options=SERVER_OPTIONS,
-            interceptors=interceptors,
+            interceptors=interceptors_of(credentials, guarded),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
         answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
@@ -123,6 +114,8 @@ class GrpcService:
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self._debug:
+            self._debug.add_to(server, [_SERVICE.full_name, health.SERVICE_NAME])
         return server
 
     async def tell_ready(self) -> None:
