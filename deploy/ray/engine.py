@@ -9,7 +9,9 @@ rules of what is restarted are the launcher's, not Ray's: actors have no restart
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,7 @@ from deploy.ray.host import Host
 
 CPUS_EACH = 1
 CALL_SECONDS = 30.0
+CONNECT_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
 
 
@@ -44,6 +47,7 @@ def ray_engine(
         PlacementError: If no cluster answers, or it has too few free CPUs for `place_seconds`.
     """
     try:
+        _require_listener(address)
         ray.init(
             address=address,
             log_to_driver=False,  # the logs of processes come by their own way
@@ -51,7 +55,7 @@ def ray_engine(
             # Ray looks for this machine among the nodes by an outer address, which those of loopback lack.
             _node_ip_address=address.partition(":")[0] if address.startswith("127.") else None,
         )
-    except ConnectionError as error:
+    except OSError as error:
         raise PlacementError(f"no Ray cluster answers: {error}") from error
     groups: list[PlacementGroup] = []
     try:
@@ -68,6 +72,12 @@ def ray_engine(
         for group in groups:
             remove_placement_group(group)
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Raises an OSError if nobody listens at HOST:PORT: Ray would try again for minutes."""
+    if found := re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address):
+        socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
 
 
 class RayProcess:

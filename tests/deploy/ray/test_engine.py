@@ -34,6 +34,7 @@ sys.stdin.read()
 cluster.shutdown()
 """
 SAME = ("model_digest", "auc", "log_loss", "examples")
+CTR_DNN = Path(__file__).parents[3] / "examples" / "ctr_dnn.py"
 COMMAND = [sys.executable, "-m", "deploy.launch", "--server-num", "2", "--worker-num", "2"]
 
 
@@ -75,7 +76,7 @@ mode = "sync"
 [cluster]
 lease_s = 5
 """)
-    return ["--json", "--max-restarts", "2", "--durability", "log", str(folder / "job.toml")]
+    return ["--json", "--max-restarts", "2", str(folder / "job.toml")]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +147,7 @@ def until_training(process: subprocess.Popen[str]) -> None:
 def test_result_is_that_of_processes_whichever_actor_is_killed(
     lost: str, address: str, job: list[str], expected: dict[str, object], tmp_path: Path
 ) -> None:
-    with started([*on_ray(address), *job]) as process:
+    with started([*on_ray(address), "--durability", "log", *job]) as process:
         if lost != "nothing":
             until_training(process)
             _, actor = min(owned(lost, tmp_path))
@@ -158,6 +159,70 @@ def test_result_is_that_of_processes_whichever_actor_is_killed(
     assert json.loads(out.splitlines()[-1])["restarts"] == (lost != "nothing")
     assert not Path("log/update-log").exists()
     assert_nothing_left(tmp_path)
+
+
+def test_job_whose_worker_is_killed_goes_on_from_its_checkpoint(
+    address: str, job: list[str], expected: dict[str, object], tmp_path: Path
+) -> None:
+    settings = ["--set", "checkpoint.dir=model", "--set", "checkpoint.every_steps=20"]
+    command = [*on_ray(address), "--durability", "checkpoint", *job, *settings]
+    with started(command) as process:
+        while not (tmp_path / "model" / "LATEST").exists():
+            until_training(process)
+        _, actor = min(owned("TRAINER", tmp_path))
+        os.kill(actor, signal.SIGKILL)
+        out, err = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 0, err
+    assert result_of(out)["model_digest"] == expected["model_digest"]
+    assert json.loads(out.splitlines()[-1])["restarts"] == 1
+    assert_nothing_left(tmp_path)
+
+
+def test_script_runs_as_on_one_machine(address: str, job: list[str], tmp_path: Path) -> None:
+    data = Path(job[-1]).parent
+    script = [CTR_DNN, "--distributed", "--mode", "sync", "--output", tmp_path / "model"]
+    files = ["--train-files", data / "train/part-*", "--test-files", data / "test/part-*"]
+    with started([*on_ray(address), *script, *files]) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+    assert "test examples 2000 auc" in out
+    assert run("ps-ckpt", "verify", tmp_path / "model" / "epoch-1").returncode == 0
+    assert_nothing_left(tmp_path)
+
+
+NO_ROOM = """
+import sys
+import ray
+from deploy.ray.engine import PlacementError, ray_engine
+try:
+    with ray_engine(sys.argv[1], num_servers=2, num_workers=5, place_seconds=1):
+        print("there was room")
+except PlacementError as error:
+    print(error)
+"""
+
+
+def test_cluster_without_room_is_refused_with_what_is_free_and_nothing_stays_reserved(
+    address: str, expected: dict[str, object], job: list[str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, address], capture_output=True, text=True, check=True
+    )
+    assert "no place for 2 servers and 5 workers within 1 s" in done.stdout
+    assert "free are 4" in done.stdout  # the servers have their place
+    with started([*on_ray(address), *job]) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, err
+    assert result_of(out) == expected
+
+
+def test_address_without_a_cluster_is_named(job: list[str]) -> None:
+    with started([*on_ray("127.0.0.1:1"), *job]) as process:
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2, err
+    assert "127.0.0.1:1" in err
+    assert "Traceback" not in err
 
 
 def test_failure_ends_all_and_is_shown(address: str, job: list[str], tmp_path: Path) -> None:
