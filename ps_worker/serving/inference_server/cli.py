@@ -265,7 +265,13 @@ async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[o
             f"cannot bind {address_to_bind(host, port)} for HTTP: {error.strerror}"
         ) from error
     logger.info("HTTP at %s", address_to_bind(host, runner.addresses[0][1]))
-    return runner.cleanup
+
+    async def end() -> None:
+        await site.stop()
+        await service.finish(GRACE_S)
+        await runner.cleanup()
+
+    return end
 
 
 def main() -> None:

@@ -5,6 +5,8 @@ GET  /v2/models/NAME[/versions/VERSION][/ready]
 POST /v2/models/NAME[/versions/VERSION]/infer
 """
 
+import asyncio
+import contextlib
 import json
 import re
 import time
@@ -58,6 +60,17 @@ class HttpService:
         self._metrics = metrics
         self._is_ready = is_ready
         self._readers = readers
+        self._num_in_flight = 0
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def finish(self, limit_s: float) -> None:
+        """Waits until the requests in flight are answered, at most `limit_s` seconds.
+
+        aiohttp's own end drops the rest of a body that is still on its way.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_idle.wait(), limit_s)
 
     def application(self) -> web.Application:
         """Returns the routes."""
@@ -81,7 +94,24 @@ class HttpService:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuses strangers, makes answers of errors, and counts."""
+        """Refuses strangers, makes answers of errors, and counts; once it ends, closes connections."""
+        self._num_in_flight += 1
+        self._is_idle.clear()
+        try:
+            response = await self._answer(request, handler)
+            if not self._is_ready():
+                response.force_close()
+            return response
+        finally:
+            self._num_in_flight -= 1
+            if not self._num_in_flight:
+                self._is_idle.set()
+
+    async def _answer(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
         start, status = time.perf_counter(), 500
         try:
             if why := self._refusal(request):

@@ -9,19 +9,29 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from google.protobuf.descriptor import Descriptor
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.v1 import open_inference_pb2
 from ps_worker.serving.predictor import Predictor
 from tests.ps_worker.serving.inference_server.conftest import NUM_EPOCHS, Trained
+from tests.ps_worker.serving.inference_server.request_bodies import (
+    NUM_ROWS,
+    grpc_request,
+    json_request,
+)
 from tests.support.certificates import CertificateAuthority
 from tests.support.processes import started
 
@@ -37,7 +47,7 @@ class Serving:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.log: list[str] = []
-        self.http = self._said(r"HTTP at (\S+)")
+        self.http = self.said(r"HTTP at (\S+)")
         self.grpc = next(
             found[1] for each in self.log if (found := re.search(r"gRPC at (\S+)", each))
         )
@@ -45,21 +55,32 @@ class Serving:
             found[1] for each in self.log if (found := re.search(r"metrics at (\S+),", each))
         )
 
-    def _said(self, pattern: str) -> str:
+    def said(self, pattern: str) -> str:
+        """Waits for a line of the log; returns its first group."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
             if found := re.search(pattern, line):
-                return found[1]
+                return found[found.lastindex or 0]
         raise AssertionError(f"it ended: {''.join(self.log)}")
 
-    def figures(self) -> tuple[str, int]:
-        """Returns the version that answers now, and the rows predicted so far."""
+    def scraped(self) -> str:
+        """Returns the metrics as of now."""
         request = urllib.request.Request(
             f"{self.metrics}", headers={"Authorization": f"Bearer {TOKEN}"}
         )
         with urllib.request.urlopen(request, timeout=10) as response:
-            text = response.read().decode()
+            return str(response.read().decode())
+
+    def wait_for_figure(self, name: str, value: float) -> None:
+        """Waits until a metric without labels has a value."""
+        end = time.monotonic() + LIMIT_S
+        while f"\n{name} {float(value)}\n" not in self.scraped():
+            assert time.monotonic() < end
+
+    def figures(self) -> tuple[str, int]:
+        """Returns the version that answers now, and the rows predicted so far."""
+        text = self.scraped()
         (version,) = re.findall(r'ctr_serve_model_info\{.*version="([^"]*)"\}', text)
         (rows,) = re.findall(r"^ctr_serve_rows_total (\S+)$", text, re.MULTILINE)
         return str(version), int(float(rows))
@@ -133,6 +154,43 @@ def test_client_of_the_protocol_gets_what_the_predictor_says(
         }
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(LIMIT_S) == 0
+
+
+def test_requests_in_flight_are_answered_after_sigterm(trained: Trained) -> None:
+    body = json.dumps(json_request(trained)).encode()
+    is_ending = threading.Event()
+
+    def messages() -> Iterator[Any]:
+        """The message of a call, once the server has been told to end."""
+        assert is_ending.wait(LIMIT_S)
+        yield grpc_request(trained)
+
+    with served(trained.folder) as serving, grpc.insecure_channel(serving.grpc) as channel:
+        http = HTTPConnection(serving.http, timeout=LIMIT_S)
+        http.putrequest("POST", "/v2/models/ctr/infer")
+        http.putheader("Content-Length", str(len(body)))
+        http.endheaders(body[:100])
+        answering = channel.stream_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            request_serializer=open_inference_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=open_inference_pb2.ModelInferResponse.FromString,
+        ).future(messages(), timeout=LIMIT_S)
+        # On the same connection: when this is answered, the call before has arrived.
+        health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=LIMIT_S, wait_for_ready=True
+        )
+        serving.wait_for_figure("ctr_serve_waiting_requests", 1)
+        serving.process.send_signal(signal.SIGTERM)
+        serving.said("ends when the requests in flight are answered")
+        is_ending.set()
+        http.send(body[100:])
+        by_http = json.loads(http.getresponse().read())["outputs"][0]["data"]
+        by_grpc = answering.result(LIMIT_S).raw_output_contents[0]
+        assert serving.process.wait(LIMIT_S) == 0
+
+    expected = Predictor.load(trained.folder).predict_samples(trained.samples[:NUM_ROWS])
+    assert np.array_equal(np.array(by_http, np.float32), expected)
+    assert np.array_equal(np.frombuffer(by_grpc, "<f4"), expected)
 
 
 @pytest.mark.slow

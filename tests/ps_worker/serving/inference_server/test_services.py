@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,9 +24,13 @@ from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import ServedModel
 from ps_worker.serving.predictor import Predictor
 from tests.ps_worker.serving.inference_server.conftest import Trained
+from tests.ps_worker.serving.inference_server.request_bodies import (
+    NUM_ROWS,
+    grpc_request,
+    json_request,
+)
 
 TOKEN, TRAINER = "reader-0123456789", "trainer-0123456789"
-NUM_ROWS = 5
 
 
 @pytest.fixture
@@ -73,47 +76,6 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
         await asyncio.wait_for(body(), 60)
 
     asyncio.run(limited())
-
-
-def columns(trained: Trained, num_rows: int = NUM_ROWS) -> list[tuple[str, list[Any]]]:
-    """Returns the columns of the first rows, by the names of Criteo's."""
-    rows = trained.samples[:num_rows]
-    numbers = [(f"I{i + 1}", [row[1][i] for row in rows]) for i in range(13)]
-    values = [(f"C{i + 1}", [row[2][i] for row in rows]) for i in range(26)]
-    return numbers + values
-
-
-def json_request(trained: Trained, num_rows: int = NUM_ROWS) -> dict[str, Any]:
-    inputs = [
-        {
-            "name": name,
-            "datatype": "FP32" if name[0] == "I" else "BYTES",
-            "shape": [num_rows],
-            "data": values,
-        }
-        for name, values in columns(trained, num_rows)
-    ]
-    return {"id": "42", "inputs": inputs}
-
-
-def grpc_request(trained: Trained, *, raw: bool) -> Any:
-    request = messages.ModelInferRequest(model_name="ctr", id="42")
-    for name, values in columns(trained):
-        is_number = name[0] == "I"
-        tensor = request.inputs.add(
-            name=name, datatype="FP32" if is_number else "BYTES", shape=[NUM_ROWS]
-        )
-        numbers = [np.nan if value is None else value for value in values] if is_number else []
-        texts = [] if is_number else [value.encode() for value in values]
-        if not raw:
-            tensor.contents.fp32_contents.extend(numbers)
-            tensor.contents.bytes_contents.extend(texts)
-        elif is_number:
-            request.raw_input_contents.append(np.array(numbers, "<f4").tobytes())
-        else:
-            parts = [struct.pack("<I", len(text)) + text for text in texts]
-            request.raw_input_contents.append(b"".join(parts))
-    return request
 
 
 async def call(channel: grpc.aio.Channel, name: str, request: Any, token: str = "") -> Any:
