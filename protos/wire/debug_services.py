@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 
 from protos.errors import UsageError
-from protos.wire.authorization import Guarded, Method
+from protos.wire.security.authorization import Guarded, Method
 
 
 class DebugServices:

@@ -13,10 +13,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from protos.errors import AbortedError, IdleError, LogError
-from protos.wire.authorization import interceptors_of
 from protos.wire.calls import CALLS
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.debug_services import DebugServices
+from protos.wire.security.authorization import interceptors_of
 from protos.wire.security.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.precompile import KERNELS

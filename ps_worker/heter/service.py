@@ -13,11 +13,11 @@ from typing import Any, Self
 import grpc
 
 from protos.errors import CtrPsError, TransportError
-from protos.wire.authorization import Authority, Authorization
 from protos.wire.calls import Call
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.heter import ATTEND, HETER_CALLS, TRAIN
+from protos.wire.security.authorization import Authority, Authorization
 from protos.wire.security.credentials import Credentials, bind
 from ps_worker.heter.inbox import Inbox
 

@@ -12,10 +12,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from protos.errors import CtrPsError, DataError
 from protos.runtime.environment import own_version
 from protos.v1 import open_inference_pb2 as messages
-from protos.wire.authorization import Method, interceptors_of
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.debug_services import DebugServices
 from protos.wire.grpc_status import details_of, status_of
+from protos.wire.security.authorization import Method, interceptors_of
 from protos.wire.security.credentials import Credentials
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import (
