@@ -1,6 +1,7 @@
 """Futures: answers with a time limit, answers that are there, and several answers combined."""
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
@@ -79,6 +80,25 @@ class Combined(Generic[T]):
     def result(self) -> T:
         """Waits for all answers; raises the first error."""
         return self._combine()
+
+
+class Shared(Generic[T]):
+    """A future of several answers that are made into one once, for all who wait for it. Thread-safe."""
+
+    __slots__ = ("_combine", "_lock", "_value")
+
+    def __init__(self, combine: Callable[[], T]) -> None:
+        """Calls `combine`, which waits for the answers, until it has returned once."""
+        self._combine: Callable[[], T] | None = combine
+        self._lock = threading.Lock()
+
+    def result(self) -> T:
+        """Waits for all answers; raises the first error."""
+        with self._lock:
+            if self._combine is not None:
+                self._value: T = self._combine()
+                self._combine = None
+            return self._value
 
 
 def results(futures: Sequence[Future[T]]) -> list[T]:

@@ -46,6 +46,7 @@ from protos.store import (
     Stretch,
     Version,
     WorkerProgress,
+    push_then_pull,
 )
 from protos.store.state_chunks import join_state
 from ps_server.checkpoint.files.digest import model_digest
@@ -364,6 +365,18 @@ class ParameterStore:
         """See `protos.store.Store`."""
         self._coordinator.require_push(push_id)
         return self._push(gradients, push_id, at)
+
+    def push_pull(
+        self,
+        gradients: Gradients,
+        push_id: PushId,
+        *,
+        keys: Mapping[str, Keys],
+        into: Mapping[str, Values],
+        at: Version | None = None,
+    ) -> tuple[Future[Pulled], Future[Version]]:
+        """See `protos.store.Store`."""
+        return push_then_pull(self, gradients, push_id, keys=keys, into=into, at=at)
 
     def _push(self, gradients: Gradients, push_id: PushId, at: Version | None) -> Future[Version]:
         """Pushes with a push id that was checked."""

@@ -31,8 +31,10 @@ from protos.store.parameters import (
     Parameters,
     Pulled,
     PulledPieces,
+    PushedPulled,
     PushId,
     Version,
+    push_then_pull,
 )
 from protos.store.staleness import Staleness, merge_staleness
 from protos.store.state_chunks import StateChunk, Stretch
@@ -77,6 +79,7 @@ __all__ = [
     "Pulled",
     "PulledPieces",
     "PushId",
+    "PushedPulled",
     "ReduceOp",
     "Reduced",
     "RowStates",
@@ -100,5 +103,6 @@ __all__ = [
     "merge_shrunk",
     "merge_staleness",
     "merge_status",
+    "push_then_pull",
     "require_numbers",
 ]

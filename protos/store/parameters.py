@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.futures import Future
+from protos.futures import Combined, Future, Shared
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.spec import DenseSpec, TableSpec
@@ -48,6 +48,15 @@ class PulledPieces:
 
     pieces: Mapping[str, Values]
     version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class PushedPulled:
+    """One server's answers to a push and the pulls after it."""
+
+    push: Version
+    sparse: Pulled
+    dense: PulledPieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,3 +187,56 @@ class Parameters(ParameterReader, Protocol):
                 the same time; nothing was applied.
         """
         ...
+
+    def push_pull(
+        self,
+        gradients: Gradients,
+        push_id: PushId,
+        *,
+        keys: Mapping[str, Keys],
+        into: Mapping[str, Values],
+        at: Version | None = None,
+    ) -> tuple[Future[Pulled], Future[Version]]:
+        """Hands over gradients, and asks for what the next step reads: in one call to a server where it fits.
+
+        Args:
+            gradients: As of `push_grad`.
+            push_id: As of `push_grad`.
+            keys: As of `pull_sparse`; keys without rows read their initial values.
+            into: As of `pull_dense`.
+            at: As of `push_grad`. The pulls wait for the version after it.
+
+        Returns:
+            The answers of `pull_sparse` and `pull_dense`. Either is done after the push was acknowledged, and
+            raises its error, too.
+
+        Raises:
+            CtrPsError: What `push_grad` or a pull raises at once.
+        """
+        ...
+
+
+def push_then_pull(
+    store: Parameters,
+    gradients: Gradients,
+    push_id: PushId,
+    *,
+    keys: Mapping[str, Keys],
+    into: Mapping[str, Values],
+    at: Version | None,
+) -> tuple[Future[Pulled], Future[Version]]:
+    """`Parameters.push_pull` in a call each."""
+    pushed = store.push_grad(gradients, push_id, at=at)
+    if at is None:
+        pushed.result()
+    then = None if at is None else at + 1
+    rows = store.pull_sparse(keys, missing=Missing.INITIAL, at=then)
+    read = store.pull_dense(into, at=then) if into else None
+
+    def both() -> Pulled:
+        pushed.result()
+        return rows.result()
+
+    # A pull writes its answer when it is asked for it: once.
+    pulled = Shared(both)
+    return pulled, Combined(lambda: pulled.result().version if read is None else read.result())

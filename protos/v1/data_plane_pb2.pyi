@@ -204,6 +204,26 @@ class PullDenseResponse(_message.Message):
     version: int
     def __init__(self, pieces: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
 
+class PushPullRequest(_message.Message):
+    __slots__ = ("push", "sparse", "dense")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    push: PushGradRequest
+    sparse: PullSparseRequest
+    dense: PullDenseRequest
+    def __init__(self, push: _Optional[_Union[PushGradRequest, _Mapping]] = ..., sparse: _Optional[_Union[PullSparseRequest, _Mapping]] = ..., dense: _Optional[_Union[PullDenseRequest, _Mapping]] = ...) -> None: ...
+
+class PushPullResponse(_message.Message):
+    __slots__ = ("push", "sparse", "dense")
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_FIELD_NUMBER: _ClassVar[int]
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    push: PushGradResponse
+    sparse: PullSparseResponse
+    dense: PullDenseResponse
+    def __init__(self, push: _Optional[_Union[PushGradResponse, _Mapping]] = ..., sparse: _Optional[_Union[PullSparseResponse, _Mapping]] = ..., dense: _Optional[_Union[PullDenseResponse, _Mapping]] = ...) -> None: ...
+
 class ExchangeMessage(_message.Message):
     __slots__ = ("sender", "receiver", "sequence", "content")
     SENDER_FIELD_NUMBER: _ClassVar[int]

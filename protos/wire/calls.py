@@ -27,6 +27,7 @@ from protos.store import (
     Message,
     Pulled,
     PulledPieces,
+    PushedPulled,
     Reduced,
     ServerStatus,
     Shrunk,
@@ -52,6 +53,7 @@ from protos.wire.requests import (
     PullSparse,
     PullState,
     PushGrad,
+    PushPull,
     PushState,
     Renew,
     Resume,
@@ -156,8 +158,7 @@ def call_of(
 
 def no_fields(message: Descriptor) -> Codec[None]:
     """A message without fields, for None."""
-    class_ = GetMessageClass(message)
-    return Codec(class_, lambda _: class_(), lambda _: None)
+    return Codec(GetMessageClass(message), FieldCodec(lambda _: {}, lambda _: None))
 
 
 def record(class_: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
@@ -219,6 +220,22 @@ PUSH_GRAD: Call[PushGrad, Version] = _call(
     "PushGrad",
     record(PushGrad, chunk=columns.CHUNK),
     _value("version", Version),
+)
+PUSH_PULL: Call[PushPull, PushedPulled] = _call(
+    "PushPull",
+    record(
+        PushPull,
+        push=PUSH_GRAD.request.fields,
+        sparse=PULL_SPARSE.request.fields,
+        dense=PULL_DENSE.request.fields,
+    ),
+    record(
+        PushedPulled,
+        push=PUSH_GRAD.answer.fields,
+        sparse=PULL_SPARSE.answer.fields,
+        dense=PULL_DENSE.answer.fields,
+    ),
+    deadline=Deadline.VERSION,
 )
 PULL_STATE: Call[PullState, StateChunk] = _call(
     "PullState",

@@ -15,7 +15,8 @@ What does not look alike on both sides, columns of keys and values, has a codec 
 import enum
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as fields_of
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -32,15 +33,6 @@ _REPEATED: Mapping[Any, Callable[[Any], Any]] = {Sequence: list, tuple: tuple, f
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Codec(Generic[T]):
-    """Values as messages of one protobuf class, and back; decoding raises ProtocolError."""
-
-    message: type[Any]
-    encode: Callable[[T], Any]
-    decode: Callable[[Any], T]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class FieldCodec(Generic[T]):
     """Values as what a message's constructor takes for a field, and back from what the field reads.
 
@@ -49,6 +41,27 @@ class FieldCodec(Generic[T]):
 
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codec(Generic[T]):
+    """Values as messages of one protobuf class, and back; decoding raises ProtocolError.
+
+    Attributes:
+        message: The class.
+        fields: Values as the fields of such a message, and so of one within another message.
+    """
+
+    message: type[Any]
+    fields: FieldCodec[T]
+
+    def encode(self, value: T) -> Any:
+        """Returns the message of a value."""
+        return self.message(**self.fields.encode(value))
+
+    def decode(self, found: Any) -> T:
+        """Returns the value of a message."""
+        return self.fields.decode(found)
 
 
 Overrides = Mapping[str, FieldCodec[Any]]
@@ -66,9 +79,7 @@ def record_codec(record: type[T], message: Descriptor, **overrides: FieldCodec[A
     Raises:
         TypeError: If the fields of both do not agree.
     """
-    inner = _record(record, message, overrides)
-    class_ = GetMessageClass(message)
-    return Codec(class_, lambda value: class_(**inner.encode(value)), inner.decode)
+    return Codec(GetMessageClass(message), _record(record, message, overrides))
 
 
 def value_codec(
@@ -86,7 +97,6 @@ def value_codec(
         TypeError: If the types do not agree.
     """
     _require_names({name}, message, annotation)
-    class_ = GetMessageClass(message)
     inner = codec or _codec_of(annotation, message.fields_by_name[name])
     must_be_there = message.fields_by_name[name].has_presence
 
@@ -95,7 +105,8 @@ def value_codec(
             raise ProtocolError(f"{message.name} has no {name}")
         return inner.decode(getattr(found, name))
 
-    return Codec(class_, lambda value: class_(**{name: inner.encode(value)}), decode)
+    fields = FieldCodec(lambda value: {name: inner.encode(value)}, decode)
+    return Codec(GetMessageClass(message), fields)
 
 
 def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
@@ -107,7 +118,7 @@ def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
 
 
 def _record(record: type[T], message: Descriptor, overrides: Overrides) -> FieldCodec[T]:
-    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
+    names = [field.name for field in fields_of(record)]  # type: ignore[arg-type]
     _require_names(set(names), message, record)
     hints = get_type_hints(record)
     described = message.fields_by_name

@@ -84,6 +84,20 @@ class PushGrad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PushPull:
+    """Request that hands over a whole push, and then reads; see `Parameters.push_pull`."""
+
+    push: PushGrad
+    sparse: PullSparse
+    dense: PullDense
+
+    @property
+    def at(self) -> Version | None:
+        """The version that it waits for."""
+        return self.sparse.at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PullState:
     """See `StateTransfer.pull_state`; of the server's keys, and stretches of its pieces."""
 

@@ -26,7 +26,16 @@ RETRY_AFTER_S = 1.0
 """Until then, a good part of a full backlog is done."""
 
 REFUSABLE = frozenset(
-    {"PullSparse", "PullDense", "PullChanged", "PullState", "PushGrad", "PushState", "Post"}
+    {
+        "PullSparse",
+        "PullDense",
+        "PullChanged",
+        "PullState",
+        "PushGrad",
+        "PushPull",
+        "PushState",
+        "Post",
+    }
 )
 """Calls that move data, and are many. The others are few, and tell of a job, end it or save it."""
 

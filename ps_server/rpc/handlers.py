@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
@@ -24,12 +24,22 @@ from protos.store import (
     Member,
     Pulled,
     PulledPieces,
+    PushedPulled,
     ServerStatus,
     Shrunk,
     StateChunk,
     Version,
 )
-from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, Call
+from protos.wire.calls import (
+    CALLS,
+    CREATE_DENSE,
+    CREATE_TABLE,
+    PULL_DENSE,
+    PULL_SPARSE,
+    PUSH_GRAD,
+    PUSH_PULL,
+    Call,
+)
 from protos.wire.requests import (
     CreateDense,
     Join,
@@ -41,6 +51,7 @@ from protos.wire.requests import (
     PullSparse,
     PullState,
     PushGrad,
+    PushPull,
     PushState,
     Renew,
     Resume,
@@ -76,6 +87,22 @@ _VALUES_A_KEY = 10  # a guess at the dim: a pull's keys do not say what they wil
 def method_name(call: str) -> str:
     """Returns the name of the method that answers a call: get_status for GetStatus."""
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", call).lower()
+
+
+def parts_of(call: Call[Any, Any], argument: Any) -> Sequence[tuple[Call[Any, Any], Any]]:
+    """Returns the calls that a call consists of, each to be started when the one before is answered."""
+    if isinstance(argument, PushPull):
+        return (
+            (PUSH_GRAD, argument.push),
+            (PULL_SPARSE, argument.sparse),
+            (PULL_DENSE, argument.dense),
+        )
+    return ((call, argument),)
+
+
+def answer_of_parts(answers: Sequence[Any]) -> Any:
+    """Returns the answer of a call, of those of its parts."""
+    return PushedPulled(*answers) if len(answers) > 1 else answers[0]
 
 
 def _member_of(request: Any) -> Member | None:
@@ -129,14 +156,14 @@ class Handlers:
         self._logged: set[str] = set()
         self._completed = CompletedCalls()
         self._handlers: dict[str, Callable[[Any], Any]] = {
-            name: self._handler_of(name) for name in CALLS
+            name: self._handler_of(name) for name in CALLS if name != PUSH_PULL.name
         }
 
     def start(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
-        """Starts a call; its answer may wait for other workers.
+        """Starts a call, or one of its parts; its answer may wait for other workers.
 
         Args:
-            call: The RPC.
+            call: The RPC; none of several parts, see `parts_of`.
             argument: What it is given.
             payload: The bytes of the message that it came as; None: it did not come over the wire.
         """

@@ -23,7 +23,7 @@ from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.requests import PullSparse
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.handlers import Handlers, answer_of_parts, parts_of
 from ps_server.rpc.journal import LOGGED
 from ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
 from ps_server.rpc.metrics.hot_keys import HotKeys
@@ -207,20 +207,37 @@ class Service:
             ) as answering:
                 counts.received(len(request))
                 self._backlog.require_room(call.name)
-                argument = call.decode_request(request)
-                counts.touched(argument)
-                if self.hot_keys is not None and isinstance(argument, PullSparse):
-                    self.hot_keys.pulled(argument.keys)
-                start = partial(self._handlers.start, call, argument, request)
-                if self._handlers.work(call, argument) <= self._inline_values:
-                    answer = start()
-                else:
-                    with self._backlog.holding(len(request)):
-                        answer = await asyncio.to_thread(start)
-                answered = await answering.settled(answer)
-                if call.name in LOGGED:
-                    await answering.settled(self._handlers.durable(), is_shared=True)
+                parts = parts_of(call, call.decode_request(request))
+                # A part has no bytes of its own: a log that needs them encodes it again.
+                payload = request if len(parts) == 1 else None
+                answers = [
+                    await self._answer(part, argument, payload, len(request), answering)
+                    for part, argument in parts
+                ]
                 self._handlers.after(call)
-                return call.answer.encode(answered)
+                return call.answer.encode(answer_of_parts(answers))
 
         return method
+
+    async def _answer(
+        self,
+        call: Call[Q, T],
+        argument: Q,
+        payload: bytes | None,
+        num_bytes: int,
+        answering: _Answering,
+    ) -> T:
+        """Carries out a call, in a thread if it has much to do; what it changes is durable then."""
+        self.counts[call.name].touched(argument)
+        if self.hot_keys is not None and isinstance(argument, PullSparse):
+            self.hot_keys.pulled(argument.keys)
+        start = partial(self._handlers.start, call, argument, payload)
+        if self._handlers.work(call, argument) <= self._inline_values:
+            answer = start()
+        else:
+            with self._backlog.holding(num_bytes):
+                answer = await asyncio.to_thread(start)
+        answered = await answering.settled(answer)
+        if call.name in LOGGED:
+            await answering.settled(self._handlers.durable(), is_shared=True)
+        return answered

@@ -18,6 +18,7 @@ from protos.wire.requests import (
     Post,
     PullDense,
     PullSparse,
+    PushPull,
     Take,
     WaitVersion,
 )
@@ -55,6 +56,7 @@ def awaited(argument: Any) -> Awaited | None:
         case (
             PullSparse(at=int(at))
             | PullDense(at=int(at))
+            | PushPull(at=int(at))
             | WaitVersion(at=at)
             | Advance(at_least=at)
         ):

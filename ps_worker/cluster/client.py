@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from protos.chunking import (
     KEY_BYTES,
     VALUE_BYTES,
+    PushChunk,
     require_piece_fits,
     require_values,
     split_columns,
@@ -31,7 +32,7 @@ from protos.errors import (
     TransportError,
     UnknownTableError,
 )
-from protos.futures import Combined, Future, results, results_of_all_ended
+from protos.futures import Combined, Future, Shared, results, results_of_all_ended
 from protos.gradients import (
     DenseGrad,
     Gradients,
@@ -55,6 +56,8 @@ from protos.store import (
     ModelState,
     Numbers,
     Pulled,
+    PulledPieces,
+    PushedPulled,
     PushId,
     Reduced,
     ReduceOp,
@@ -66,6 +69,7 @@ from protos.store import (
     WorkerProgress,
     merge_shrunk,
     merge_status,
+    push_then_pull,
     require_numbers,
 )
 from protos.store.state_chunks import split_state
@@ -87,6 +91,7 @@ _RENEWAL_SHARE = 1 / 3
 Positions = NDArray[np.int32]
 Q = TypeVar("Q")
 A = TypeVar("A")
+T = TypeVar("T")
 
 
 @kernel
@@ -107,11 +112,7 @@ class _RowsOnTheirWay:
     def write(self, out: Mapping[str, Values]) -> Version:
         """Writes the rows where they belong, and returns their version."""
         pulled = self.answer.result()
-        rows = pulled.rows
-        for table, positions in self.positions.items():
-            if positions.size:
-                _require_rows(table, rows[table], (positions.size, out[table].shape[1]))
-            scatter_rows(rows[table], positions, out[table])
+        _write_rows(pulled.rows, self.positions, out)
         return pulled.version
 
 
@@ -287,64 +288,66 @@ class ClusterClient:
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
         """See `protos.store.Store`."""
-        epoch = self._shard_map.epoch
         dims = {table: self._table(table).dim for table in keys}
-        routes = {table: self._route(table, column) for table, column in keys.items()}
         pending = [
             _RowsOnTheirWay(
                 positions,
                 self._transport.call(
-                    server,
-                    calls.PULL_SPARSE,
-                    requests.PullSparse(
-                        keys={table: keys[table][where] for table, where in positions.items()},
-                        missing=missing,
-                        at=at,
-                        shard_map_epoch=epoch,
-                    ),
+                    server, calls.PULL_SPARSE, self._pull_request(keys, positions, missing, at)
                 ),
             )
-            for server in self._servers
-            for positions in self._split_pull(
-                {table: routes[table][server] for table in keys}, dims
-            )
+            for server, parts in enumerate(self._parts_of_pull(keys, dims))
+            for positions in parts
             # Waiting for a version means waiting until each server has it.
             if at is not None or any(where.size for where in positions.values())
         ] or [
             _RowsOnTheirWay(
                 {},
-                self._transport.call(
-                    0,
-                    calls.PULL_SPARSE,
-                    requests.PullSparse(keys={}, missing=missing, at=at, shard_map_epoch=epoch),
-                ),
+                self._transport.call(0, calls.PULL_SPARSE, self._pull_request({}, {}, missing, at)),
             )
         ]
 
         def combine() -> Pulled:
-            out = {
-                table: np.empty((column.size, dims[table]), np.float32)
-                for table, column in keys.items()
-            }
+            out = _empty_rows(keys, dims)
             versions = [call.write(out) for call in pending]
             return Pulled(out, min(versions))
 
         return Combined(combine)
 
+    def _parts_of_pull(
+        self, keys: Mapping[str, Keys], dims: Mapping[str, int]
+    ) -> list[list[dict[str, Positions]]]:
+        """Returns, for each server, the positions of its keys, split into calls whose answers fit."""
+        routes = {table: self._route(table, column) for table, column in keys.items()}
+        return [
+            self._split_pull({table: routes[table][server] for table in keys}, dims)
+            for server in self._servers
+        ]
+
+    def _pull_request(
+        self,
+        keys: Mapping[str, Keys],
+        positions: Mapping[str, Positions],
+        missing: Missing,
+        at: Version | None,
+    ) -> requests.PullSparse:
+        return requests.PullSparse(
+            keys={table: keys[table][where] for table, where in positions.items()},
+            missing=missing,
+            at=at,
+            shard_map_epoch=self._shard_map.epoch,
+        )
+
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
-        for block, vector in into.items():
-            _require_length(self._block(block), vector, ProtocolError, "pull into")
-        epoch = self._shard_map.epoch
+        self._require_lengths(into)
         pending = [
             (
                 server,
                 self._transport.call(
-                    server,
-                    calls.PULL_DENSE,
-                    requests.PullDense(blocks=blocks, at=at, shard_map_epoch=epoch),
+                    server, calls.PULL_DENSE, self._pull_dense_request(blocks, at)
                 ),
             )
             for server in self._servers
@@ -355,12 +358,22 @@ class ClusterClient:
             versions = []
             for server, call in pending:
                 pulled = call.result()
-                for block, piece in pulled.pieces.items():
-                    into[block][self._piece(block, server)] = piece
+                self._write_pieces(server, pulled, into)
                 versions.append(pulled.version)
             return min(versions)
 
         return Combined(combine)
+
+    def _require_lengths(self, into: Mapping[str, Values]) -> None:
+        for block, vector in into.items():
+            _require_length(self._block(block), vector, ProtocolError, "pull into")
+
+    def _pull_dense_request(self, blocks: Sequence[str], at: Version | None) -> requests.PullDense:
+        return requests.PullDense(blocks=blocks, at=at, shard_map_epoch=self._shard_map.epoch)
+
+    def _write_pieces(self, server: int, pulled: PulledPieces, into: Mapping[str, Values]) -> None:
+        for block, piece in pulled.pieces.items():
+            into[block][self._piece(block, server)] = piece
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`."""
@@ -396,22 +409,79 @@ class ClusterClient:
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """See `protos.store.Store`."""
+        pending = [
+            self._transport.call(server, calls.PUSH_GRAD, self._push_request(chunk, push_id, at))
+            for server, chunks in enumerate(self._chunks_of_push(gradients))
+            for chunk in chunks
+        ]
+        return self._acknowledged(pending, push_id, at)
+
+    def _chunks_of_push(self, gradients: Gradients) -> list[list[PushChunk]]:
+        """Checks a push; returns, for each server, its part, split into chunks that fit a message."""
         self._check(gradients)
-        epoch = self._shard_map.epoch
         routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
+        return [
+            list(split_push(self._part_of_server(gradients, routes, server), self._chunk_bytes))
+            for server in self._servers
+        ]
+
+    def _push_request(
+        self, chunk: PushChunk, push_id: PushId, at: Version | None
+    ) -> requests.PushGrad:
+        epoch = self._shard_map.epoch
+        return requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch)
+
+    def push_pull(
+        self,
+        gradients: Gradients,
+        push_id: PushId,
+        *,
+        keys: Mapping[str, Keys],
+        into: Mapping[str, Values],
+        at: Version | None = None,
+    ) -> tuple[Future[Pulled], Future[Version]]:
+        """See `protos.store.Store`; in a call each where a message has no room for all."""
+        self._require_lengths(into)
+        dims = {table: self._table(table).dim for table in keys}
+        pushes, pulls = self._chunks_of_push(gradients), self._parts_of_pull(keys, dims)
+        pieces = [self._split_pieces(list(into), server) for server in self._servers]
+        if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of):
+            return push_then_pull(self, gradients, push_id, keys=keys, into=into, at=at)
+        then = None if at is None else at + 1
         pending = [
             self._transport.call(
                 server,
-                calls.PUSH_GRAD,
-                requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch),
+                calls.PUSH_PULL,
+                requests.PushPull(
+                    push=self._push_request(pushes[server][0], push_id, at),
+                    sparse=self._pull_request(
+                        keys, _only(pulls[server], {}), Missing.INITIAL, then
+                    ),
+                    dense=self._pull_dense_request(_only(pieces[server], []), then),
+                ),
             )
             for server in self._servers
-            for chunk in split_push(
-                self._part_of_server(gradients, routes, server), self._chunk_bytes
-            )
         ]
 
-        return self._acknowledged(pending, push_id, at)
+        def acknowledged() -> list[PushedPulled]:
+            answers = results(pending)
+            self._acknowledgements[push_id.worker].note(push_id, at)
+            return answers
+
+        answers = Shared(acknowledged)
+
+        def rows() -> Pulled:
+            out = _empty_rows(keys, dims)
+            for parts, answer in zip(pulls, answers.result(), strict=True):
+                _write_rows(answer.sparse.rows, _only(parts, {}), out)
+            return Pulled(out, min(answer.sparse.version for answer in answers.result()))
+
+        def read() -> Version:
+            for server, answer in enumerate(answers.result()):
+                self._write_pieces(server, answer.dense, into)
+            return min(answer.dense.version for answer in answers.result())
+
+        return Combined(rows), Combined(read)
 
     def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
         """See `protos.store.Store`."""
@@ -733,6 +803,27 @@ class ClusterClient:
         """See `protos.store.Store`."""
         parts = results(self._call_all(calls.GET_STATUS, None))
         return merge_status([part.store for part in parts])
+
+
+def _empty_rows(keys: Mapping[str, Keys], dims: Mapping[str, int]) -> dict[str, Values]:
+    return {
+        table: np.empty((column.size, dims[table]), np.float32) for table, column in keys.items()
+    }
+
+
+def _write_rows(
+    rows: Mapping[str, Values], where: Mapping[str, Positions], out: Mapping[str, Values]
+) -> None:
+    """Writes the rows of an answer where they belong in the whole one."""
+    for table, positions in where.items():
+        if positions.size:
+            _require_rows(table, rows[table], (positions.size, out[table].shape[1]))
+        scatter_rows(rows[table], positions, out[table])
+
+
+def _only(parts: Sequence[T], otherwise: T) -> T:
+    """Returns the only part; `otherwise` if there is none."""
+    return parts[0] if parts else otherwise
 
 
 def _joined(table: str, dim: int, parts: Sequence[tuple[Keys, Values]]) -> tuple[Keys, Values]:

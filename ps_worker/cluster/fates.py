@@ -17,14 +17,17 @@ from protos.wire.calls import (
     PULL_SPARSE,
     PULL_STATE,
     PUSH_GRAD,
+    PUSH_PULL,
     PUSH_STATE,
 )
 
 CHAOS = "CTR_PS_CHAOS"
 
 _CALLS: Mapping[str, frozenset[str]] = {
-    "pushes": frozenset({PUSH_GRAD.name, PUSH_STATE.name}),
-    "pulls": frozenset({PULL_SPARSE.name, PULL_DENSE.name, PULL_CHANGED.name, PULL_STATE.name}),
+    "pushes": frozenset({PUSH_GRAD.name, PUSH_PULL.name, PUSH_STATE.name}),
+    "pulls": frozenset(
+        {PULL_SPARSE.name, PULL_DENSE.name, PULL_CHANGED.name, PULL_STATE.name, PUSH_PULL.name}
+    ),
     "calls": frozenset(CALLS),
 }
 _KINDS = ("drop", "duplicate", "delay")

@@ -99,6 +99,7 @@ class AsyncCommunicator:
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
         weight: float | None = None,
+        next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
         """Queues the gradients of a step; waits only while the queue is full."""
         with self._changed:

@@ -59,6 +59,7 @@ class Communicator(Protocol):
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
         weight: float | None = None,
+        next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
         """Takes the gradients of a step; the arrays may be reused when it returns.
 
@@ -69,6 +70,8 @@ class Communicator(Protocol):
             numbers: Of the batches of the step, from `push_ids.take`.
             weight: Of a synchronous step, the sum of the weights of its examples, which its part counts in
                 the mean; None: each has weight 1. In other modes the gradients say it themselves.
+            next_keys: Those that the next `pull` is to ask for, so that modes in lockstep may ask with this
+                push; then it may be acknowledged only when that pull is answered.
 
         Raises:
             CtrPsError: If this push failed, or an earlier one in the background.

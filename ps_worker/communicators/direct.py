@@ -53,6 +53,7 @@ class DirectCommunicator:
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
         weight: float | None = None,
+        next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
         """Has the gradients applied."""
         push_id = self.push_ids.next(

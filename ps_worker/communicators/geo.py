@@ -134,6 +134,7 @@ class GeoCommunicator:
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
         weight: float | None = None,
+        next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
         """Applies gradients to the replica; waits only while an exchange is a whole round late."""
         with self._changed:

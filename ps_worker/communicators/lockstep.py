@@ -1,6 +1,7 @@
 """Training in lockstep: threads of a worker take each step together, and it is applied before the next.
 
     pull -> each thread computes a batch -> their sum is pushed -> pull fresh parameters -> ...
+                                            `--one thread: in one call to each server--'
 
     sync         all workers share the steps:   pull at version t, push as a part of step t, wait for t + 1
     half_async   each worker has its own steps: pull what is there, push to be applied on arrival
@@ -42,6 +43,8 @@ class HalfAsyncCommunicator:
         self._lock = threading.Lock()
         self._asked: Future[Version] | None = None  # for the dense parameters of this step
         self._has_params = False
+        # Keys that were asked for with the last push, and their rows.
+        self._ahead: tuple[Mapping[str, Keys], Future[Pulled]] | None = None
 
     @property
     def _step(self) -> Version | None:
@@ -53,6 +56,11 @@ class HalfAsyncCommunicator:
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Asks for the embeddings of this step, and for the dense parameters with them."""
+        if (ahead := self._take_ahead()) is not None:
+            asked_for, rows = ahead
+            if asked_for is keys:
+                return rows
+            rows.result()  # other keys came: the push is to be acknowledged all the same
         self._ask()
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._step)
 
@@ -74,19 +82,33 @@ class HalfAsyncCommunicator:
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
         weight: float | None = None,
+        next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
-        """Pushes the step's gradients, and returns when the servers have them."""
+        """Pushes the step's gradients; returns when the servers have them, or were asked for `next_keys`."""
         push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers, weight=weight
         )
-        self._store.push_grad(gradients, push_id, at=self._step).result()
-        self._forget()
+        if next_keys is None:
+            self._store.push_grad(gradients, push_id, at=self._step).result()
+            self._forget()
+            return
+        rows, params = self._store.push_pull(
+            gradients, push_id, keys=next_keys, into=self._into(), at=self._step
+        )
+        with self._lock:
+            self._ahead = next_keys, rows
+            self._asked, self._has_params = params, False
 
     def flush(self) -> None:
-        """No-op: each push was acknowledged."""
+        """Returns when the last push was acknowledged; what was pulled with it is kept."""
+        with self._lock:
+            ahead = self._ahead
+        if ahead is not None:
+            ahead[1].result()
 
     def rejoin(self, version: Version) -> None:
-        """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
+        """Reads parameters again: other workers, or a checkpoint, may have changed them."""
+        self._take_ahead()
         self._forget()
 
     def close(self) -> None:
@@ -96,8 +118,18 @@ class HalfAsyncCommunicator:
         """Asks for the dense parameters, unless another thread of this step has, or there are none."""
         with self._lock:
             if self._asked is None and self._params.size:
-                self._asked = self._store.pull_dense({DENSE_BLOCK: self._params}, at=self._step)
+                self._asked = self._store.pull_dense(self._into(), at=self._step)
                 self._has_params = False
+
+    def _into(self) -> dict[str, Values]:
+        """Returns where dense parameters are read into, if there are any."""
+        return {DENSE_BLOCK: self._params} if self._params.size else {}
+
+    def _take_ahead(self) -> tuple[Mapping[str, Keys], Future[Pulled]] | None:
+        """Returns what was asked for with the last push, if it was; the next pull asks itself."""
+        with self._lock:
+            ahead, self._ahead = self._ahead, None
+        return ahead
 
     def _forget(self) -> None:
         """Has the next step ask again; no thread has the parameters on loan."""
@@ -120,9 +152,17 @@ class SyncCommunicator(HalfAsyncCommunicator):
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
         weight: float | None = None,
+        next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
         """Pushes this worker's part of the step; the next pull waits for the step after it."""
-        super().push(gradients, examples, pulled=pulled, numbers=numbers, weight=weight)
+        super().push(
+            gradients,
+            examples,
+            pulled=pulled,
+            numbers=numbers,
+            weight=weight,
+            next_keys=next_keys,
+        )
         self.version += 1
 
     def rejoin(self, version: Version) -> None:

@@ -46,12 +46,18 @@ _LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fail
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
-    """A batch whose embeddings were asked for, and its number."""
+class _Read:
+    """A batch, its number, and the keys of its embeddings."""
 
     batch: Batch
     number: int
     keys: BatchKeys
+
+
+@dataclass(frozen=True, slots=True)
+class _Step(_Read):
+    """A batch whose embeddings were asked for."""
+
     rows: Future[Pulled]
 
 
@@ -204,7 +210,7 @@ class StepLoop:
         with _one_blas_thread():
             if len(self._threads) == 1:
                 source = self._source(batches, is_told_to_end)
-                for _ in self._run(self._threads[0], source, self._communicator.is_overlapped):
+                for _ in self._run(self._threads[0], source, reads_ahead=self._reads_ahead):
                     pass
             elif self._communicator.is_lockstep:
                 # Not asked by the source: a step has as many batches as in a run that nothing disturbs.
@@ -225,23 +231,34 @@ class StepLoop:
         self._after_step = _nothing
         self._communicator.begin(thread_num=1)
         with _one_blas_thread():
-            trained = self._run(self._threads[0], self._source(batches), is_overlapped=False)
+            trained = self._run(self._threads[0], self._source(batches), reads_ahead=False)
             for number, (step, result) in enumerate(trained, start=1):
                 loss = result.loss / step.batch.weight if step.batch.weight else 0.0
                 yield TrainedStep(number, step.batch.size, loss, result.probabilities)
             self._communicator.flush()
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether the next batch is read before this one is pushed, so that its rows can be asked for."""
+        return self._communicator.is_overlapped or self._communicator.is_lockstep
 
     def _source(
         self, batches: Batches, is_told_to_end: Callable[[], bool] | None = None
     ) -> "_NumberedBatches":
         return _NumberedBatches(batches, self._communicator.push_ids, is_told_to_end or _never)
 
-    def _prepare(self, batch: Batch, number: int) -> _Step:
+    def _with_keys(self, batch: Batch, number: int) -> _Read:
         start = time.perf_counter()
-        keys = keys_of_batch(batch, self._model.tables)
-        step = _Step(batch, number, keys, self._communicator.pull(keys.unique))
+        read = _Read(batch, number, keys_of_batch(batch, self._model.tables))
         self._times.add("pull", time.perf_counter() - start)
-        return step
+        return read
+
+    def _asked(self, read: _Read) -> _Step:
+        """Asks for the embeddings of a batch."""
+        start = time.perf_counter()
+        rows = self._communicator.pull(read.keys.unique)
+        self._times.add("pull", time.perf_counter() - start)
+        return _Step(read.batch, read.number, read.keys, rows)
 
     def _compute(self, thread: _Thread, step: _Step) -> _Computed:
         """Returns what a thread computes of a batch; without gradients if it is to be skipped.
@@ -267,7 +284,7 @@ class StepLoop:
         self, source: "_NumberedBatches", is_told_to_end: Callable[[], bool]
     ) -> None:
         def compute(thread: _Thread, numbered: _Numbered) -> _Computed:
-            return self._compute(thread, self._prepare(*numbered))
+            return self._compute(thread, self._asked(self._with_keys(*numbered)))
 
         with _pool(len(self._threads)) as pool:
             while not is_told_to_end() and (group := self._next_group(source)):
@@ -298,7 +315,7 @@ class StepLoop:
     def _train_free(self, source: "_NumberedBatches") -> None:
         def run(thread: _Thread) -> None:
             try:
-                for _ in self._run(thread, source, self._communicator.is_overlapped):
+                for _ in self._run(thread, source, reads_ahead=self._reads_ahead):
                     pass
             except BaseException:
                 source.stop()
@@ -313,12 +330,23 @@ class StepLoop:
                 raise
 
     def _run(
-        self, thread: _Thread, source: "_NumberedBatches", is_overlapped: bool
+        self, thread: _Thread, source: "_NumberedBatches", *, reads_ahead: bool
     ) -> Iterator[tuple[_Step, StepResult]]:
-        """Takes batches until there are no more, asking for the next one's rows ahead if told to."""
-        step = self._next_step(source)
+        """Takes batches until there are no more.
+
+        Args:
+            thread: That of the caller.
+            source: Of the batches.
+            reads_ahead: Whether the next batch is read before this one is computed, so that its rows are
+                asked for before this one's push where the communicator can, or else with it.
+        """
+        is_overlapped = reads_ahead and self._communicator.is_overlapped
+        read = self._next(source)
+        step = None if read is None else self._asked(read)
         while step is not None:
-            ahead = self._next_step(source) if is_overlapped else None
+            ahead = self._next(source) if reads_ahead else None
+            if is_overlapped and ahead is not None:
+                ahead = self._asked(ahead)
             computed = self._compute(thread, step)
             start = time.perf_counter()
             self._communicator.push(
@@ -327,18 +355,22 @@ class StepLoop:
                 pulled=computed.pulled,
                 numbers=[step.number],
                 weight=computed.weight,
+                next_keys=None if ahead is None else ahead.keys.unique,
             )
             self._times.add("push", time.perf_counter() - start)
             self._count(step.batch, computed)
             self._after_step()
             yield step, computed.result
-            step = ahead if is_overlapped else self._next_step(source)
+            if not reads_ahead:
+                ahead = self._next(source)
+            step = ahead if ahead is None or isinstance(ahead, _Step) else self._asked(ahead)
 
-    def _next_step(self, source: "_NumberedBatches") -> _Step | None:
+    def _next(self, source: "_NumberedBatches") -> _Read | None:
+        """Reads the next batch; None: there are no more."""
         start = time.perf_counter()
         numbered = next(source, None)
         self._times.add("read", time.perf_counter() - start)
-        return None if numbered is None else self._prepare(*numbered)
+        return None if numbered is None else self._with_keys(*numbered)
 
     def _count(self, batch: Batch, computed: _Computed) -> None:
         """Counts a batch after its push."""

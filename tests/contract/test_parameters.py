@@ -14,6 +14,7 @@ from protos.errors import (
     WrongServerError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.limits import CHUNK_BYTES
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, Pulled
 from tests.support.cluster import cluster
@@ -339,3 +340,83 @@ def test_push_on_arrival_while_a_step_waits_for_parts_changes_nothing(open_job):
 
     assert first.digest() == before
     assert first.status() == status
+
+
+BOTH = {"deep": KEYS, "wide": KEYS}
+
+
+def pushed_and_pulled(store, sequence, at=None, worker=0):
+    """Pushes random gradients, and returns futures of all parameters as of after that."""
+    tower = np.empty(TOWER.length, np.float32)
+    rows, dense = store.push_pull(
+        random_gradients(10 * sequence + worker),
+        push_id(worker, sequence),
+        keys=BOTH,
+        into={"tower": tower},
+        at=at,
+    )
+    return rows, dense, tower
+
+
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, 100])
+def test_push_pull_reads_what_a_pull_after_the_push_reads(open_job, chunk_bytes):
+    (store,) = open_job(chunk_bytes=chunk_bytes)
+    reference = in_process()
+
+    for sequence in range(3):
+        reference.push_grad(random_gradients(10 * sequence), push_id(0, sequence)).result()
+        rows, dense, tower = pushed_and_pulled(store, sequence)
+        found = {**rows.result().rows, "tower": tower}
+        assert rows.result().version == dense.result() == sequence + 1
+        for name, values in pull(reference).items():
+            np.testing.assert_array_equal(found[name], values)
+
+    assert_same_parameters(reference, store)
+
+
+def test_push_pull_of_a_step_waits_for_the_other_workers(open_job):
+    first, second = open_job(num_workers=2)
+    reference = in_process(num_workers=2)
+    for step in range(3):
+        for worker in range(2):
+            reference.push_grad(
+                random_gradients(10 * step + worker), push_id(worker, step), at=step
+            ).result()
+        mine = pushed_and_pulled(first, step, at=step)
+        others = pushed_and_pulled(second, step, at=step, worker=1)
+        for rows, dense, tower in (mine, others):
+            assert dense.result() == rows.result().version == step + 1
+            found = {**rows.result().rows, "tower": tower}
+            for name, values in pull(reference, at=step + 1).items():
+                np.testing.assert_array_equal(found[name], values)
+    assert reference.digest() == first.digest()
+
+
+def test_push_pull_without_dense_blocks_or_keys_is_a_push(store):
+    reference = in_process()
+    reference.push_grad(random_gradients(0), push_id()).result()
+
+    rows, dense = store.push_pull(random_gradients(0), push_id(), keys={}, into={})
+
+    assert rows.result() == Pulled({}, 1)
+    assert dense.result() == 1
+    assert_same_parameters(reference, store)
+
+
+def test_push_pull_that_is_refused_changes_nothing_and_says_why_to_both(open_job):
+    first, _ = open_job(num_workers=2)
+    before, status = first.digest(), first.status()
+    tower = np.empty(TOWER.length, np.float32)
+
+    def refused(gradients, at=None):
+        return first.push_pull(gradients, push_id(), keys=BOTH, into={"tower": tower}, at=at)
+
+    with pytest.raises(ProtocolError, match="it pushed step 1, expected 0"):
+        refused(random_gradients(0), at=1)[0].result()
+    with pytest.raises(ProtocolError, match="it pushed step 1, expected 0"):
+        refused(random_gradients(0), at=1)[1].result()
+    nan = SparseGrad(KEYS[:1], np.full((1, 5), np.nan, np.float32), 1)
+    with pytest.raises(GradientError, match="not finite"):
+        refused(Gradients({"deep": nan}))[0].result()
+
+    assert (first.digest(), first.status()) == (before, status)

@@ -62,7 +62,7 @@ def test_killed_server_and_a_paused_worker_leave_the_model_as_it_is(job: Path) -
     kill, pause = disturbed["chaos"]["processes"]
     assert (kill["process"], pause["process"]) == ("pserver.1", "trainer.0")
     assert kill["recovered_s"] is not None
-    assert disturbed["chaos"]["calls"]["delayed"]["PushGrad"] > 100
+    assert disturbed["chaos"]["calls"]["delayed"]["PushPull"] > 100
 
 
 def test_job_that_continues_ends_without_a_killed_worker(job: Path) -> None:

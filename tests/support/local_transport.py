@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from protos.errors import CtrPsError
 from protos.wire.calls import Call, Codec
-from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.handlers import Handlers, answer_of_parts, parts_of
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.stores import INCARNATION, joined
@@ -79,11 +79,18 @@ class LocalTransport:
         self.calls.append((server, call.name, argument))
         if call.name in self.answers:
             return Answer(lambda: self.answers[call.name](server))
+        handlers = self._handlers[server]
+        first, *others = parts_of(call, through(call.request, argument))
         try:
-            future = self._handlers[server].start(call, through(call.request, argument))
+            future = handlers.start(*first)
         except CtrPsError as error:
             return Answer(_raising(error))
-        return Answer(lambda: through(call.answer, future.result()))
+
+        def answer() -> A:
+            answers = [future.result(), *(handlers.start(*each).result() for each in others)]
+            return through(call.answer, answer_of_parts(answers))
+
+        return Answer(answer)
 
     def close(self) -> None:
         self.is_closed = True

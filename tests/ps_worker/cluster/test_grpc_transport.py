@@ -176,6 +176,22 @@ def test_calls_that_wait_have_longer_deadlines(name: str) -> None:
             assert found == (101.0, 101.0)
         case "PullSparse" | "PullDense":
             assert found == (1.0, 11.0)
+        case "PushPull":
+            push, rows = push_of(PushChunk([], [])), requests.PullSparse
+            waits = [
+                deadlines.of(
+                    calls.PUSH_PULL,
+                    requests.PushPull(
+                        push=push,
+                        sparse=rows(
+                            keys={}, missing=Missing.INITIAL, at=each.at, shard_map_epoch=1
+                        ),
+                        dense=each,
+                    ),
+                )
+                for each in (now, later)
+            ]
+            assert waits == [1.0, 11.0]
         case _:
             assert found == (1.0, 1.0)
 

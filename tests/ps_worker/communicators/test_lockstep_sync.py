@@ -1,21 +1,28 @@
 """Synchronous steps, worker side, on a store in the same process."""
 
+import math
 from collections.abc import Mapping
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
+from ctr_model.batch import Batch
 from protos.errors import GradientError, ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
-from protos.store import Future, Version
+from protos.store import Future, Missing, PushId, Store, Version
 from ps_server.store import ParameterStore
 from ps_worker.communicators.lockstep import SyncCommunicator
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
-from tests.support.stores import member
-from tests.support.training import job, small_model
+from ps_worker.training.meter import Progress
+from ps_worker.training.step_loop import StepLoop
+from tests.support.local_transport import LocalTransport, joined_client
+from tests.support.stores import INCARNATION, joined, member
+from tests.support.training import job, random_batches, small_model
 
 NUM_PARAMS = small_model().num_params
+S = TypeVar("S", bound=Store)
 KEYS = {"embedding": np.arange(3, dtype=np.uint64)}
 EXAMPLES = 10
 
@@ -100,12 +107,97 @@ def test_non_finite_gradient_takes_no_step() -> None:
     assert communicator.version == store.status().version == 1
 
 
+def test_next_rows_come_with_the_push_and_the_parameters_with_them() -> None:
+    first, second = workers(2)
+    plain, other = workers(2)
+    for worker in (first, second, plain, other):
+        worker.pull(KEYS).result()
+        read(worker)
+
+    first.push(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS)
+    rows = first.pull(KEYS)
+    second.push(gradient(3.0), EXAMPLES, pulled=0)
+    plain.push(gradient(1.0), EXAMPLES, pulled=0)
+    other.push(gradient(3.0), EXAMPLES, pulled=0)
+
+    expected = plain.pull(KEYS).result()
+    assert rows.result().version == expected.version == 1
+    np.testing.assert_array_equal(rows.result().rows["embedding"], expected.rows["embedding"])
+    np.testing.assert_array_equal(read(first), read(plain))
+    assert first.pulled == 1
+
+
+@pytest.mark.parametrize("between", ["barrier", "other keys"])
+def test_rows_that_came_with_a_push_are_not_used_after(between: str) -> None:
+    """After a barrier the parameters may be others, as by a load; and nobody else's keys are answered."""
+    store = declared(ParameterStore())
+    communicator = on(store, worker=0)
+    keys = {"embedding": np.arange(3, dtype=np.uint64)}
+    communicator.push(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS)
+    communicator.flush()
+    if between == "barrier":
+        change = PushId(
+            worker=0, incarnation=INCARNATION, sequence=1, step=2, examples=1, batches=1, pulled=1
+        )
+        communicator.rejoin(store.barrier("load", 0, step=1).result())
+        store.push_grad(gradient(5.0), change, at=1).result()
+        communicator.version, keys = 2, KEYS
+
+    rows, params = communicator.pull(keys).result(), read(communicator)
+
+    np.testing.assert_array_equal(
+        rows.rows["embedding"],
+        store.pull_sparse(keys, missing=Missing.INITIAL).result().rows["embedding"],
+    )
+    expected = np.empty(NUM_PARAMS, np.float32)
+    store.pull_dense({DENSE_BLOCK: expected}).result()
+    np.testing.assert_array_equal(params, expected)
+
+
+def test_flush_waits_until_a_push_that_pulls_is_acknowledged() -> None:
+    communicator, _ = on_two_servers()
+    communicator.rejoin(5)
+    communicator.push(gradient(1.0), EXAMPLES, pulled=0, next_keys=KEYS)
+
+    with pytest.raises(ProtocolError, match="pushed step 5, expected 0"):
+        communicator.flush()
+
+
+def test_step_of_a_cluster_is_one_call_to_each_server() -> None:
+    communicator, transport = on_two_servers()
+    alone = declared(joined(ParameterStore()))
+    batches = random_batches(5, 16, seed=4)
+
+    train(communicator, batches)
+    train(on(alone, worker=0), batches)
+
+    names = [name for server, name, _ in transport.calls if server == 0]
+    assert sorted(names[:2]) == ["PullDense", "PullSparse"]
+    assert names[2:] == ["PushPull"] * 4 + ["PushGrad"]
+    np.testing.assert_array_equal(read(communicator), read(on(alone, worker=0)))
+
+
+def train(communicator: SyncCommunicator, batches: list[Batch]) -> None:
+    progress = Progress(every_s=math.inf)
+    StepLoop(small_model(), communicator, batch_size=16, progress=progress).train(batches)
+
+
+def on_two_servers() -> tuple[SyncCommunicator, LocalTransport]:
+    """Returns a communicator over two servers, which say at the answer what is wrong with a call."""
+    transport = LocalTransport(
+        [ParameterStore(server_index=index, num_servers=2) for index in range(2)]
+    )
+    communicator = on(declared(joined_client(transport)), worker=0)
+    transport.calls.clear()
+    return communicator, transport
+
+
 def workers(number: int) -> list[SyncCommunicator]:
     store = declared(ParameterStore(num_workers=number))
     return [on(store, worker=worker) for worker in range(number)]
 
 
-def declared(store: ParameterStore) -> ParameterStore:
+def declared(store: S) -> S:
     declare(
         store,
         small_model(),
@@ -118,7 +210,7 @@ def declared(store: ParameterStore) -> ParameterStore:
     return store
 
 
-def on(store: ParameterStore, *, worker: int) -> SyncCommunicator:
+def on(store: Store, *, worker: int) -> SyncCommunicator:
     return SyncCommunicator(store, member=member(worker), num_params=NUM_PARAMS)
 
 
