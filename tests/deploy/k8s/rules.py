@@ -13,6 +13,8 @@ import ps_server.cli
 from deploy.plan import exit_code_of
 from protos.errors import JobError, RoleError
 from protos.role import ServerRole, WorkerRole, role_from_environment
+from ps_server.rpc import health
+from ps_server.settings import bytes_of_size
 from ps_worker.job import override_job
 from tests.deploy.k8s.overlays import Document, Pods, of_kind, pods_of, values_of
 
@@ -20,6 +22,7 @@ WORK = "/work"
 """The image's working directory, to which paths of a job are relative."""
 
 USERS_CLAIMS = {"ctr-ps-data"}
+CERTIFICATE_NAME = "ps-server"
 SECRETS = {"ctr-ps-token", "ctr-ps-tls"}
 """What docs/kubernetes.md has the user make."""
 
@@ -146,6 +149,10 @@ def probes_are_apart(documents: Sequence[Document]) -> Iterator[str]:
         limit_s = probe.get("periodSeconds", 0) * probe.get("failureThreshold", 3)
         if limit_s < {"startup": 600, "readiness": 10, "liveness": 60}[name]:
             yield f"the {name} probe gives up after {limit_s} s"
+        # Of the service as soon as it ends; whether the process lives is asked without a name.
+        service = None if name == "liveness" else health.SERVICE
+        if "grpc" in probe and probe["grpc"].get("service") != service:
+            yield f"the {name} probe asks for {probe['grpc'].get('service')}"
         if has_tls == ("grpc" in probe):
             yield f"the {name} probe is by {[*probe]}, with TLS: {has_tls}"
         if probe.get("exec", {"command": ["ps-server", "--check"]}) != {
@@ -181,6 +188,10 @@ def commands_are_known(documents: Sequence[Document]) -> Iterator[str]:
             yield f"ps-server has no option {option}"
     if "--set=cluster.on_worker_loss=wait" not in workers.main["args"]:
         yield "the job does not wait for a worker that is made again"
+    for limit in _options(servers.main["args"], "--memory-limit"):
+        most = servers.main["resources"]["limits"]["memory"]
+        if bytes_of_size(limit) > 0.9 * bytes_of_size(most.removesuffix("i")):
+            yield f"servers take up to {limit}, and are killed at {most}"
     for pods in (servers, workers):
         for container in pods.containers:
             if "command" in container:
@@ -334,6 +345,16 @@ def credentials_are_mounted(documents: Sequence[Document]) -> Iterator[str]:
             if is_foreign and [each["key"] for each in secret.get("items", [])] != ["ca.crt"]:
                 yield "workers have the servers' key"
     servers, workers = pods_of(documents)
+    names = {
+        *values_of("serverName", list(documents)),
+        *(
+            pods.environment(0, others)["CTR_PS_TLS_NAME"]
+            for pods, others in _both(documents)
+            if "CTR_PS_TLS_CA" in pods.environment(0, others)
+        ),
+    }
+    if not names <= {CERTIFICATE_NAME}:
+        yield f"servers' certificate is for {CERTIFICATE_NAME}, and callers expect {names}"
     speaks = "CTR_PS_TLS_CERT" in servers.environment(0, workers)
     if speaks != ("CTR_PS_TLS_CA" in workers.environment(0, servers)):
         yield "of servers and workers, only one side speaks TLS"
@@ -400,6 +421,8 @@ def servers_keep_their_names(documents: Sequence[Document]) -> Iterator[str]:
             or each["spec"]["serviceName"] != service["metadata"]["name"]
         ):
             yield f"servers have no names of their own in {service['spec']}"
+        if service["spec"].get("publishNotReadyAddresses") is not True:
+            yield "a server has no name until it is ready, so workers look in vain for one that loads"
         if (
             service["spec"]["selector"] != pods.labels
             or each["spec"]["selector"]["matchLabels"] != pods.labels

@@ -188,6 +188,11 @@ dir = "output/model"
             argument("worker", "--set=cluster.on_worker_loss=wait", None),
             "does not wait for a worker",
         ),
+        (
+            "production",
+            argument("server", "--memory-limit=12G", "--memory-limit=16G"),
+            "servers take up to 16G, and are killed at 16Gi",
+        ),
         ("local", put("Job", f"{MAIN}/command", ["sh"]), "replaces the image's entry point"),
         (
             "local",
@@ -261,6 +266,16 @@ dir = "output/model"
         ("production", without_variable("worker", "CTR_PS_TLS_CA"), "only one side speaks TLS"),
         (
             "production",
+            variable("worker", "CTR_PS_TLS_NAME", "ps-server-0.ps-server"),
+            "servers' certificate is for ps-server",
+        ),
+        (
+            "production",
+            put("ServiceMonitor", "spec/endpoints/0/tlsConfig/serverName", "ctr-ps"),
+            "servers' certificate is for ps-server",
+        ),
+        (
+            "production",
             put("StatefulSet", f"{MAIN}/startupProbe", GRPC_PROBE),
             "the startup probe is by",
         ),
@@ -268,6 +283,16 @@ dir = "output/model"
             "production",
             put("StatefulSet", f"{MAIN}/readinessProbe/exec/command", ["true"]),
             "the readiness probe runs",
+        ),
+        (
+            "local",
+            put("StatefulSet", f"{MAIN}/readinessProbe/grpc/service", None),
+            "the readiness probe asks for None",
+        ),
+        (
+            "local",
+            put("StatefulSet", f"{MAIN}/livenessProbe/grpc/service", "ctr_ps.v1.ParameterServer"),
+            "the liveness probe asks for ctr_ps",
         ),
         (
             "local",
@@ -334,6 +359,7 @@ dir = "output/model"
         ("jobset", put("JobSet", "metadata/name", "other"), "expected ('other-server-0-0"),
         ("local", put("Service", "spec/clusterIP", "10.0.0.1"), "no names of their own"),
         ("local", put("Service", "spec/selector", {"a": "b"}), "selects other pods"),
+        ("local", put("Service", "spec/publishNotReadyAddresses", None), "no name until it is"),
         (
             "local",
             put("StatefulSet", "spec/updateStrategy", {"type": "RollingUpdate"}),

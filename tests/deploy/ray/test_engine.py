@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -223,6 +224,70 @@ def test_address_without_a_cluster_is_named(job: list[str]) -> None:
     assert process.returncode == 2, err
     assert "127.0.0.1:1" in err
     assert "Traceback" not in err
+
+
+def parent_of(process: int) -> int:
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def variables_of(process: int) -> dict[str, str]:
+    entries = Path(f"/proc/{process}/environ").read_text().split("\0")
+    return {name: value for name, _, value in (each.partition("=") for each in entries)}
+
+
+def test_servers_are_on_nodes_of_their_own_and_all_know_a_token(
+    address: str, job: list[str], tmp_path: Path
+) -> None:
+    with started([*on_ray(address), *job, "--set", "train.epochs=1000"]) as process:
+        until_training(process)
+        servers, workers = owned("PSERVER", tmp_path), owned("TRAINER", tmp_path)
+        nodes = {parent_of(actor) for _, actor in servers}
+        tokens = [variables_of(each).get("CTR_PS_TOKEN") for each, _ in (*servers, *workers)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_S)
+
+    assert (len(nodes), len(tokens)) == (2, 4)
+    assert len({*tokens}) == 1
+    assert tokens[0]
+    assert_nothing_left(tmp_path)
+
+
+def test_variables_of_the_launcher_reach_its_processes(
+    address: str, job: list[str], tmp_path: Path
+) -> None:
+    own = os.environ | {"CTR_PS_TOKEN": "a-token-of-this-test", "CTR_PS_LOG_FORMAT": "json"}
+    with started([*on_ray(address), *job, "--set", "train.epochs=1"], own) as process:
+        _, err = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 0, err
+    for index in range(2):
+        lines = Path(f"log/pserver.{index}.log").read_text().splitlines()
+        assert json.loads(lines[0])["role"] == "server"
+
+
+def test_update_logs_are_removed_on_the_node_of_each_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Here the nodes have one disk, so the first of them removes the folder of all."""
+    from deploy.ray import engine
+
+    class Actor:
+        def __init__(self, name: str) -> None:
+            self.remove = self
+            self._name = name
+
+        def remote(self, folder: str) -> tuple[str, str]:
+            return self._name, folder
+
+    removed: list[tuple[str, str]] = []
+    monkeypatch.setattr(engine.ray, "get", lambda call, **_: removed.append(call))
+    found = engine.RayEngine(cast(Any, None), cast(Any, None))
+    found._actors = dict.fromkeys(("pserver.0", "trainer.0", "pserver.1"))
+    monkeypatch.setattr(found, "_actor", Actor)
+
+    found.remove(tmp_path)
+
+    assert removed == [("pserver.0", str(tmp_path)), ("pserver.1", str(tmp_path))]
 
 
 def test_failure_ends_all_and_is_shown(address: str, job: list[str], tmp_path: Path) -> None:

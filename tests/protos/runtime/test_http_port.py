@@ -5,7 +5,9 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from email.message import Message
 from http import HTTPStatus
 
@@ -110,6 +112,18 @@ def test_connections_beyond_the_limit_are_closed(monkeypatch: pytest.MonkeyPatch
             thread.join(20)
 
     assert answers == [b"done", b"done"]
+
+
+def test_place_is_free_again_after_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "MAX_REQUESTS", 1)
+    with HttpPort(HOST, 0, {"/echo": echo}) as port:
+        assert get(port, "/echo").status == HTTPStatus.OK
+        end, status = time.monotonic() + 20, 0
+        while not status and time.monotonic() < end:
+            with suppress(ConnectionError):  # the place is given back a little after the answer
+                status = get(port, "/echo").status
+
+    assert status == HTTPStatus.OK
 
 
 def test_closed_port_is_free_again() -> None:

@@ -19,6 +19,15 @@ SERVER = {
     "PADDLE_PORT": "7165",
 }
 WORKER = {**SERVER, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "0"}
+HETER = {
+    **SERVER,
+    "TRAINING_ROLE": "HETER_TRAINER",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "127.0.0.1:9000,127.0.0.1:9001",
+    "PADDLE_PORT": "9001",
+    "STAGE_ID": "2",
+    "STAGE_NUM": "2",
+}
 
 PROGRAM = """
 import logging, warnings
@@ -37,10 +46,10 @@ log_error(UsageError("wrong\\nusage"))
 """
 
 
-def logged(**variables: str) -> str:
+def logged(program: str = PROGRAM, **variables: str) -> str:
     """Returns what a process with such an environment logs."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -57,7 +66,8 @@ def record(message: str, **more: object) -> logging.LogRecord:
 
 
 @pytest.mark.parametrize(
-    ("variables", "role", "index"), [(SERVER, "server", 1), (WORKER, "worker", 0), ({}, None, None)]
+    ("variables", "role", "index"),
+    [(SERVER, "server", 1), (WORKER, "worker", 0), (HETER, "heter", 1), ({}, None, None)],
 )
 def test_json_has_one_object_a_line_with_role_and_index(
     variables: dict[str, str], role: str | None, index: int | None
@@ -105,6 +115,17 @@ def test_level_is_the_least_that_is_written(level: str, number: int) -> None:
     lines = logged(CTR_PS_LOG_FORMAT="json", CTR_PS_LOG_LEVEL=level).splitlines()
 
     assert len(lines) == number
+
+
+def test_option_comes_before_the_variable() -> None:
+    options = "log_format=logs.LogFormat.JSON, level=logs.LogLevel.ERROR"
+    program = PROGRAM.replace(
+        "configure_logs()\n", f"from protos.runtime import logs\nconfigure_logs({options})\n"
+    )
+
+    lines = logged(program, CTR_PS_LOG_FORMAT="text", CTR_PS_LOG_LEVEL="debug").splitlines()
+
+    assert [json.loads(line)["level"] for line in lines] == ["ERROR", "ERROR"]
 
 
 def test_value_of_a_variable_that_is_none_is_refused() -> None:

@@ -63,6 +63,8 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         last_save=SaveStatus(pause_s=0.5, duration_s=1.0, is_over=True, number=3),
         silent_s={0: 0.5, 1: 2.0},
         lease_s=30.0,
+        duplicates=2,
+        batches=9,
         lost=frozenset({2}),
     )
     second = StoreStatus(
@@ -74,6 +76,8 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         },
         silent_s={1: 0.25},
         lease_s=30.0,
+        duplicates=1,
+        batches=8,
         examples={0: 90},
         left=frozenset({1}),
         staleness=Staleness().add(0, 4).add(5, 3),
@@ -98,6 +102,8 @@ def test_merged_status_adds_sizes_and_keeps_what_all_have_seen() -> None:
         last_save=SaveStatus(pause_s=0.5, duration_s=2.0, is_over=False, number=3),
         lease_s=30.0,
         lost=frozenset({2}),
+        duplicates=3,
+        batches=8,
     )
     assert merged.silent_s == {1: 0.25}
 

@@ -1,5 +1,7 @@
 """Credentials from the environment, and their files."""
 
+import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from protos.wire.security.credentials import (
     WatchedTokens,
     open_channel,
     require_protection,
+    server_context,
 )
 from tests.support.certificates import CertificateAuthority
 
@@ -174,3 +177,31 @@ def test_tokens_are_read_again_and_stay_while_they_cannot_be(tmp_path: Path) -> 
     path.write_text(TOKEN)
     now[0] += LOOK_S
     assert not knows(f"{TOKEN}-2")
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Makes a handshake in memory, of a client that names no host; raises what an end of it raises."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for end in 2 * ends:
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    assert ends[0].version() is not None
+
+
+def test_one_context_of_a_server_shows_the_newest_certificate(tmp_path: Path) -> None:
+    old, new = CertificateAuthority(tmp_path, "old"), CertificateAuthority(tmp_path, "new")
+    of_old, of_new = (ssl.create_default_context(cafile=str(each.ca)) for each in (old, new))
+    server = server_context(old.credentials("server", mutual=False))
+    assert server is not None
+
+    shake_hands(server, of_old)
+    new.credentials("server", mutual=False)  # replaces the files
+
+    shake_hands(server, of_new)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(server, of_old)
+    assert server_context(Credentials()) is None

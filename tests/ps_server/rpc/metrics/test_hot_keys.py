@@ -46,6 +46,15 @@ def test_hot_keys_are_found_with_their_shares_among_few_and_many(num_cold: int) 
         assert shares[2**64 - 1] == pytest.approx(0.25, abs=0.1)
 
 
+def test_hottest_keys_are_those_of_all_tables() -> None:
+    found, keys = HotKeys(), np.arange(3, dtype=np.uint64)
+    for number in range(10):
+        found._until_next = 0
+        found.pulled({"half": keys if number % 2 else keys + 4, "each": keys})
+
+    assert [table for table, _, _ in found.hottest(3)] == ["each"] * 3
+
+
 def test_cold_keys_are_not_shown() -> None:
     found = HotKeys()
 

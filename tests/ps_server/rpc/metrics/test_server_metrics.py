@@ -15,18 +15,23 @@ from protos.gradients import SparseGrad
 from protos.placement import FIRST_EPOCH
 from protos.runtime.status_page.status import Status
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, SaveRequest
+from protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
 from protos.wire import calls, requests
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.metrics.call_metrics import BOUNDS_S, Histogram
+from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
 from ps_server.rpc.metrics.hot_keys import LEAST_SEEN, HotKeys
-from ps_server.rpc.metrics.server_metrics import STALENESS_BOUNDS, ServerMetrics
+from ps_server.rpc.metrics.server_metrics import (
+    STALENESS_BOUNDS,
+    TABLE_COUNTERS,
+    TABLE_GAUGES,
+    ServerMetrics,
+)
 from ps_server.rpc.metrics.server_status import server_status
 from ps_server.rpc.service import Service
 from ps_server.store import ParameterStore
-from tests.support.stores import joined, push_id
+from tests.support.stores import INCARNATION, joined, push_id
 
 ROOT = Path(__file__).parents[4]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -62,13 +67,18 @@ class Server:
         self.service._serializer(call)(answer)
 
     async def push(
-        self, num_keys: int, worker: int = 0, at: int | None = None, sequence: int | None = None
+        self,
+        num_keys: int,
+        worker: int = 0,
+        at: int | None = None,
+        sequence: int | None = None,
+        examples: int = 1,
     ) -> None:
         keys = np.arange(num_keys, dtype=np.uint64)
         grad = SparseGrad(keys, np.ones((num_keys, 2), np.float32), 1)
         request = requests.PushGrad(
             chunk=PushChunk([("t", grad)], []),
-            push_id=push_id(worker, sequence),
+            push_id=push_id(worker, sequence, examples),
             at=at,
             shard_map_epoch=FIRST_EPOCH,
         )
@@ -136,6 +146,31 @@ def test_calls_are_counted_with_their_status_bytes_and_keys() -> None:
     assert value(samples, "ctr_ps_sent_bytes_total", rpc_method=pull) >= 7 * 2 * 4
     assert value(samples, "ctr_ps_call_wait_seconds_count", rpc_method=pull) == 0
     assert not any(METHOD.format("Save") in str(labels) for _, labels in samples)
+
+
+def test_keys_are_counted_by_table_whether_pulled_or_pushed() -> None:
+    counts = CallCounts()
+    keys = np.arange(9, dtype=np.uint64)
+    grad = SparseGrad(keys[:4], np.ones((4, 2), np.float32), 1)
+
+    counts.touched(
+        requests.PullSparse(
+            keys={"t": keys[:3], "u": keys},
+            missing=Missing.ZEROS,
+            at=None,
+            shard_map_epoch=FIRST_EPOCH,
+        )
+    )
+    counts.touched(
+        requests.PushGrad(
+            chunk=PushChunk([("u", grad)], []),
+            push_id=push_id(),
+            at=None,
+            shard_map_epoch=FIRST_EPOCH,
+        )
+    )
+
+    assert counts.keys == {"t": 3, "u": 13}
 
 
 def test_waiting_for_other_workers_is_told_apart() -> None:
@@ -207,6 +242,35 @@ def test_rows_that_left_a_table_still_count_as_created() -> None:
     assert value(samples, "ctr_ps_table_rows_created_total", table="t") == 100
 
 
+def test_figures_of_a_table_are_each_of_their_own() -> None:
+    table = TableStatus(
+        rows=8,
+        size_bytes=100,
+        candidates=3,
+        candidate_bytes=70,
+        expired=20,
+        evicted=400,
+        shards=4,
+        smallest_shard=1,
+        largest_shard=4,
+        index_slots=16,
+    )
+
+    found = {name: value(table) for name, (_, value) in {**TABLE_GAUGES, **TABLE_COUNTERS}.items()}
+
+    assert found == {
+        "rows": 8,
+        "size_bytes": 100,
+        "load_ratio": 0.5,
+        "imbalance_ratio": 1.5,
+        "candidates": 3,
+        "candidate_bytes": 70,
+        "rows_created": 428,
+        "rows_evicted": 400,
+        "rows_expired": 20,
+    }
+
+
 def test_workers_are_counted_by_state() -> None:
     server = Server(num_workers=3, per_worker=True)
     server.store.leave(1, step=0)
@@ -222,6 +286,41 @@ def test_workers_are_counted_by_state() -> None:
     assert value(server.scrape(), "ctr_ps_job_worker_silence_seconds", worker="2") == 5.0
 
 
+def test_silence_is_that_of_the_worker_that_is_silent_for_longest() -> None:
+    server = Server(num_workers=2)
+    server.store.pass_time(5.0)
+    asyncio.run(server.push(3, worker=1))
+
+    assert value(server.scrape(), "ctr_ps_silence_max_seconds") == 5.0
+
+
+def test_lease_is_there_where_workers_have_one() -> None:
+    server, store = Server(), ParameterStore()
+    lease = Lease(seconds=30.0, on_worker_loss=WorkerLoss.FAIL)
+    assert ("ctr_ps_lease_seconds", ()) not in server.scrape()
+
+    store.join(0, INCARNATION, terms={}, lease=lease).result()
+    server.metrics = ServerMetrics(store, {}, server.backlog, lambda: None)
+
+    assert value(server.scrape(), "ctr_ps_lease_seconds") == 30.0
+
+
+def test_each_worker_has_its_own_step_and_examples() -> None:
+    server = Server(num_workers=2, per_worker=True)
+
+    async def body() -> None:
+        for sequence in range(3):
+            await server.push(10, worker=0, sequence=sequence)
+        await server.push(10, worker=1, sequence=0)
+
+    asyncio.run(body())
+    samples = server.scrape()
+
+    for worker, step, examples in (("0", 2, 3), ("1", 0, 1)):
+        assert value(samples, "ctr_ps_job_worker_step", worker=worker) == step
+        assert value(samples, "ctr_ps_job_worker_examples_total", worker=worker) == examples
+
+
 def test_workers_have_no_labels_unless_asked_for() -> None:
     server = Server(num_workers=3)
     asyncio.run(server.push(10))
@@ -235,10 +334,13 @@ def test_saves_are_counted(tmp_path: Path) -> None:
 
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
 
-    samples = server.scrape()
+    samples, save = server.scrape(), server.store.status().last_save
+    assert save is not None
     assert value(samples, "ctr_ps_saves_total") == 1
     assert value(samples, "ctr_ps_save_running") == 0
-    assert value(samples, "ctr_ps_save_duration_seconds") > 0
+    assert value(samples, "ctr_ps_save_duration_seconds") == save.duration_s > 0
+    assert value(samples, "ctr_ps_save_pause_seconds") == save.pause_s < save.duration_s
+    assert server.status().figures["pause of the last save, ms"] == 1e3 * save.pause_s
 
 
 def test_staleness_has_the_same_buckets_however_little_was_seen() -> None:
@@ -277,6 +379,20 @@ def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None
     }
 
 
+def test_figures_of_the_update_log_are_its_own() -> None:
+    class Log:
+        size_bytes, num_appended, appended_bytes, num_waiting = 1_000, 20, 3_000, 4
+
+    server = Server()
+    server.metrics = ServerMetrics(server.store, server.service.counts, server.backlog, Log)
+    samples = server.scrape()
+
+    assert value(samples, "ctr_ps_update_log_size_bytes") == 1_000
+    assert value(samples, "ctr_ps_update_log_records_total") == 20
+    assert value(samples, "ctr_ps_update_log_appended_bytes_total") == 3_000
+    assert value(samples, "ctr_ps_update_log_waiting_records") == 4
+
+
 def test_refused_calls_are_counted() -> None:
     server = Server()
 
@@ -292,6 +408,22 @@ def test_refused_calls_are_counted() -> None:
 
     assert value(samples, "ctr_ps_overload_refusals_total") == 1
     assert value(samples, "ctr_ps_backlog_calls") == 0
+
+
+def test_durations_of_calls_are_in_seconds() -> None:
+    server = Server()
+    pulls = server.service.counts["PullSparse"]
+    pulls.ended("OK", 0.02)
+    pulls.ended("OK", 11.0)
+    name = "rpc_server_call_duration_seconds"
+    buckets = {
+        float(dict(labels)["le"]): count
+        for (each, labels), count in server.scrape().items()
+        if each == f"{name}_bucket"
+    }
+
+    assert [*buckets] == [*BOUNDS_S, np.inf]
+    assert (buckets[0.01], buckets[0.025], buckets[10.0], buckets[np.inf]) == (0, 1, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -321,8 +453,8 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
 
     async def body() -> None:
         for sequence in range(3):
-            await server.push(10, worker=0, sequence=sequence)
-        await server.push(10, worker=1, sequence=0)
+            await server.push(10, worker=0, sequence=sequence, examples=100)
+        await server.push(10, worker=1, sequence=0, examples=100)
         for _ in range(LEAST_SEEN):
             server.hot_keys._until_next = 0
             await server.pull(10)
@@ -337,15 +469,20 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     assert status.figures["version"] == 4
     assert status.figures["saves"] == 1
     first, second, third = rows_of(status, "Workers")
-    assert (first["state"], first["examples"], first["silent, s"]) == ("present", 3, 4.0)
+    assert (first["state"], first["examples"], first["silent, s"]) == ("present", 300, 4.0)
     assert (second["state"], second["behind"]) == ("present", 2)
     assert (third["state"], third["step"], third["silent, s"]) == ("has left", None, None)
     (table,) = rows_of(status, "Tables")
     assert (table["table"], table["rows"], table["shards"]) == ("t", 10, 4)
+    of_store = server.store.status().tables["t"]
+    assert (table["load"], table["imbalance"]) == (of_store.load_factor, of_store.imbalance)
+    assert of_store.load_factor != of_store.imbalance
     push, pull = rows_of(status, "Calls")
     assert (push["call"], push["number"]) == ("PushGrad", 4)
     assert (pull["call"], pull["number"], pull["of it waiting"]) == ("PullSparse", 3, 0.0)
-    assert {each.name: each.value for each in status.series}["batches a second"] == 4
+    series = {each.name: each.value for each in status.series}
+    assert (series["batches a second"], series["examples a second"]) == (4, 400)
+    assert (series["calls a second"], series["rows"]) == (7, 10)
     hot = rows_of(status, "Hot keys")
     assert {(each["table"], each["share"]) for each in hot} == {("t", 1.0)}
     assert {each["key"] for each in hot} == set(map(str, range(10)))
@@ -356,3 +493,18 @@ def test_page_says_why_the_job_has_ended() -> None:
     server.store.abort(0, "a fault of its own")
 
     assert "a fault of its own" in server.status().fault
+
+
+def test_page_shows_the_mean_of_calls_and_the_share_of_it_that_was_waiting() -> None:
+    server = Server()
+    pulls = server.service.counts["PullSparse"]
+    for seconds in (0.5, 3.5):
+        pulls.ended("OK", seconds)
+    pulls.waits.add(1.0)
+    pulls.received(2**20)
+    pulls.sent(3 * 2**20)
+
+    (pull,) = rows_of(server.status(), "Calls")
+
+    assert (pull["number"], pull["ms, mean"], pull["of it waiting"]) == (2, 2_000.0, 0.25)
+    assert (pull["MiB in"], pull["MiB out"]) == (1.0, 3.0)

@@ -19,7 +19,15 @@ from rich.console import Console
 from protos.errors import TransportError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import PushId, SaveRequest, ServerStatus, Staleness, StoreStatus
+from protos.store import (
+    PushId,
+    SaveRequest,
+    SaveStatus,
+    ServerStatus,
+    Staleness,
+    StoreStatus,
+    WorkerProgress,
+)
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.watching.top import Look, drawn
 from tests.support.cluster import cluster
@@ -84,6 +92,36 @@ def test_workers_are_shown_by_state() -> None:
     assert re.search(r"^0\s+present\s+5\s+1\.2", shown, re.MULTILINE)
     assert re.search(r"^1\s+has left", shown, re.MULTILINE)
     assert re.search(r"^2\s+lost\s+0\s+33\.0", shown, re.MULTILINE)
+
+
+def test_workers_are_shown_with_their_steps_and_how_far_they_are_behind() -> None:
+    steps = {
+        worker: WorkerProgress(incarnation=1, sequence=0, step=step, position="")
+        for worker, step in enumerate((1_250, 1_200))
+    }
+    found = status(5, progress=steps, silent_s={0: 0.0, 1: 0.0})
+
+    shown = text_of(["ps-0:1"], [Look(0.0, [found])])
+
+    assert re.search(r"^0\s+present\s+1,250\s+0\s", shown, re.MULTILINE)
+    assert re.search(r"^1\s+present\s+1,200\s+50\s", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("save", "expected"),
+    [
+        (None, "none"),
+        (
+            SaveStatus(pause_s=0.0125, duration_s=2.5, is_over=True, number=3),
+            "3: 2.5 s, pause 12 ms",
+        ),
+        (SaveStatus(pause_s=0.0125, duration_s=0.0, is_over=False), "1 is being written"),
+    ],
+)
+def test_last_save_is_shown_with_its_cost(save: SaveStatus | None, expected: str) -> None:
+    shown = text_of(["ps-0:1"], [Look(0.0, [status(5, last_save=save)])])
+
+    assert re.search(rf"^ps-0:1 .* {expected}\s*$", shown, re.MULTILINE)
 
 
 def pushed(client: ClusterClient, num_keys: int, push: PushId) -> None:

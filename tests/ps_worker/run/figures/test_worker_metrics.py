@@ -1,6 +1,8 @@
 """What a worker tells Prometheus, compared with what it was told to count."""
 
+import math
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,13 @@ from prometheus_client import CollectorRegistry
 
 from protos.errors import UsageError
 from ps_server.store import ParameterStore
+from ps_worker.cluster.client import ClusterClient
 from ps_worker.job import override_job
-from ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port
+from ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port, worker_status
 from ps_worker.run.plan import model_of_job
 from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
+from tests.support.cluster import cluster
 
 ROOT = Path(__file__).parents[4]
 
@@ -39,14 +43,14 @@ def test_figures_are_those_of_the_progress() -> None:
     labels = np.array([1, 0, 0, 1], np.float32)
     predictions = np.array([0.75, 0.25, 0.75, 0.25], np.float32)
 
-    progress.add(labels, predictions, loss_sum=3.0)
+    progress.add(labels, predictions, loss_sum=3.0, weights=np.full(4, 0.5, np.float32))
     progress.times.add("pull", 0.5)
     progress.times.take()  # for a pass: totals go on
     progress.times.add("pull", 0.25)
     value = scraped(progress, retries=3)
 
     assert value("steps_total") == 1
-    assert value("examples_total") == value("weight_total") == 4
+    assert (value("examples_total"), value("weight_total")) == (4, 2.0)
     assert value("loss_total") == 3.0
     assert value("step_seconds_total", part="pull") == 0.75
     assert value("recent_auc") == pytest.approx(0.5)
@@ -68,6 +72,39 @@ def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
     assert set(re.findall("ctr_worker_[a-z_]+", page)) == names
 
 
+def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = override_job({}, ["model.name=lr"], source="test")
+    _, model = model_of_job(job)
+    monkeypatch.setattr(ClusterClient, "num_retries", 3)
+    with cluster() as servers, Run(servers.client(joins=False), model, job) as run:
+        labels, predictions = np.array([1, 0], np.float32), np.array([0.75, 0.25], np.float32)
+        run.progress.add(labels, predictions, loss_sum=3.0)
+        for part, seconds in (("pull", 0.5), ("compute", 1.5)):
+            run.progress.times.add(part, seconds)
+
+        status = worker_status(run)
+
+        run.leave()
+    recent = run.progress.recent()
+    assert status.figures == {
+        "steps": 1,
+        "examples": 2,
+        "mean loss": 1.5,
+        "log loss, last batches": recent.log_loss(),
+        "AUC, last batches": 1.0,
+        "calibration, last batches": 1.0,
+        "calls sent again": 3,
+    }
+    assert recent.log_loss() == pytest.approx(-math.log(0.75))
+    assert {each.name: each.value for each in status.series} == {
+        "examples a second": 2,
+        "log loss, last batches": recent.log_loss(),
+        "AUC, last batches": 1.0,
+    }
+    (times,) = status.tables
+    assert {part: share for part, _, share in times.rows}["compute"] == 0.75
+
+
 def test_port_is_open_for_the_time_of_a_run() -> None:
     job = override_job({}, ["model.name=lr"], source="test")
     _, model = model_of_job(job)
@@ -83,3 +120,19 @@ def test_port_is_open_for_the_time_of_a_run() -> None:
         with pytest.raises(UsageError, match=r"expected \[HOST:\]PORT"):
             metrics_port(run, "somewhere")
         run.leave()
+
+
+def test_port_of_a_worker_asks_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CTR_PS_TOKEN", "a-token-of-this-test")
+    job = override_job({}, ["model.name=lr"], source="test")
+    _, model = model_of_job(job)
+    with Run(ParameterStore(), model, job) as run:
+        with (
+            metrics_port(run, "127.0.0.1:0") as port,
+            pytest.raises(urllib.error.HTTPError) as refused,
+        ):
+            urllib.request.urlopen(f"{port.url}/metrics", timeout=10)
+        refused.value.close()
+        run.leave()
+
+    assert refused.value.code == 401

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,6 +153,7 @@ def test_client_of_the_protocol_gets_what_the_predictor_says(
             "equal": {"http binary": True, "http json": True, "http 2-D": True, "grpc": True},
             "without_token": ["401", "StatusCode.UNAUTHENTICATED"],
         }
+        assert status_of(serving.metrics) == 401
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(LIMIT_S) == 0
 
@@ -191,6 +193,39 @@ def test_requests_in_flight_are_answered_after_sigterm(trained: Trained) -> None
     expected = Predictor.load(trained.folder).predict_samples(trained.samples[:NUM_ROWS])
     assert np.array_equal(np.array(by_http, np.float32), expected)
     assert np.array_equal(np.frombuffer(by_grpc, "<f4"), expected)
+
+
+def test_one_that_is_told_to_end_answers_for_a_while_and_is_not_ready(
+    trained: Trained, tmp_path: Path
+) -> None:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    trained.publish(1, folder)
+
+    with served(folder, "--drain", str(LIMIT_S)) as serving:
+        assert status_of(f"http://{serving.http}/v2/health/ready") == 200
+        serving.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + LIMIT_S / 2
+        while status_of(f"http://{serving.http}/v2/health/ready") == 200:
+            assert time.monotonic() < end
+        assert status_of(f"http://{serving.http}/v2/health/ready") == 503
+        assert status_of(f"http://{serving.http}/v2/models/ctr") == 200
+
+
+def test_request_has_as_many_rows_as_the_option_says(trained: Trained) -> None:
+    with served(trained.folder, "--max-rows", "3") as serving:
+        url = f"http://{serving.http}/v2/models/ctr/infer"
+        contents = [json.dumps(json_request(trained, num_rows)).encode() for num_rows in (3, 4)]
+        assert [status_of(url, content) for content in contents] == [200, 400]
+
+
+def status_of(url: str, content: bytes | None = None) -> int:
+    try:
+        with urllib.request.urlopen(url, content, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return refused.code
 
 
 @pytest.mark.slow

@@ -1,12 +1,16 @@
 """Requests over HTTP and gRPC, in this process: right answers, and the right status for wrong requests."""
 
 import asyncio
+import io
 import json
 import shutil
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -14,14 +18,16 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.limits import MAX_MESSAGE_BYTES
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
-from protos.wire.security.credentials import Credentials, bind
+from protos.wire.security.credentials import Credentials, bind, server_context
 from ps_worker.serving.inference_server import served_model
 from ps_worker.serving.inference_server.grpc_service import GrpcService, tensors_in
 from ps_worker.serving.inference_server.http_service import HEADER_LENGTH, HttpService
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
-from ps_worker.serving.inference_server.served_model import ServedModel
+from ps_worker.serving.inference_server.served_model import Counts, ServedModel
+from ps_worker.serving.inference_server.tensors import DTYPES
 from ps_worker.serving.predictor import Predictor
 from tests.ps_worker.serving.inference_server.conftest import Trained
 from tests.ps_worker.serving.inference_server.request_bodies import (
@@ -29,6 +35,7 @@ from tests.ps_worker.serving.inference_server.request_bodies import (
     grpc_request,
     json_request,
 )
+from tests.support.certificates import CertificateAuthority
 
 TOKEN, TRAINER = "reader-0123456789", "trainer-0123456789"
 
@@ -131,6 +138,37 @@ def test_binary_output_follows_the_json(
     run(body)
 
 
+def test_output_is_binary_or_not_as_it_says_itself(model: ServedModel, trained: Trained) -> None:
+    async def body() -> None:
+        async with http_client(model) as client:
+            for of_all, own, is_binary in ((True, False, False), (False, True, True)):
+                output = {"name": "probability", "parameters": {"binary_data": own}}
+                request = {
+                    **json_request(trained),
+                    "parameters": {"binary_data_output": of_all},
+                    "outputs": [output],
+                }
+                response = await client.post("/v2/models/ctr/infer", json=request)
+                assert (HEADER_LENGTH in response.headers) is is_binary
+
+    run(body)
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_values_of_grpc_are_in_the_field_of_their_type(datatype: str) -> None:
+    request = messages.ModelInferRequest(model_name="ctr")
+    tensor = request.inputs.add(name="x", datatype=datatype, shape=[2])
+    size = datatype.removeprefix("U").removeprefix("INT").removeprefix("FP")
+    kind = datatype.removesuffix(size).lower()
+    field = f"{kind}{size if size == '64' or kind == 'fp' else ''}_contents"
+    getattr(tensor.contents, field).extend([1, 100])
+
+    (found,) = tensors_in(request)
+
+    assert list(found.values) == [1, 100]
+    assert found.values.dtype == DTYPES[datatype]
+
+
 @pytest.mark.parametrize("raw", [True, False])
 def test_grpc_gives_what_the_predictor_says(
     model: ServedModel, trained: Trained, expected: np.ndarray, raw: bool
@@ -141,6 +179,34 @@ def test_grpc_gives_what_the_predictor_says(
         assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
         assert [each.name for each in answer.outputs] == ["probability"]
         assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
+
+    run(body)
+
+
+def with_tasks(model: ServedModel, predictions: np.ndarray) -> served_model.Current:
+    """Returns the model as one of two tasks, which predicts these [N, 2]."""
+    predictor = SimpleNamespace(
+        url="memory://another",
+        schema=model.current.predictor.schema,
+        tasks=("click", "bought"),
+        predict_samples=lambda samples: predictions,
+    )
+    return replace(model.current, predictor=cast(Predictor, predictor), version="of-tasks")
+
+
+def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained) -> None:
+    tensors = tensors_in(grpc_request(trained, raw=True))
+    predictions = np.arange(2 * NUM_ROWS, dtype=np.float32).reshape(NUM_ROWS, 2)
+    current = with_tasks(model, predictions)
+
+    async def outputs(*asked: str) -> dict[str, list[float]]:
+        answer = await model.infer(current, lambda: served_model.Request(tensors, asked))
+        return {each.name: values.tolist() for each, values in answer.outputs}
+
+    async def body() -> None:
+        click, bought = predictions.T.tolist()
+        assert await outputs() == {"click": click, "bought": bought}
+        assert await outputs("bought") == {"bought": bought}
 
     run(body)
 
@@ -239,6 +305,20 @@ def test_bodies_that_are_not_of_the_protocol_are_refused(
     run(body)
 
 
+def test_request_has_up_to_sixteen_mib(model: ServedModel, trained: Trained) -> None:
+    content = json.dumps(json_request(trained)).encode()
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            for size, status in ((MAX_MESSAGE_BYTES - 1, 200), (MAX_MESSAGE_BYTES + 1, 413)):
+                response = await client.post(
+                    "/v2/models/ctr/infer", data=io.BytesIO(content.ljust(size))
+                )
+                assert response.status == status
+
+    run(body)
+
+
 def test_statuses_of_grpc_are_those_of_the_error(model: ServedModel, trained: Trained) -> None:
     unknown, wrong = grpc_request(trained, raw=True), grpc_request(trained, raw=True)
     unknown.model_name = "other"
@@ -282,6 +362,8 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
         async with grpc_channel(model, credentials) as channel:
             await call(channel, "ServerReady", messages.ServerReadyRequest())
             for name, request in (
+                ("ServerMetadata", messages.ServerMetadataRequest()),
+                ("ModelMetadata", messages.ModelMetadataRequest(name="ctr")),
                 ("ModelReady", messages.ModelReadyRequest(name="ctr")),
                 ("ModelInfer", grpc_request(trained, raw=True)),
             ):
@@ -289,6 +371,28 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
                     await call(channel, name, request)
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
             await call(channel, "ModelInfer", grpc_request(trained, raw=True), TOKEN)
+
+    run(body)
+
+
+def test_certificate_of_a_reader_is_enough_over_http(model: ServedModel, tmp_path: Path) -> None:
+    authority = CertificateAuthority(tmp_path)
+    own = authority.credentials("server")
+
+    def tls(common_name: str) -> ssl.SSLContext:
+        caller = authority.credentials(common_name, common_name=common_name)
+        context = ssl.create_default_context(cafile=str(authority.ca))
+        context.load_cert_chain(caller.certificate, caller.key)
+        return context
+
+    async def body() -> None:
+        service = HttpService(model, RequestMetrics(model), lambda: True, Readers(own))
+        server = TestServer(service.application())
+        await server.start_server(ssl=server_context(own))
+        async with TestClient(server) as client:
+            for name, is_reader in (("ctr-ps-reader.ranking", True), ("somebody", False)):
+                response = await client.get("/v2/models/ctr", ssl=tls(name))
+                assert response.ok is is_reader
 
     run(body)
 
@@ -311,6 +415,8 @@ def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
             assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
             ready = await call(channel, "ServerReady", messages.ServerReadyRequest())
             assert not ready.ready
+            request = messages.ModelReadyRequest(name="ctr")
+            assert not (await call(channel, "ModelReady", request)).ready
         await server.stop(None)
         async with http_client(model, is_ready=False) as client:
             assert (await client.get("/v2/health/live")).status == 200
@@ -335,6 +441,28 @@ def test_too_many_requests_are_refused_with_the_time_to_come_again(
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     run(body)
+
+
+def test_place_of_a_request_is_free_again_after_an_error(
+    model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_model, "MAX_WAITING", 1)
+    wrong = grpc_request(trained, raw=True)
+    del wrong.raw_input_contents[-1]
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            for request, status in ((b"{", 400), (b"{", 400), (json_request(trained), 200)):
+                content = request if isinstance(request, bytes) else json.dumps(request)
+                response = await client.post("/v2/models/ctr/infer", data=content)
+                assert response.status == status
+        async with grpc_channel(model) as channel:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(channel, "ModelInfer", wrong)
+            await call(channel, "ModelInfer", grpc_request(trained, raw=True))
+
+    run(body)
+    assert model.num_waiting == 0
 
 
 def test_newer_checkpoint_is_served_once_it_is_whole(
@@ -367,6 +495,36 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
     assert sum("still version=epoch-1" in each for each in caplog.messages) == 1
     shutil.rmtree(folder / "epoch-2")
     trained.publish(3, folder)
+    assert model.reload()
+
+
+def test_fault_that_comes_again_after_a_newer_model_is_told_again(
+    model: ServedModel, trained: Trained, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(url: str) -> None:
+        raise OSError("the storage is away")
+
+    for epoch in (2, 3):
+        with monkeypatch.context() as patched:
+            patched.setattr(served_model.Checkpoint, "open", away)
+            assert not model.reload()
+        trained.publish(epoch, folder)
+        assert model.reload()
+
+    assert (model.counts.reloads, model.counts.failed_reloads) == (2, 2)
+
+
+def test_newer_model_that_takes_or_gives_other_tensors_is_not_served(
+    model: ServedModel, trained: Trained, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = with_tasks(model, np.empty((0, 2), np.float32))
+    trained.publish(2, folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "_load", lambda _: other)
+
+        assert not model.reload()
+
+    assert (model.current.version, model.counts.failed_reloads) == ("epoch-1", 1)
     assert model.reload()
 
 
@@ -481,3 +639,39 @@ def test_metrics_tell_requests_rows_and_the_version(model: ServedModel, trained:
     assert samples["ctr_serve_rows_total",] == NUM_ROWS
     assert samples["ctr_serve_model_info", "ctr", "epoch-1"] == 1
     assert metrics.status().figures["version"] == "epoch-1"
+
+
+def test_durations_of_requests_are_in_seconds(model: ServedModel) -> None:
+    metrics = RequestMetrics(model)
+
+    metrics.ended("http", "ModelInfer", "200", 0.02)
+
+    samples = {
+        (each.name, each.labels.get("le")): each.value
+        for family in metrics.collect()
+        for each in family.samples
+    }
+    name = "ctr_serve_request_duration_seconds"
+    assert samples[f"{name}_sum", None] == 0.02
+    assert [samples[f"{name}_bucket", le] for le in ("0.01", "0.025", "+Inf")] == [0, 1, 1]
+
+
+def test_page_shows_each_figure_under_its_name(model: ServedModel) -> None:
+    metrics = RequestMetrics(model)
+    model.counts = Counts(rows=70, reloads=5, failed_reloads=3)
+    metrics.ended("http", "ModelInfer", "200", 0.02)
+
+    with model.place():
+        status = metrics.status()
+
+    figures = {**status.figures}
+    figures.pop("seconds since it was loaded")
+    assert figures == {
+        "version": "epoch-1",
+        "rows": 70,
+        "reloads": 5,
+        "reloads that failed": 3,
+        "requests that wait": 1,
+    }
+    series = {each.name: each.value for each in status.series}
+    assert series == {"requests a second": 1, "rows a second": 70}
