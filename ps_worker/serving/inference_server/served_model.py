@@ -239,6 +239,7 @@ class ServedModel:
         try:
             newest = Checkpoint.open(self._url)
             if newest.token == self.current.token:
+                self._fault = ""  # what was wrong is over, and told if it comes again
                 return False
             loaded = self._load(newest)
             _require_same_tensors(self.current.predictor, loaded.predictor)

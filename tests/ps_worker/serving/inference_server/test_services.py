@@ -498,6 +498,19 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
     assert model.reload()
 
 
+def test_storage_that_is_away_again_is_told_again(
+    model: ServedModel, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 2):
+        folder.rename(folder.with_name("away"))
+        assert not model.reload()
+        assert not model.reload()
+        assert model.counts.failed_reloads == number
+        folder.with_name("away").rename(folder)
+        assert not model.reload()
+    assert sum("still version=epoch-1" in each for each in caplog.messages) == 2
+
+
 def test_fault_that_comes_again_after_a_newer_model_is_told_again(
     model: ServedModel, trained: Trained, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
