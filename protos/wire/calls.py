@@ -1,7 +1,7 @@
 """The calls to a server: one row an RPC, with its codecs and its deadline.
 
-    client: argument --request.encode--> message ~~~> message --request.decode--> argument: server
-    server: answer --answer.encode--> message ~~~> message --answer.decode--> answer: client
+    client: argument --request.encode--> bytes ~~~> bytes --request.decode--> argument: server
+    server: answer --answer.encode--> bytes ~~~> bytes --answer.decode--> answer: client
 
 A new RPC needs its messages in protos/v1/parameter_server.proto, a dataclass in requests.py, a row here, a
 method of a facet in protos/store and of both stores; a server calls the method that has the RPC's name, with
@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
-from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.errors import ProtocolError
 from protos.spec import TableSpec
 from protos.store import (
     Changed,
@@ -35,8 +33,8 @@ from protos.store import (
     Version,
 )
 from protos.v1 import parameter_server_pb2
-from protos.wire import columns
-from protos.wire.codec import Codec, FieldCodec, record_codec, value_codec
+from protos.wire.encoding import columns
+from protos.wire.encoding.codec import Codec, FieldCodec, record_codec, value_codec
 from protos.wire.requests import (
     Abort,
     Advance,
@@ -115,20 +113,6 @@ class Call(Generic[Q, A]):
     def path(self) -> str:
         """Its path on the wire."""
         return f"/{self.service}/{self.name}"
-
-    def decode_request(self, data: bytes) -> Q:
-        """Returns what the call is given, of the bytes of its message.
-
-        Raises:
-            ProtocolError: If they are no such message, or one that cannot be.
-        """
-        try:
-            message = self.request.message.FromString(data)
-        except DecodeError as error:
-            raise ProtocolError(
-                f"{self.name} was sent {len(data)} bytes that are no {self.request.message.DESCRIPTOR.name}"
-            ) from error
-        return self.request.decode(message)
 
 
 CodecOf = Callable[[Descriptor], Codec[T]]

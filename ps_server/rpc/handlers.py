@@ -217,7 +217,7 @@ class Handlers:
         It is no sign of life: in the log, these are records of their own.
         """
         call = CALLS[name]
-        argument = call.request.decode(call.request.message.FromString(request))
+        argument = call.request.decode(request)
         if (member := _member_of(argument)) is not None:
             self._store.require_place(member)
         self._prepare(call, argument)

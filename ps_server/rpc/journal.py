@@ -265,7 +265,7 @@ class UpdateJournal:
         if call.name not in LOGGED or (isinstance(argument, requests.Shrink) and argument.dry_run):
             return nullcontext()
         if payload is None:
-            payload = call.request.encode(argument).SerializeToString()
+            payload = call.request.encode(argument)
         return self._written(call.name, payload)
 
     def durable(self) -> Future[None]:
@@ -383,7 +383,7 @@ def _create_dense(spec: DenseSpec, given: Values | None) -> Record:
 
 
 def _record(call: Call[Any, Any], argument: Any) -> Record:
-    return Record(call.name, call.request.encode(argument).SerializeToString())
+    return Record(call.name, call.request.encode(argument))
 
 
 def _whole(part: WaitingPart) -> PushChunk:

@@ -173,7 +173,7 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
             case journal.NEW_JOB:
                 store.begin_job()
             case journal.MESSAGE:
-                post = POST.request.decode(POST.request.message.FromString(payload))
+                post = POST.request.decode(payload)
                 store.hold(WaitingMessage(exchange=post.exchange, message=post.message))
             case call:
                 replay(call, payload)

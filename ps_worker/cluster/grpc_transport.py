@@ -172,7 +172,6 @@ class GrpcTransport:
             {
                 call.name: channel.unary_unary(
                     call.path,
-                    response_deserializer=call.answer.message.FromString,
                     _registered_method=True,  # as generated stubs have it: less work a call
                 )
                 for call in self._calls.values()
@@ -196,7 +195,7 @@ class GrpcTransport:
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
     ) -> Future[A]:
         """See `Transport`."""
-        request = call.request.encode(argument).SerializeToString()
+        request = call.request.encode(argument)
         timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s
         connection = self._connection
         rpc = connection.send(

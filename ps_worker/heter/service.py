@@ -64,9 +64,7 @@ class HeterService:
             ATTEND: inbox.attend,
         }
         methods = {
-            call.name: grpc.unary_unary_rpc_method_handler(
-                _method(call, answer), response_serializer=call.answer.message.SerializeToString
-            )
+            call.name: grpc.unary_unary_rpc_method_handler(_method(call, answer))
             for call, answer in answers.items()
         }
         handler = grpc.method_handlers_generic_handler(TRAIN.service, methods)
@@ -92,11 +90,11 @@ class HeterService:
 
 
 def _method(call: Call[Any, Any], answer: Callable[[Any], Any]) -> Callable[[bytes, Any], Any]:
-    """Returns the method of a call: the bytes of a message in, a message out."""
+    """Returns the method of a call: the bytes of a message in, those of a message out."""
 
     def method(request: bytes, context: grpc.ServicerContext) -> Any:
         try:
-            return call.answer.encode(answer(call.decode_request(request)))
+            return call.answer.encode(answer(call.request.decode(request)))
         except CtrPsError as error:
             context.set_trailing_metadata(metadata_of(error))
             context.abort(status_of(error), details_of(error))

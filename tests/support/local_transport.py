@@ -47,7 +47,7 @@ def _raising(error: Exception) -> Callable[[], Any]:
 
 def through(codec: Codec[T], value: T) -> T:
     """Returns a value as it comes off the wire."""
-    return codec.decode(codec.message.FromString(codec.encode(value).SerializeToString()))
+    return codec.decode(codec.encode(value))
 
 
 @dataclass

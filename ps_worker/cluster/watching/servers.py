@@ -45,12 +45,7 @@ class Servers:
             open_channel(endpoint, credentials, list(_OPTIONS.items())) for endpoint in endpoints
         ]
         self._methods = [
-            channel.unary_unary(
-                f"/{SERVICE}/{GET_STATUS.name}",
-                request_serializer=GET_STATUS.request.message.SerializeToString,
-                response_deserializer=GET_STATUS.answer.message.FromString,
-            )
-            for channel in self._channels
+            channel.unary_unary(f"/{SERVICE}/{GET_STATUS.name}") for channel in self._channels
         ]
 
     def look(self, answer_s: float = ANSWER_S) -> list[ServerStatus | CtrPsError]:

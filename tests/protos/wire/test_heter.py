@@ -68,16 +68,16 @@ def test_tensors_keep_shape_type_and_bits() -> None:
     ],
 )
 def test_bytes_that_are_no_tensor_are_refused(tensor: Any, message: str) -> None:
-    request = TRAIN.request.encode(batch_with())
+    request = TRAIN.request.message.FromString(TRAIN.request.encode(batch_with()))
     request.dense.CopyFrom(heter_trainer_pb2.Tensor(**tensor))
 
     with pytest.raises(ProtocolError, match=message):
-        TRAIN.request.decode(request)
+        TRAIN.request.decode(request.SerializeToString())
 
 
 def test_outputs_of_one_layer_twice_are_refused() -> None:
-    request = TRAIN.request.encode(batch_with())
+    request = TRAIN.request.message.FromString(TRAIN.request.encode(batch_with()))
     request.outputs.add(layer="embedding")
 
     with pytest.raises(ProtocolError, match="3 outputs of the layers"):
-        TRAIN.request.decode(request)
+        TRAIN.request.decode(request.SerializeToString())

@@ -150,7 +150,7 @@ def test_bytes_that_are_no_message_are_refused(start) -> None:
     with method as channel, pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary(f"/{calls.SERVICE}/PushGrad")(b"\xff" * 9, timeout=10)
 
-    assert failed.value.details() == "PushGrad was sent 9 bytes that are no PushGradRequest"
+    assert failed.value.details() == "9 bytes are no PushGradRequest"
 
 
 def test_calls_that_tell_of_a_job_are_never_refused() -> None:

@@ -225,7 +225,7 @@ def test_digests_and_status_of_the_most_tables_fit_a_message() -> None:
         {(name, 2**12 + shard): bytes(32) for name in names for shard in shards}
     )
 
-    assert answer.ByteSize() < MAX_MESSAGE_BYTES
+    assert len(answer) < MAX_MESSAGE_BYTES
 
 
 def test_server_takes_a_bounded_number_of_tables_and_blocks() -> None:

@@ -194,7 +194,9 @@ def test_refused_requests_leave_no_trace(call: Call[Any, Any], tmp_path, monkeyp
                     sequence  # else nearly all would be pushes that come again
                 )
             try:
-                for part, argument in parts_of(call, call.request.decode(message)):
+                for part, argument in parts_of(
+                    call, call.request.decode(message.SerializeToString())
+                ):
                     handlers.start(part, argument).result()
                     assert all(np.unique(keys).size == keys.size for keys in columns_of(argument))
                     if call.deadline is not Deadline.WORKERS:  # these change no parameters

@@ -37,7 +37,6 @@ def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
     """Makes a call; its answer is a message."""
     method = channel.unary_unary(
         f"/{calls.SERVICE}/{call.name}",
-        request_serializer=call.request.message.SerializeToString,
         response_deserializer=call.answer.message.FromString,
     )
     return method(call.request.encode(argument), timeout=10)

@@ -70,7 +70,7 @@ class Service:
         self.num_times_all_left += 1
 
     async def call(self, call: Call, argument: Any, context: Context | None = None) -> Any:
-        message = call.request.encode(argument).SerializeToString()
+        message = call.request.encode(argument)
         return call.answer.decode(await self.service.method(call)(message, context or Context()))
 
     def push(

@@ -60,10 +60,7 @@ def server() -> Iterator[tuple[Server, str]]:
     service = Server()
 
     def handler(call: calls.Call[Any, Any]) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(
-            lambda _, context: service.answer(call, context),
-            response_serializer=call.answer.message.SerializeToString,
-        )
+        return grpc.unary_unary_rpc_method_handler(lambda _, context: service.answer(call, context))
 
     answered = [calls.PUSH_GRAD, calls.BARRIER, calls.LEAVE]
     with ThreadPoolExecutor(4) as pool:

@@ -52,23 +52,20 @@ class FailingService:
         self.handler = grpc.method_handlers_generic_handler(
             calls.SERVICE,
             {
-                call.name: grpc.unary_unary_rpc_method_handler(
-                    partial(self._answer, call),
-                    response_serializer=call.answer.message.SerializeToString,
-                )
+                call.name: grpc.unary_unary_rpc_method_handler(partial(self._answer, call))
                 for call in calls.CALLS.values()
                 if call is not calls.GET_STATUS
             },
         )
 
-    def _answer(self, call: Call, _: bytes, context: grpc.ServicerContext) -> object:
+    def _answer(self, call: Call, _: bytes, context: grpc.ServicerContext) -> bytes:
         if call is calls.BARRIER:
             self.ending.wait(20)
-            return call.answer.message()
+            return b""
         self.calls[call.name] += 1
         if self.calls[call.name] <= self._num_failures:
             context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
-        return call.answer.message()
+        return b""
 
 
 @contextmanager

@@ -62,9 +62,8 @@ class Server:
         )
 
     async def call(self, call: calls.Call, argument: object) -> None:
-        message = call.request.encode(argument).SerializeToString()
-        answer = await self.service.method(call)(message, _Context())
-        self.service._serializer(call)(answer)
+        message = call.request.encode(argument)
+        await self.service.method(call)(message, _Context())
 
     async def push(
         self,

@@ -11,7 +11,7 @@ from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
 from protos.store import BlockState, RowStates, StateChunk
-from protos.wire.arrays import (
+from protos.wire.encoding.arrays import (
     decode_counts,
     decode_keys,
     decode_rows,
@@ -20,7 +20,7 @@ from protos.wire.arrays import (
     encode_keys,
     encode_values,
 )
-from protos.wire.codec import FieldCodec
+from protos.wire.encoding.codec import FieldCodec
 
 Message = dict[str, Any]
 Digests = Mapping[tuple[str, int], bytes]

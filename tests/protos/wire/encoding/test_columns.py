@@ -52,7 +52,7 @@ def test_pull_request_says_what_is_missing_and_which_version(
 
 def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"missing is 0, expected one of INITIAL, ZEROS"):
-        PULL_SPARSE.request.decode(data_plane_pb2.PullSparseRequest())
+        PULL_SPARSE.request.decode(b"")
 
 
 def test_pull_request_with_two_columns_of_a_table_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_pull_request_with_two_columns_of_a_table_is_refused() -> None:
         PULL_SPARSE.request.decode(
             data_plane_pb2.PullSparseRequest(
                 keys=columns, missing=data_plane_pb2.MISSING_ZEROS, shard_map_epoch=1
-            )
+            ).SerializeToString()
         )
 
 
@@ -165,7 +165,7 @@ def test_push_without_a_part_is_refused(missing: str) -> None:
     del parts[missing]
 
     with pytest.raises(ProtocolError, match=f"PushGradRequest has no {missing}"):
-        PUSH_GRAD.request.decode(data_plane_pb2.PushGradRequest(**parts))
+        PUSH_GRAD.request.decode(data_plane_pb2.PushGradRequest(**parts).SerializeToString())
 
 
 @pytest.mark.parametrize("size", [1, 8, 15, 24])
@@ -176,7 +176,7 @@ def test_counts_that_are_not_two_a_key_are_refused(size: int) -> None:
     )
 
     with pytest.raises(ProtocolError, match=f"counts has {size} bytes, expected 8 for each of 2"):
-        PUSH_GRAD.request.decode(request)
+        PUSH_GRAD.request.decode(request.SerializeToString())
 
 
 @given(push_id=PUSH_IDS, at=st.none() | UINT64)

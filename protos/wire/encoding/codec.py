@@ -20,11 +20,13 @@ from dataclasses import fields as fields_of
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from protos.errors import ProtocolError
 from protos.store import Numbers
-from protos.wire.arrays import decode_numbers, encode_numbers
+from protos.wire.encoding.arrays import decode_numbers, encode_numbers
+from protos.wire.encoding.frame import Frame
 
 T = TypeVar("T")
 
@@ -36,31 +38,43 @@ _REPEATED: Mapping[Any, Callable[[Any], Any]] = {Sequence: list, tuple: tuple, f
 class FieldCodec(Generic[T]):
     """Values as what a message's constructor takes for a field, and back from what the field reads.
 
-    A message is a dict of its fields there: a message object would be copied into the one around it.
+    A message is a dict of its fields there: a message object would be copied into the one around it. A column
+    is a memoryview.
     """
 
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Codec(Generic[T]):
-    """Values as messages of one protobuf class, and back; decoding raises ProtocolError.
+    """Values as the bytes of messages of one protobuf class, and back.
 
     Attributes:
         message: The class.
         fields: Values as the fields of such a message, and so of one within another message.
     """
 
-    message: type[Any]
-    fields: FieldCodec[T]
+    def __init__(self, message: type[Any], fields: FieldCodec[T]) -> None:
+        self.message = message
+        self.fields = fields
+        self._frame = Frame(message.DESCRIPTOR)
 
-    def encode(self, value: T) -> Any:
-        """Returns the message of a value."""
-        return self.message(**self.fields.encode(value))
+    def encode(self, value: T) -> bytes:
+        """Returns the bytes of a value's message; its columns are copied once."""
+        return self._frame.bytes_of(self.fields.encode(value))
 
-    def decode(self, found: Any) -> T:
-        """Returns the value of a message."""
+    def decode(self, data: bytes) -> T:
+        """Returns the value of a message.
+
+        Raises:
+            ProtocolError: If the bytes are no such message, or it is one that cannot be.
+        """
+        try:
+            found = self.message.FromString(data)
+        except DecodeError as error:
+            raise ProtocolError(
+                f"{len(data)} bytes are no {self.message.DESCRIPTOR.name}"
+            ) from error
         return self.fields.decode(found)
 
 

@@ -1,6 +1,7 @@
 """Arrays <-> columns of bytes: little-endian, row-major, nothing between the numbers.
 
-What comes off the wire is read-only: it is a view of the message.
+A column that is to be sent is a view of its array, copied once, into the message. What comes off the wire is
+read-only: it is a view of the message.
 """
 
 from typing import Any
@@ -14,11 +15,12 @@ from protos.keys import Keys
 from protos.store import Numbers
 
 _KEY, _VALUE, _NUMBER = np.dtype("<u8"), np.dtype("<f4"), np.dtype("<f8")
+_COUNT = np.dtype("<u4")
 
 
-def encode_keys(keys: Keys) -> bytes:
+def encode_keys(keys: Keys) -> memoryview:
     """Returns uint64[N] as 8 * N bytes."""
-    return keys.astype("<u8", copy=False).tobytes()
+    return _encode(keys, _KEY)
 
 
 def decode_keys(data: bytes) -> Keys:
@@ -26,9 +28,9 @@ def decode_keys(data: bytes) -> Keys:
     return _decode(data, _KEY, "keys")
 
 
-def encode_values(values: NDArray[np.float32]) -> bytes:
+def encode_values(values: NDArray[np.float32]) -> memoryview:
     """Returns float32 of any shape as 4 bytes a number, row-major."""
-    return values.astype("<f4", copy=False).tobytes()
+    return _encode(values, _VALUE)
 
 
 def decode_values(data: bytes) -> Values:
@@ -50,9 +52,9 @@ def decode_rows(data: bytes, num_rows: int) -> Values:
     return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
 
 
-def encode_counts(counts: Counts | None) -> bytes:
+def encode_counts(counts: Counts | None) -> bytes | memoryview:
     """Returns uint32[N, 2] as 8 * N bytes; no bytes for none."""
-    return b"" if counts is None else counts.astype("<u4", copy=False).tobytes()
+    return b"" if counts is None else _encode(counts, _COUNT)
 
 
 def decode_counts(data: bytes, num_rows: int) -> Counts | None:
@@ -68,17 +70,22 @@ def decode_counts(data: bytes, num_rows: int) -> Counts | None:
             f"a column of counts has {len(data)} bytes, expected {4 * NUM_COUNTS} for each of "
             f"{num_rows} keys"
         )
-    return np.frombuffer(data, "<u4").reshape(num_rows, NUM_COUNTS)
+    return np.frombuffer(data, _COUNT).reshape(num_rows, NUM_COUNTS)
 
 
-def encode_numbers(values: Numbers) -> bytes:
+def encode_numbers(values: Numbers) -> memoryview:
     """Returns float64[N] as 8 * N bytes."""
-    return values.astype("<f8", copy=False).tobytes()
+    return _encode(values, _NUMBER)
 
 
 def decode_numbers(data: bytes) -> Numbers:
     """Returns a read-only float64[N]; ProtocolError unless the bytes are a multiple of 8."""
     return _decode(data, _NUMBER, "float64")
+
+
+def _encode(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:
+    array = np.ascontiguousarray(values, dtype)
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _decode(data: bytes, dtype: np.dtype[Any], what: str) -> NDArray[Any]:

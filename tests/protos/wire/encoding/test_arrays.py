@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
-from protos.wire.arrays import (
+from protos.wire.encoding.arrays import (
     decode_keys,
     decode_numbers,
     decode_rows,

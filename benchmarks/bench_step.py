@@ -1,0 +1,248 @@
+"""Where the processor time of a synchronous step goes, by part: worker, servers, and the calls between them.
+
+    python -m benchmarks.bench_step                  # B = 100, 512, 4096; a JSON line each
+    python -m benchmarks.bench_step --servers 4 --batch-size 512
+
+One worker trains CTR-DNN in `sync` on servers, twice: on stores of this process, by calls that are encoded,
+decoded and handled here, each part under a clock of this thread's processor time; and on `ps-server`
+processes. What the second takes more, on both sides together, is gRPC, sockets, and going from thread to
+thread.
+
+    keys       the unique keys of a batch
+    compute    forward and backward
+    encode     arrays -> messages -> bytes, on both sides
+    decode     bytes -> messages -> arrays, on both sides
+    scan       rows and dense parameters that a pull reads
+    apply      gradients that a step adds to rows and dense parameters
+    client     the rest of a worker: routing keys, checking and cutting a push, putting answers together
+    calls      what processes take more
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from threadpoolctl import threadpool_limits
+
+from benchmarks.bench_train import free_ports
+from benchmarks.bench_wire import cpu_s_of, own_cpu_s
+from benchmarks.rows import batches
+from benchmarks.train_worker import OPTIMIZERS
+from ctr_model.batch import Batch
+from ctr_model.registry import build_model
+from ctr_model.schema import criteo_schema
+from protos.futures import Combined, Future
+from protos.runtime.malloc import keep_freed_memory
+from protos.store import Member
+from protos.wire.calls import Call
+from protos.wire.encoding.codec import Codec
+from ps_server.rpc.handlers import Handlers, answer_of_parts, parts_of
+from ps_server.store import ParameterStore
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.connect import connect
+from ps_worker.communicators.lockstep import SyncCommunicator
+from ps_worker.job import Job, override_job
+from ps_worker.job.specs import declare
+from ps_worker.training.lookups import keys_of_batch
+from ps_worker.training.meter import Progress
+from ps_worker.training.step_loop import StepLoop
+
+STEPS = {100: 600, 512: 300, 4096: 60}
+WARMUP_STEPS = {100: 100, 512: 60, 4096: 10}
+SCANS = frozenset({"PullSparse", "PullDense"})
+
+T = TypeVar("T")
+
+
+class Clock:
+    """Seconds of processor time of this thread, by part of a step."""
+
+    def __init__(self) -> None:
+        """Has measured nothing."""
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def timed(self, part: str, work: Callable[[], T]) -> T:
+        """Returns what `work` returns, and adds the time it took."""
+        start = time.thread_time()
+        try:
+            return work()
+        finally:
+            self.seconds[part] += time.thread_time() - start
+
+
+class TimedTransport:
+    """Calls stores of this process as servers would be called, under a clock."""
+
+    servers_recover = False
+    retries = 0
+
+    def __init__(self, stores: Sequence[ParameterStore], clock: Clock) -> None:
+        """Calls `stores`, in their order."""
+        self.endpoints = [f"store-{index}:0" for index in range(len(stores))]
+        self._handlers = [Handlers(store) for store in stores]
+        self._clock = clock
+
+    def call(
+        self, server: int, call: Call[Any, Any], argument: Any, *, ready_s: float | None = None
+    ) -> Future[Any]:
+        """Answers at once, all but a synchronous step that lacks parts."""
+        handlers, clock = self._handlers[server], self._clock
+
+        def carried_out() -> list[Any]:
+            return [
+                clock.timed(
+                    "scan" if part.name in SCANS else "apply",
+                    lambda part=part, of=of: handlers.start(part, of).result(),
+                )
+                for part, of in parts_of(call, self._through(call.request, argument))
+            ]
+
+        answered = self._through(call.answer, answer_of_parts(carried_out()))
+        return Combined(lambda: answered)
+
+    def _through(self, codec: Codec[T], value: T) -> T:
+        data = self._clock.timed("encode", lambda: codec.encode(value))
+        return self._clock.timed("decode", lambda: codec.decode(data))
+
+    def close(self) -> None:
+        """No-op: the stores stay."""
+
+
+def job_of(batch_size: int) -> Job:
+    """Returns the job that is trained."""
+    settings = [*OPTIMIZERS, f"train.batch_size={batch_size}", "strategy.mode=sync"]
+    return override_job({}, settings, source="bench")
+
+
+class Training:
+    """One worker's synchronous training on a store."""
+
+    def __init__(self, client: ClusterClient, batch_size: int) -> None:
+        """Joins the store, and declares the model there."""
+        member = Member(0, 1)
+        client.join(member.worker, member.incarnation, terms={}).result()
+        self.model = build_model("ctr_dnn", criteo_schema(), {})
+        declare(client, self.model, job_of(batch_size))
+        self._loop = StepLoop(
+            self.model,
+            SyncCommunicator(client, member=member, num_params=self.model.num_params),
+            batch_size=batch_size,
+            progress=Progress(every_s=math.inf),
+        )
+
+    def train(self, rows: Sequence[Batch]) -> None:
+        """Takes a step for each batch."""
+        self._loop.train(rows)
+
+
+@contextmanager
+def server_processes(number: int) -> Iterator[tuple[list[str], list[int]]]:
+    """Runs servers of a job with one worker; yields their endpoints and process ids."""
+    endpoints = [f"127.0.0.1:{port}" for port in free_ports(number)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
+            env={
+                **os.environ,
+                "TRAINING_ROLE": "PSERVER",
+                "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
+                "PADDLE_TRAINERS_NUM": "1",
+                "POD_IP": "127.0.0.1",
+                "PADDLE_PORT": endpoint.rpartition(":")[2],
+            },
+            stderr=subprocess.DEVNULL,
+        )
+        for endpoint in endpoints
+    ]
+    try:
+        yield endpoints, [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
+
+
+def parts_in_process(rows: Sequence[Batch], num_warm: int, num_servers: int) -> dict[str, float]:
+    """Returns seconds of processor time by part; `total` is that of this process."""
+    clock = Clock()
+    stores = [
+        ParameterStore(server_index=index, num_servers=num_servers) for index in range(num_servers)
+    ]
+    training = Training(ClusterClient(TimedTransport(stores, clock)), rows[0].size)
+    training.train(rows[:num_warm])
+    clock.seconds.clear()
+    start = time.process_time()
+    training.train(rows[num_warm:])
+    found = {"total": time.process_time() - start, **clock.seconds}
+    for batch in rows[num_warm:]:
+        clock.timed("keys", lambda batch=batch: keys_of_batch(batch, training.model.tables))
+    found["keys"] = clock.seconds["keys"]
+    return found
+
+
+def compute_s(rows: Sequence[Batch], num_warm: int) -> float:
+    """Returns seconds of processor time of the model alone."""
+    from benchmarks.bench_model import model_step
+
+    step = model_step("ctr_dnn", rows[0].size, "float32")
+    for _ in range(num_warm):
+        step()
+    start = time.process_time()
+    for _ in range(len(rows) - num_warm):
+        step()
+    return time.process_time() - start
+
+
+def total_of_processes(rows: Sequence[Batch], num_warm: int, num_servers: int) -> float:
+    """Returns seconds of processor time of a worker and its servers, as processes."""
+    with server_processes(num_servers) as (endpoints, servers), connect(endpoints) as client:
+        training = Training(client, rows[0].size)
+        training.train(rows[:num_warm])
+        start = own_cpu_s() + sum(map(cpu_s_of, servers))
+        training.train(rows[num_warm:])
+        return own_cpu_s() + sum(map(cpu_s_of, servers)) - start
+
+
+def measure(batch_size: int, num_servers: int) -> dict[str, object]:
+    """Returns microseconds of processor time a step, by part."""
+    num_warm, num_steps = WARMUP_STEPS[batch_size], STEPS[batch_size]
+    rows = list(batches(num_warm + num_steps, batch_size, seed=1))
+    with threadpool_limits(limits=1, user_api="blas"):
+        found = parts_in_process(rows, num_warm, num_servers)
+        found["compute"] = compute_s(rows, num_warm)
+        in_process = found.pop("total")
+        found["client"] = in_process - sum(found.values())
+        total = total_of_processes(rows, num_warm, num_servers)
+    found["calls"] = total - in_process
+    order = ("keys", "compute", "client", "encode", "decode", "scan", "apply", "calls")
+    return {
+        "benchmark": "step",
+        "batch_size": batch_size,
+        "servers": num_servers,
+        **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in order},
+        "total_us": round(total / num_steps * 1e6),
+    }
+
+
+def main() -> None:
+    """Prints one JSON line a batch size."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, action="append", choices=tuple(STEPS))
+    parser.add_argument("--servers", type=int, default=2)
+    options = parser.parse_args()
+    keep_freed_memory()
+    for batch_size in options.batch_size or STEPS:
+        print(json.dumps(measure(batch_size, options.servers)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
