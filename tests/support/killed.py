@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protos.futures import WaitingFuture
 from protos.gradients import Gradients
-from protos.store import PushId, Store
+from protos.store import PushId, Store, push_then_pull
 from ps_worker.job import Job, override_job
 
 _POLL_S = 0.002
@@ -32,6 +33,8 @@ class KilledStore:
             raise KilledError
         if name == "push_grad":
             return self._push_grad
+        if name == "push_pull":  # through this, so that each of its calls dies
+            return partial(push_then_pull, self)
         found = getattr(self._store, name)
         return self._mortal(found) if callable(found) else found
 
