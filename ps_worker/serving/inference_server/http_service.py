@@ -10,7 +10,8 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -227,7 +228,9 @@ class _Asked:
             DataError: If the request is not as the protocol says.
         """
         head, binary = _parts(self._body, self._length)
-        self._outputs = {str(_field(each, "name")): each for each in _list(head, "outputs")}
+        self._outputs = {
+            str(_field(each, "name", "an output")): each for each in _list(head, "outputs")
+        }
         for each in self._outputs.values():
             _parameters(each)
         self._is_binary = bool(_parameters(head).get("binary_data_output", False))
@@ -254,14 +257,15 @@ def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
     """
     tensors, at = [], 0
     for each in _list(head, "inputs"):
-        name, datatype = str(_field(each, "name")), str(_field(each, "datatype"))
-        shape = _field(each, "shape")
+        name = str(_field(each, "name", "an input"))
+        datatype = str(_field(each, "datatype", f"tensor {name!r}"))
+        shape = _field(each, "shape", f"tensor {name!r}")
         if not isinstance(shape, list):
             raise DataError(f"tensor {name!r} has shape {shape!r}, expected a list")
         size = _parameters(each).get("binary_data_size")
         if size is None:
-            values = list(_flat(_field(each, "data")))
-            tensors.append(tensor_of_values(name, datatype, shape, values))
+            data = _field(each, "data", f"tensor {name!r}")
+            tensors.append(tensor_of_values(name, datatype, shape, _flat(name, shape, data)))
             continue
         if not isinstance(size, int) or not 0 <= size <= len(binary) - at:
             raise DataError(
@@ -296,10 +300,11 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
     return head, body[end:]
 
 
-def _field(value: Any, name: str) -> Any:
-    if not isinstance(value, dict) or name not in value:
-        shown = sorted(value)[:5] if isinstance(value, dict) else type(value).__name__
-        raise DataError(f"{name!r} is missing in {shown}")
+def _field(value: Any, name: str, owner: str) -> Any:
+    if not isinstance(value, dict):
+        raise DataError(f"{owner} is {type(value).__name__}, expected an object")
+    if name not in value:
+        raise DataError(f"{name!r} is missing in {owner}, which has {sorted(value)[:5]}")
     return value[name]
 
 
@@ -317,15 +322,28 @@ def _parameters(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _flat(data: Any) -> Iterator[Any]:
-    """Yields the values of a list, nested as the shape or flat."""
+def _flat(name: str, shape: Sequence[Any], data: Any) -> list[Any]:
+    """Returns the values of a list that is flat, or nested exactly as the shape.
+
+    Raises:
+        DataError: If it is neither: values would move to other rows.
+    """
     if not isinstance(data, list):
-        raise DataError(f"'data' is {type(data).__name__}, expected a list")
-    for each in data:
-        if isinstance(each, list):
-            yield from _flat(each)
-        else:
-            yield each
+        raise DataError(f"tensor {name!r}: 'data' is {type(data).__name__}, expected a list")
+    values: list[Any] = [data]
+    if not any(isinstance(each, list) for each in data):
+        return data
+    for length in shape:
+        if not all(isinstance(each, list) and len(each) == length for each in values):
+            break
+        values = list(chain.from_iterable(values))
+    else:
+        if not any(isinstance(each, list) for each in values):
+            return values
+    raise DataError(
+        f"tensor {name!r} has 'data' that is not nested as shape {str(shape)[:100]}: nest it so, or "
+        f"write all values in one list"
+    )
 
 
 def _metadata(types: Sequence[TensorType]) -> list[dict[str, Any]]:

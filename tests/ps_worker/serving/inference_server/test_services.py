@@ -18,6 +18,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.errors import DataError
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
@@ -25,9 +26,10 @@ from protos.wire.security.credentials import Credentials, bind, server_context
 from ps_worker.serving.inference_server import served_model
 from ps_worker.serving.inference_server.grpc_service import GrpcService, tensors_in
 from ps_worker.serving.inference_server.http_service import HEADER_LENGTH, HttpService
+from ps_worker.serving.inference_server.http_service import tensors_in as http_tensors_in
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import Counts, ServedModel
-from ps_worker.serving.inference_server.tensors import DTYPES
+from ps_worker.serving.inference_server.tensors import DTYPES, Tensor
 from ps_worker.serving.predictor import Predictor
 from tests.ps_worker.serving.inference_server.conftest import Trained
 from tests.ps_worker.serving.inference_server.request_bodies import (
@@ -230,6 +232,10 @@ def without(request: dict[str, Any], name: str) -> dict[str, Any]:
     return {**request, "inputs": [each for each in request["inputs"] if each["name"] != name]}
 
 
+def with_tensor(request: dict[str, Any], tensor: dict[str, Any]) -> dict[str, Any]:
+    return {**request, "inputs": [*without(request, tensor["name"])["inputs"], tensor]}
+
+
 @pytest.mark.parametrize(
     ("path", "change", "status", "why"),
     [
@@ -244,12 +250,19 @@ def without(request: dict[str, Any], name: str) -> dict[str, Any]:
         ("ctr/infer", lambda request: without(request, "C3"), 400, "missing: C3"),
         ("ctr/infer", lambda request: [request], 400, "is list, expected an object of JSON"),
         ("ctr/infer", lambda request: {"inputs": 5}, 400, "'inputs' is int, expected a list"),
-        ("ctr/infer", lambda request: {"inputs": [{}]}, 400, "'name' is missing in"),
+        ("ctr/infer", lambda request: {"inputs": [{}]}, 400, "'name' is missing in an input"),
+        ("ctr/infer", lambda request: {"inputs": [5]}, 400, "an input is int, expected an object"),
         (
             "ctr/infer",
             lambda request: {"inputs": [{"name": "x" * 10_000}]},
             400,
-            "missing in ['name']",
+            "'datatype' is missing in tensor 'xxx",
+        ),
+        (
+            "ctr/infer",
+            lambda request: with_tensor(request, {"name": "C1", "datatype": "BYTES", "shape": [1]}),
+            400,
+            "'data' is missing in tensor 'C1', which has ['datatype', 'name', 'shape']",
         ),
         ("ctr/infer", lambda request: {**request, "parameters": 5}, 400, "'parameters' is int"),
         ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),
@@ -270,6 +283,46 @@ def test_wrong_requests_are_told_what_is_wrong(
             assert (response.status, why in (await response.json())["error"]) == (status, True)
 
     run(body)
+
+
+def tensor_of(shape: list[Any], data: Any) -> list[Tensor]:
+    head = {"inputs": [{"name": "C1", "datatype": "BYTES", "shape": shape, "data": data}]}
+    return http_tensors_in(head, b"")
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ([2, 2], [["a", "b"], ["c", "d"]]),
+        ([2, 2], ["a", "b", "c", "d"]),
+        ([4], ["a", "b", "c", "d"]),
+        ([2, 2, 1], [[["a"], ["b"]], [["c"], ["d"]]]),
+        ([4, 1], [["a"], ["b"], ["c"], ["d"]]),
+    ],
+)
+def test_values_are_flat_or_nested_as_the_shape(shape: list[Any], data: Any) -> None:
+    (tensor,) = tensor_of(shape, data)
+
+    assert tensor.values == [b"a", b"b", b"c", b"d"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [
+        ([2, 2], [["a"], ["b", "c", "d"]]),
+        ([2, 2], [["a", "b", "c", "d"]]),
+        ([2, 2], [["a", "b"], "c", "d"]),
+        ([2, 2], [[["a"], ["b"]], [["c"], ["d"]]]),
+        ([4], [["a", "b"], ["c", "d"]]),
+        ([2, 1], [["a"], [["b"]]]),
+        ([], [["a"]]),
+        ([0], [[]]),
+        (["2", 1], [["a"], ["b"]]),
+    ],
+)
+def test_values_that_are_nested_otherwise_are_refused(shape: list[Any], data: Any) -> None:
+    with pytest.raises(DataError, match="tensor 'C1' has 'data' that is not nested as shape"):
+        tensor_of(shape, data)
 
 
 @pytest.mark.parametrize(
