@@ -249,11 +249,11 @@ async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[o
     """Serves over HTTP; returns what ends that."""
     from aiohttp import web  # of an extra
 
-    from ps_worker.serving.inference_server.http_service import HttpService
+    from ps_worker.serving.inference_server.http_service import RUNNER_OPTIONS, HttpService
 
     readers = Readers(served.credentials)
     service = HttpService(served.model, served.metrics, served.is_ready, readers)
-    runner = web.AppRunner(service.application(), access_log=None, shutdown_timeout=GRACE_S)
+    runner = web.AppRunner(service.application(), shutdown_timeout=GRACE_S, **RUNNER_OPTIONS)
     await runner.setup()
     host, port = parse_address(address)
     site = web.TCPSite(runner, host, port, ssl_context=server_context(served.credentials))

@@ -8,6 +8,7 @@ POST /v2/models/NAME[/versions/VERSION]/infer
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -16,11 +17,13 @@ from math import isfinite
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from protos.errors import CtrPsError, DataError, OverloadedError
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.runtime.environment import own_version
 from protos.wire.metrics_port import Readers
+from ps_worker.serving.inference_server.content_encoding import decoded
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import (
     Current,
@@ -41,6 +44,26 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 """Header with the length of the JSON before binary tensors."""
 
 MAX_ERROR_CHARACTERS = 2_000
+
+_CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError)
+
+
+def _is_no_client_fault(record: logging.LogRecord) -> bool:
+    """Whether an event of aiohttp is worth a line: a client has been told its fault."""
+    return not (record.exc_info and isinstance(record.exc_info[1], _CLIENT_FAULTS))
+
+
+_aiohttp_logger = logging.getLogger(f"{__name__}.aiohttp")
+_aiohttp_logger.addFilter(_is_no_client_fault)
+
+RUNNER_OPTIONS: Mapping[str, Any] = {
+    "access_log": None,
+    "auto_decompress": False,  # see `content_encoding`
+    "logger": _aiohttp_logger,
+}
+"""With which an application's runner is made."""
+
+_SIZE = f"a request has up to {MAX_MESSAGE_BYTES // 2**20} MiB"
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """Whether a process is live and ready, anybody may ask."""
@@ -120,9 +143,13 @@ class HttpService:
             else:
                 response = await handler(request)
             status = response.status
+        except web.RequestPayloadError as error:
+            status = 400
+            return _error(status, f"the body of the request cannot be read: {error}")
         except web.HTTPException as error:  # no such path, a method that it has not, too large
             status = error.status
-            response = _error(status, f"{error.reason} ({request.method} {request.path})")
+            limit = f": {_SIZE}" if isinstance(error, web.HTTPRequestEntityTooLarge) else ""
+            response = _error(status, f"{error.reason} ({request.method} {request.path}){limit}")
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
             return response
@@ -175,7 +202,7 @@ class HttpService:
     async def _infer(self, request: web.Request) -> web.Response:
         current = self._meant(request)
         with self._model.place():
-            asked = _Asked(await request.read(), request.headers.get(HEADER_LENGTH))
+            asked = _Asked(await request.read(), request.headers)
             answer = await self._model.infer(current, asked.decode)
         outputs, raw = [], []
         for each, values in answer.outputs:
@@ -213,10 +240,10 @@ class HttpService:
 class _Asked:
     """A request to infer, which is decoded in a thread: one of 16 MiB takes long."""
 
-    def __init__(self, body: bytes, length: str | None) -> None:
-        """Takes the body, and what the header says of the length of its JSON."""
+    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """Takes the body as it came, and its headers."""
         self._body = body
-        self._length = length
+        self._headers = headers
         self._outputs: dict[str, Mapping[str, Any]] = {}
         self._is_binary = False
         self.id: str | None = None
@@ -226,8 +253,10 @@ class _Asked:
 
         Raises:
             DataError: If the request is not as the protocol says.
+            HTTPRequestEntityTooLarge: If it is larger than its body.
         """
-        head, binary = _parts(self._body, self._length)
+        body = decoded(self._body, self._headers.get("Content-Encoding", ""))
+        head, binary = _parts(body, self._headers.get(HEADER_LENGTH))
         self._outputs = {
             str(_field(each, "name", "an output")): each for each in _list(head, "outputs")
         }

@@ -1,6 +1,7 @@
 """Requests over HTTP and gRPC, in this process: right answers, and the right status for wrong requests."""
 
 import asyncio
+import gzip
 import io
 import json
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from zlib import compress
 
 import grpc
 import numpy as np
@@ -25,7 +27,11 @@ from protos.wire.metrics_port import Readers
 from protos.wire.security.credentials import Credentials, bind, server_context
 from ps_worker.serving.inference_server import served_model
 from ps_worker.serving.inference_server.grpc_service import GrpcService, tensors_in
-from ps_worker.serving.inference_server.http_service import HEADER_LENGTH, HttpService
+from ps_worker.serving.inference_server.http_service import (
+    HEADER_LENGTH,
+    RUNNER_OPTIONS,
+    HttpService,
+)
 from ps_worker.serving.inference_server.http_service import tensors_in as http_tensors_in
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import Counts, ServedModel
@@ -61,7 +67,9 @@ async def http_client(
 ) -> AsyncIterator[TestClient]:
     readers = Readers(credentials or Credentials())
     service = HttpService(model, RequestMetrics(model), lambda: is_ready, readers)
-    async with TestClient(TestServer(service.application())) as client:
+    server = TestServer(service.application())
+    await server.start_server(**RUNNER_OPTIONS)
+    async with TestClient(server) as client:
         yield client
 
 
@@ -370,6 +378,72 @@ def test_request_has_up_to_sixteen_mib(model: ServedModel, trained: Trained) -> 
                 assert response.status == status
 
     run(body)
+
+
+@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", compress)])
+def test_encoded_body_is_the_request(
+    model: ServedModel, trained: Trained, encoding: str, encode: Callable[[bytes], bytes]
+) -> None:
+    content = encode(json.dumps(json_request(trained)).encode())
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post(
+                "/v2/models/ctr/infer", data=content, headers={"Content-Encoding": encoding}
+            )
+            assert response.status == 200
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "status", "why"),
+    [
+        ("gzip", b"{}", 400, "says gzip, but the body is not"),
+        ("deflate", b"{}", 400, "says deflate, but the body is not"),
+        ("br", b"{}", 400, "Content-Encoding is 'br', expected gzip or deflate"),
+        ("gzip", gzip.compress(b"{}")[:-4], 400, "not one whole stream of gzip"),
+        ("gzip", gzip.compress(b"{}") + b"more", 400, "not one whole stream of gzip"),
+        ("gzip", gzip.compress(b" " * (MAX_MESSAGE_BYTES + 1)), 413, "a request has up to 16 MiB"),
+        ("identity", b" " * (MAX_MESSAGE_BYTES + 1), 413, "a request has up to 16 MiB"),
+    ],
+    ids=["gzip", "deflate", "unknown", "cut", "more", "large inside", "large"],
+)
+def test_body_that_is_not_as_its_encoding_says_or_too_large_is_refused_without_a_traceback(
+    model: ServedModel,
+    caplog: pytest.LogCaptureFixture,
+    encoding: str,
+    content: bytes,
+    status: int,
+    why: str,
+) -> None:
+    async def body() -> None:
+        async with http_client(model) as client:
+            response = await client.post(
+                "/v2/models/ctr/infer",
+                data=io.BytesIO(content),
+                headers={"Content-Encoding": encoding},
+            )
+            assert (response.status, why in (await response.json())["error"]) == (status, True)
+
+    run(body)
+    assert not [each for each in caplog.records if each.exc_info]
+
+
+def test_request_that_is_no_http_is_refused_without_a_traceback(
+    model: ServedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = b"POST /v2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            reader, writer = await asyncio.open_connection(client.host, client.port)
+            writer.write(content)
+            assert b" 400 " in await reader.readline()
+            writer.close()
+
+    run(body)
+    assert not [each for each in caplog.records if each.exc_info]
 
 
 def test_statuses_of_grpc_are_those_of_the_error(model: ServedModel, trained: Trained) -> None:
