@@ -58,17 +58,19 @@ def metrics_address(option: str | None, environment: Mapping[str, str] = os.envi
     return option or environment.get(METRICS, "")
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, named: str = f"{METRICS} or --metrics") -> tuple[str, int]:
     """Returns host and port of "[HOST:]PORT"; without a host it is loopback.
+
+    Args:
+        text: The address.
+        named: What says it: an option or a variable.
 
     Raises:
         UsageError: If it is no address.
     """
     found = _ADDRESS.fullmatch(text.strip())
     if found is None or int(found["port"]) > 65535:
-        raise UsageError(
-            f"{METRICS} or --metrics is {text!r}, expected [HOST:]PORT, as 9187 or 0.0.0.0:9187"
-        )
+        raise UsageError(f"{named} is {text!r}, expected [HOST:]PORT, as 9187 or 0.0.0.0:9187")
     return (found["host"] or LOOPBACK).strip("[]"), int(found["port"])
 
 

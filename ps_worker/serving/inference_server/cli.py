@@ -169,8 +169,10 @@ async def run(settings: Settings, credentials: Credentials) -> None:
     from ps_worker.serving.inference_server.request_metrics import RequestMetrics
     from ps_worker.serving.inference_server.served_model import ServedModel
 
-    for address in filter(None, (settings.http, settings.grpc)):
-        require_protection(parse_address(address)[0], credentials, "ask the model")
+    for option, address in (("--http", settings.http), ("--grpc", settings.grpc)):
+        if address:
+            host, _ = parse_address(address, option)
+            require_protection(host, credentials, "ask the model")
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

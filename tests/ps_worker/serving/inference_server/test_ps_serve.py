@@ -308,7 +308,9 @@ def test_messages_have_the_fields_of_the_protocol() -> None:
     [
         (["--http", "", "--grpc", ""], "nobody could ask"),
         (["--name", "a/b"], "--name is 'a/b'"),
-        (["--http", "somewhere"], "expected [HOST:]PORT"),
+        (["--http", "somewhere"], "--http is 'somewhere', expected [HOST:]PORT"),
+        (["--grpc", "foo:bar"], "--grpc is 'foo:bar', expected [HOST:]PORT"),
+        (["--metrics", "foo:bar"], "CTR_PS_METRICS or --metrics is 'foo:bar'"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
