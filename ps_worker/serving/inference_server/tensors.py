@@ -10,6 +10,7 @@ missing one; of [N, L] with other L, empty texts only fill rows up.
 
 import contextlib
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -40,6 +41,7 @@ EXTENSIONS = ("binary_tensor_data",)
 """Of the protocol, that are understood: both ways take and give tensors as bytes."""
 
 MAX_DIMENSIONS = 3  # of which a column takes two: an error about it says more
+MAX_SHOWN = 5  # tensors in an error
 PROBABILITY = "probability"
 """Name of the output of a model with one label; those of several have the names of its tasks."""
 
@@ -174,10 +176,15 @@ def _require_columns(
 
 def _num_rows(tensors: Sequence[Tensor], max_rows: int) -> int:
     rows = {tensor.name: tensor.shape[0] if tensor.shape else 0 for tensor in tensors}
-    if len(set(rows.values())) != 1:
-        shown = ", ".join(f"{name} {number}" for name, number in list(rows.items())[:5])
-        raise DataError(f"tensors have different numbers of rows: {shown}")
-    (num_rows,) = set(rows.values())
+    ((num_rows, _), *others) = Counter(rows.values()).most_common()
+    if others:
+        usual = next(name for name, number in rows.items() if number == num_rows)
+        differ = [f"{name} {number}" for name, number in rows.items() if number != num_rows]
+        more = f" and {len(differ) - MAX_SHOWN} more" if len(differ) > MAX_SHOWN else ""
+        raise DataError(
+            f"tensors have different numbers of rows: {usual} {num_rows}, but "
+            f"{', '.join(differ[:MAX_SHOWN])}{more}"
+        )
     if not 1 <= num_rows <= max_rows:
         raise DataError(
             f"the request has {num_rows} rows, expected 1 to {max_rows} (--max-rows): send several"

@@ -111,6 +111,22 @@ def test_tensors_that_do_not_fit_are_refused(changes: dict[str, Any], why: str) 
         samples_of(tensors, SCHEMA, max_rows=10)
 
 
+def test_tensors_whose_rows_differ_from_most_others_are_named() -> None:
+    slots = tuple(f"C{i}" for i in range(1, 21))
+    tensors = [texts(slot, *([b"a"] * (1 if slot in ("C9", "C20") else 2))) for slot in slots]
+
+    with pytest.raises(DataError, match=r"numbers of rows: C1 2, but C9 1, C20 1$"):
+        samples_of(tensors, Schema(dense=(), slots=slots), max_rows=10)
+
+
+def test_few_of_many_tensors_with_other_rows_are_shown() -> None:
+    slots = tuple(f"C{i}" for i in range(1, 21))
+    tensors = [texts(slot, *([b"a"] * (i + 1 if i < 8 else 10))) for i, slot in enumerate(slots)]
+
+    with pytest.raises(DataError, match=r"C9 10, but C1 1, C2 2, C3 3, C4 4, C5 5 and 3 more$"):
+        samples_of(tensors, Schema(dense=(), slots=slots), max_rows=10)
+
+
 @pytest.mark.parametrize("num_rows", [0, 11])
 def test_request_without_rows_or_with_too_many_is_refused(num_rows: int) -> None:
     names = [b"a"] * num_rows
