@@ -41,6 +41,8 @@ class RunState:
         order: The order of their rows, as `order_of_data`.
         validations: All so far.
         steps_since_validation: Of worker 0, in the unfinished epoch, where validations are due by steps.
+        has_text_values: Whether the values of slots are known to be text, which is hashed: to such a model
+            a whole number is no value.
     """
 
     epochs_done: int
@@ -50,6 +52,7 @@ class RunState:
     order: dict[str, int | str]
     validations: list[Validation] = field(default_factory=list)
     steps_since_validation: int = 0
+    has_text_values: bool = False
 
     def to_json(self) -> str:
         """Returns a text that `from_json` reads back."""

@@ -16,6 +16,9 @@ Format = str | MakeReader
 
 DEFAULT = "criteo"
 
+TEXT_FORMATS = frozenset({"criteo", "csv"})
+"""Formats whose slots always have text, which is hashed; files of the others may have keys."""
+
 
 def _criteo(schema: Schema, bad_rows: BadRows) -> Reader:
     from ps_worker.data.text.criteo import CriteoReader

@@ -21,7 +21,13 @@ from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, has_named_columns, require_format
+from ps_worker.data.formats import (
+    TEXT_FORMATS,
+    Format,
+    format_of,
+    has_named_columns,
+    require_format,
+)
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.queue_dataset import QueueDataset
@@ -49,6 +55,14 @@ def format_of_job(job: Job) -> Format | None:
 def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
     columns, values = job.data.columns or None, job.data.values
     return MultiSlotReader(schema, bad_rows, columns=columns, values=values)
+
+
+def has_text_values(job: Job, files: Sequence[str]) -> bool:
+    """Whether the values of slots in files of a job are known to be text, which is hashed."""
+    data = job.data
+    if data.pipe_command or data.format == "multislot":
+        return data.values == "text"
+    return bool(files) and all((data.format or format_of(file)) in TEXT_FORMATS for file in files)
 
 
 def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:

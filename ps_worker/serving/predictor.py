@@ -31,6 +31,7 @@ from ps_worker.checkpoints.attachments import (
     model_of_checkpoint,
     schema_of_checkpoint,
 )
+from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.training.lookups import keys_of_batch
@@ -49,6 +50,7 @@ class _Loaded:
     saved: SavedModel
     schema: Schema
     model: Model
+    has_text_values: bool
     workspaces: list[Workspace] = field(default_factory=list)
     program_inputs: "list[ProgramInputs]" = field(default_factory=list)
 
@@ -138,6 +140,11 @@ class Predictor:
         return self._loaded.schema
 
     @property
+    def has_text_values(self) -> bool:
+        """Whether the model is known to be trained on text in its slots: a whole number is no value then."""
+        return self._loaded.has_text_values
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """Names of the probabilities that a model of several tasks predicts; empty for any other."""
         return self._loaded.tasks
@@ -220,4 +227,11 @@ def _load(url: str | Path, verify: bool) -> _Loaded:
         checkpoint.verify()
     schema = schema_of_checkpoint(checkpoint)
     model = model_of_checkpoint(checkpoint, job_of_checkpoint(checkpoint), schema)
-    return _Loaded(SavedModel(checkpoint), schema, model)
+    return _Loaded(SavedModel(checkpoint), schema, model, _has_text_values(checkpoint))
+
+
+def _has_text_values(checkpoint: Checkpoint) -> bool:
+    if RUN_ATTACHMENT not in checkpoint.attachments:
+        return False  # of a script, which may have trained on anything
+    text = checkpoint.attachment(RUN_ATTACHMENT)
+    return RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)).has_text_values

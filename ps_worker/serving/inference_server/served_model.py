@@ -211,7 +211,12 @@ class ServedModel:
             raise UnknownModelError(
                 f"there is no output {sorted(unknown)}, the model has {[each.name for each in types]}"
             )
-        samples = samples_of(request.tensors, predictor.schema, max_rows=self._max_rows)
+        samples = samples_of(
+            request.tensors,
+            predictor.schema,
+            max_rows=self._max_rows,
+            has_text_values=predictor.has_text_values,
+        )
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T
         found = [

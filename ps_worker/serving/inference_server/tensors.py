@@ -4,8 +4,9 @@
     a slot            BYTES or an integer type, [N], [N, 1] or [N, L]
 
 Each column of the model's schema is a tensor of its name. Texts are hashed as the data's were; whole numbers
-are keys. With [N] or [N, 1] each row has one value as it stands in the data, where the empty text is a
-missing one; of [N, L] with other L, empty texts only fill rows up.
+are keys, or refused where the model was trained on text. With [N] or [N, 1] each row has one value as it
+stands in the data, where the empty text is a missing one; of [N, L] with other L, empty texts only fill rows
+up.
 """
 
 import contextlib
@@ -138,13 +139,16 @@ def raw_of(values: NDArray[np.float32]) -> bytes:
     return values.astype("<f4").tobytes()
 
 
-def samples_of(tensors: Sequence[Tensor], schema: Schema, *, max_rows: int) -> list[Sample]:
+def samples_of(
+    tensors: Sequence[Tensor], schema: Schema, *, max_rows: int, has_text_values: bool = False
+) -> list[Sample]:
     """Returns the samples that tensors are.
 
     Args:
         tensors: One for each column of the schema, in any order.
         schema: The model's.
         max_rows: Most rows of a request.
+        has_text_values: Whether the model was trained on text in its slots.
 
     Raises:
         DataError: If a tensor is missing, unknown, twice, or does not fit its column or the others.
@@ -153,6 +157,8 @@ def samples_of(tensors: Sequence[Tensor], schema: Schema, *, max_rows: int) -> l
     _require_columns(tensors, by_name, schema)
     num_rows = _num_rows(tensors, max_rows)
     dense = [_numbers(by_name[column.name], num_rows) for column in schema.dense]
+    if has_text_values:
+        _require_text([by_name[slot] for slot in schema.slots])
     slots = [_values(by_name[slot], num_rows) for slot in schema.slots]
     return [
         (None, [column[row] for column in dense], [column[row] for column in slots])
@@ -200,6 +206,15 @@ def _numbers(tensor: Tensor, num_rows: int) -> list[float]:
         )
     numbers: list[float] = np.asarray(tensor.values, np.float64).tolist()
     return numbers
+
+
+def _require_text(slots: Sequence[Tensor]) -> None:
+    for tensor in slots:
+        if tensor.datatype != BYTES:
+            raise DataError(
+                f"tensor {tensor.name!r} is {tensor.datatype}, expected {BYTES}: the model was trained on "
+                f"text, so a number would be a key that it has never seen; send its digits as text"
+            )
 
 
 def _values(tensor: Tensor, num_rows: int) -> list[Value] | list[list[Value]]:

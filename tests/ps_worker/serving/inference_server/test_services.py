@@ -199,6 +199,7 @@ def with_tasks(model: ServedModel, predictions: np.ndarray) -> served_model.Curr
         url="memory://another",
         schema=model.current.predictor.schema,
         tasks=("click", "bought"),
+        has_text_values=True,
         predict_samples=lambda samples: predictions,
     )
     return replace(model.current, predictor=cast(Predictor, predictor), version="of-tasks")
@@ -271,6 +272,15 @@ def with_tensor(request: dict[str, Any], tensor: dict[str, Any]) -> dict[str, An
             lambda request: with_tensor(request, {"name": "C1", "datatype": "BYTES", "shape": [1]}),
             400,
             "'data' is missing in tensor 'C1', which has ['datatype', 'name', 'shape']",
+        ),
+        (
+            "ctr/infer",
+            lambda request: with_tensor(
+                request,
+                {"name": "C1", "datatype": "INT64", "shape": [NUM_ROWS], "data": [1] * NUM_ROWS},
+            ),
+            400,
+            "'C1' is INT64, expected BYTES: the model was trained on text",
         ),
         ("ctr/infer", lambda request: {**request, "parameters": 5}, 400, "'parameters' is int"),
         ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),

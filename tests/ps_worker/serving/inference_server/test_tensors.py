@@ -85,6 +85,13 @@ def test_whole_numbers_of_a_slot_are_keys() -> None:
     assert slots == [2**64 - 1, b"a"]
 
 
+def test_whole_numbers_are_refused_where_the_model_was_trained_on_text() -> None:
+    tensors = [tensor_of_values("user", "INT64", [1], [121]), texts("tags", b"a"), prices(1)]
+
+    with pytest.raises(DataError, match="'user' is INT64, expected BYTES: the model was trained"):
+        samples_of(tensors, SCHEMA, max_rows=1, has_text_values=True)
+
+
 GOOD = {"user": texts("user", b"a", b"b"), "tags": texts("tags", b"a", b"b"), "price": prices(1, 2)}
 
 
