@@ -10,6 +10,7 @@ Examples:
 """
 
 import logging
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,9 @@ SERVER_COMMAND = f"ps-server --bind {HOST}"
 RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
 WORKER_COMMAND = "ps-worker train"
 HETER_COMMAND = "ps-worker heter"
+
+NO_ROOM = 14
+"""Exit code where Ray has no room, as of a server that has none."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -181,7 +185,7 @@ def command(
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
     """Runs a launch on the nodes of a Ray cluster."""
     try:
-        from deploy.ray.engine import PlacementError, ray_engine
+        from deploy.ray.engine import AddressError, PlacementError, ray_engine
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
@@ -193,8 +197,13 @@ def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
             address, num_servers=launch.num_servers, num_workers=launch.num_workers
         ) as engine:
             return run(launch, terminal, engine)
-    except PlacementError as error:
+    except AddressError as error:
         raise typer.BadParameter(f"--address {address}: {error}") from error
+    except PlacementError as error:
+        typer.echo(f"error: {error}", err=True)
+        return NO_ROOM
+    except KeyboardInterrupt:  # before the launcher heeds signals itself
+        return 128 + signal.SIGINT
 
 
 def _policy_of_job(path: Path, job: JobSettings) -> Policy:

@@ -8,12 +8,14 @@ rules of what is restarted are the launcher's, not Ray's: actors have no restart
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -31,10 +33,18 @@ CPUS_EACH = 1
 CALL_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
+LOOK_SECONDS = 0.2
+MOMENT_SECONDS = 2.0
+
+log = logging.getLogger("ps-launch")
+
+
+class AddressError(Exception):
+    """An address is none, or no cluster answers there."""
 
 
 class PlacementError(Exception):
-    """There is no cluster, or it has no room for the processes of the run."""
+    """A cluster has no room for the processes of the run."""
 
 
 @contextlib.contextmanager
@@ -44,7 +54,8 @@ def ray_engine(
     """Connects to a Ray cluster and reserves a place for each process; gives all back at the end.
 
     Raises:
-        PlacementError: If no cluster answers, or it has too few free CPUs for `place_seconds`.
+        AddressError: If the address is none, or no cluster answers there.
+        PlacementError: If the cluster has too few free CPUs for `place_seconds`.
     """
     try:
         _require_listener(address)
@@ -56,16 +67,17 @@ def ray_engine(
             _node_ip_address=address.partition(":")[0] if address.startswith("127.") else None,
         )
     except OSError as error:
-        raise PlacementError(f"no Ray cluster answers: {error}") from error
+        raise AddressError(f"no Ray cluster answers: {error}") from error
+    except ValueError as error:
+        raise AddressError(f"expected HOST:PORT or auto: {error}") from error
     groups: list[PlacementGroup] = []
     try:
         for number, strategy in ((num_servers, "SPREAD"), (num_workers, "PACK")):
             groups.append(placement_group([{"CPU": CPUS_EACH}] * number, strategy=strategy))
-            if not groups[-1].wait(place_seconds):
+            if not _has_place(groups[-1], number, place_seconds):
                 raise PlacementError(
                     f"Ray found no place for {num_servers} servers and {num_workers} workers within "
-                    f"{place_seconds:g} s: each needs {CPUS_EACH} CPU, and free are "
-                    f"{ray.available_resources().get('CPU', 0):g}"
+                    f"{place_seconds:g} s: each needs {CPUS_EACH} CPU, and free are {_free_cpus():g}"
                 )
         yield RayEngine(*groups)
     finally:
@@ -74,10 +86,42 @@ def ray_engine(
         ray.shutdown()
 
 
+def _has_place(group: PlacementGroup, number: int, limit_s: float) -> bool:
+    """Waits until a group of `number` processes has its place; says after a moment that it waits."""
+    start = time.monotonic()
+    is_told = False
+    while not group.wait(LOOK_SECONDS):  # Ctrl-C is heeded between two calls, never within one
+        waited = time.monotonic() - start
+        if waited >= limit_s:
+            return False
+        if waited >= MOMENT_SECONDS and not is_told:
+            is_told = True
+            log.info(
+                "waits up to %g s for %d CPUs of Ray, of which %g are free",
+                limit_s,
+                number * CPUS_EACH,
+                _free_cpus(),
+            )
+    return True
+
+
+def _free_cpus() -> float:
+    return float(ray.available_resources().get("CPU", 0))
+
+
 def _require_listener(address: str) -> None:
-    """Raises an OSError if nobody listens at HOST:PORT: Ray would try again for minutes."""
-    if found := re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address):
-        socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
+    """Refuses what is no address, and one where nobody listens: Ray would try again for minutes.
+
+    Raises:
+        ValueError: If it is none.
+        OSError: If nobody listens at HOST:PORT.
+    """
+    if address == "auto" or "://" in address:
+        return
+    found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)
+    if found is None or int(found[2]) > 65535:
+        raise ValueError(f"{address!r} is neither")
+    socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
 
 
 class RayProcess:

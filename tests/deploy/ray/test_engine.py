@@ -192,26 +192,29 @@ def test_script_runs_as_on_one_machine(address: str, job: list[str], tmp_path: P
     assert_nothing_left(tmp_path)
 
 
-NO_ROOM = """
-import sys
-import ray
-from deploy.ray.engine import PlacementError, ray_engine
-try:
-    with ray_engine(sys.argv[1], num_servers=2, num_workers=5, place_seconds=1):
-        print("there was room")
-except PlacementError as error:
-    print(error)
+NO_PATIENCE = """
+from functools import partial
+from deploy import launch
+from deploy.ray import engine
+engine.ray_engine = partial(engine.ray_engine, place_seconds=1)
+launch.main()
 """
 
 
 def test_cluster_without_room_is_refused_with_what_is_free_and_nothing_stays_reserved(
     address: str, expected: dict[str, object], job: list[str], tmp_path: Path
 ) -> None:
+    options = ["--on", "ray", "--address", address, "--server-num", "2", "--worker-num", "5"]
     done = subprocess.run(
-        [sys.executable, "-c", NO_ROOM, address], capture_output=True, text=True, check=True
+        [sys.executable, "-c", NO_PATIENCE, *options, *job],
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert "no place for 2 servers and 5 workers within 1 s" in done.stdout
-    assert "free are 4" in done.stdout  # the servers have their place
+    assert done.returncode == 14
+    assert "error: Ray found no place for 2 servers and 5 workers within 1 s" in done.stderr
+    assert "free are 4" in done.stderr  # the servers have their place
+    assert "--address" not in done.stderr
     with started([*on_ray(address), *job]) as process:
         out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
@@ -288,6 +291,28 @@ def test_update_logs_are_removed_on_the_node_of_each_server(
     found.remove(tmp_path)
 
     assert removed == [("pserver.0", str(tmp_path)), ("pserver.1", str(tmp_path))]
+
+
+@pytest.mark.parametrize("text", ["foo", "127.0.0.2", "foo:bar", ":", "", "127.0.0.2:65536"])
+def test_text_that_is_no_address_is_refused(text: str, job: list[str]) -> None:
+    with started([*on_ray(text), *job]) as process:
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 2, err
+    assert f"--address {text}: expected HOST:PORT or auto" in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_ends_the_wait_for_room_of_which_it_tells(address: str, job: list[str]) -> None:
+    with started([*on_ray(address), "--worker-num", "5", *job]) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "waits" in line)
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        _, err = process.communicate(timeout=LIMIT_S)
+    assert "waits up to 60 s for 5 CPUs of Ray, of which 4 are free" in said
+    assert process.returncode == 128 + signal.SIGINT
+    assert time.monotonic() - start < EXIT_S
+    assert "Traceback" not in err
 
 
 def test_failure_ends_all_and_is_shown(address: str, job: list[str], tmp_path: Path) -> None:
