@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import signal
+import socket
 import threading
 import urllib.request
 
@@ -16,6 +17,7 @@ from protos.store import Missing, SaveRequest
 from protos.wire.security.credentials import Credentials
 from ps_worker.cluster.connect import connect, wait_for_servers
 from ps_worker.cluster.grpc_transport import GrpcTransport
+from tests.support.certificates import CertificateAuthority
 from tests.support.processes import environment_of, free_port, server_process
 
 TABLE = TableSpec(
@@ -68,6 +70,29 @@ def test_log_and_error_are_json_if_asked_for(port, log):
     (event,) = [json.loads(line) for line in server.log.splitlines()]
     assert (event["level"], event["role"], event["index"]) == ("ERROR", "server", 0)
     assert "'nowhere', expected [HOST:]PORT" in event["message"]
+
+
+def test_failed_handshake_leaves_a_log_of_json(port, log, tmp_path, monkeypatch):
+    monkeypatch.delenv(
+        "GRPC_VERBOSITY", raising=False
+    )  # which these tests have set by importing `protos`
+    authority = CertificateAuthority(tmp_path)
+    own = authority.credentials("server", mutual=False)
+    tls = {"CTR_PS_TLS_CERT": own.certificate, "CTR_PS_TLS_KEY": own.key}
+    environment = {**environment_of([port], 0), **tls}
+
+    with server_process(environment, log, "--log-format", "json") as server:
+        transport = GrpcTransport(
+            [f"127.0.0.1:{port}"], credentials=Credentials(ca=str(authority.ca))
+        )
+        wait_for_servers(transport, 60)
+        transport.close()
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            while stranger.recv(1024):  # until the server has hung up
+                pass
+
+    assert [json.loads(line)["level"] for line in server.log.splitlines()]
 
 
 def test_server_names_its_port_for_metrics(port, log):

@@ -128,6 +128,40 @@ def test_option_comes_before_the_variable() -> None:
     assert [json.loads(line)["level"] for line in lines] == ["ERROR", "ERROR"]
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        "ps_server.cli",
+        "ps_worker.cli",
+        "ps_worker.serving.inference_server.cli",
+        "ps_worker.cluster.watching.top",
+        "ps_worker.cluster.watching.versions",
+        "ps_worker.fleet",
+    ],
+)
+@pytest.mark.parametrize(("variable", "expected"), [(None, "NONE"), ("DEBUG", "DEBUG")])
+def test_core_of_grpc_is_silent_from_its_import_on_unless_it_is_asked_for(
+    module: str, variable: str | None, expected: str
+) -> None:
+    program = f"import {module}, sys, os; print(os.environ['GRPC_VERBOSITY'], *sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    if variable is not None:
+        environment["GRPC_VERBOSITY"] = variable
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    verbosity, *modules = done.stdout.split()
+    assert verbosity == expected
+    assert "grpc" not in modules or modules.index("protos") < modules.index("grpc")
+
+
 def test_value_of_a_variable_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="CTR_PS_LOG_FORMAT is 'xml', expected one of text, json"):
         configure_logs(environment={"CTR_PS_LOG_FORMAT": "xml"})
