@@ -4,10 +4,11 @@
     ps-top --once                      # the servers of PADDLE_PSERVERS_IP_PORT_LIST, once, as for a file
 
 A server that does not answer is shown with the reason. It ends with Ctrl-C, with 0; with --once, with 4 if
-no server answers.
+no server answers, and with 15 if all refuse the caller.
 """
 
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,14 +22,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from protos.errors import CtrPsError, TransportError, UsageError
-from protos.role import split_endpoints
+from protos.errors import AccessError, CtrPsError, TransportError, UsageError
+from protos.role import require_endpoints, split_endpoints
 from protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
 from ps_worker.cluster.watching.servers import Servers
 
 MIB = 2**20
 BARS = "▁▂▃▄▅▆▇█"
 MOST_LOOKS = 61
+WIDE = 1000
+"""Columns where no terminal bounds them: a line of a file is not wrapped."""
+
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -84,6 +88,9 @@ def _headline(look: Look) -> Text:
     line = Text(f"{len(statuses)} of {len(look.servers)} servers answer", style="bold")
     if not statuses:
         return line
+    in_job = max(each.num_servers for each in look.servers if isinstance(each, ServerStatus))
+    if in_job > len(look.servers):
+        line.append(f" ({in_job} servers of the job, {len(look.servers)} named)", style="red")
     now = merge_status(statuses)
     return line.append(
         f"  version {now.version:,}  batches {now.batches:,}  examples {look.examples():,}  staleness mean "
@@ -198,19 +205,47 @@ def _top(listed: str, every_s: float, *, once: bool) -> None:
     endpoints = [each for each in split_endpoints(listed) if each]
     if not endpoints:
         raise UsageError(f"no servers: name them, as ps-top 127.0.0.1:7164, or set {SERVERS}")
+    require_endpoints(endpoints, "the list of servers")
+    is_terminal = sys.stdout.isatty()
+    if not (once or is_terminal):
+        raise UsageError("the output is no terminal to draw in again and again: use --once")
     with Servers(endpoints) as servers:
         looks = deque([Look(time.monotonic(), servers.look())], maxlen=MOST_LOOKS)
+        _require_different(endpoints, looks[-1])
         if once:
-            Console().print(drawn(endpoints, looks))
-            if not looks[-1].statuses:
-                raise TransportError(f"none of {', '.join(endpoints)} answers")
+            console = Console() if is_terminal else Console(width=WIDE)
+            console.print(drawn(endpoints, looks))
+            _require_answer(endpoints, looks[-1])
             return
-        is_terminal = Console().is_terminal
-        with Live(drawn(endpoints, looks), auto_refresh=False, screen=is_terminal) as live:
+        with Live(drawn(endpoints, looks), auto_refresh=False, screen=True) as live:
             while True:
                 time.sleep(every_s)
                 looks.append(Look(time.monotonic(), servers.look()))
                 live.update(drawn(endpoints, looks), refresh=True)
+
+
+def _require_different(endpoints: Sequence[str], look: Look) -> None:
+    """Refuses a server that has two names: it would count twice."""
+    names: dict[int, str] = {}
+    for endpoint, server in zip(endpoints, look.servers, strict=True):
+        if not isinstance(server, ServerStatus):
+            continue
+        if other := names.get(server.server_index):
+            raise UsageError(
+                f"{other} and {endpoint} are both server {server.server_index}: name each server of "
+                f"one job, once"
+            )
+        names[server.server_index] = endpoint
+
+
+def _require_answer(endpoints: Sequence[str], look: Look) -> None:
+    if look.statuses:
+        return
+    if all(isinstance(each, AccessError) for each in look.servers):
+        raise AccessError(
+            f"all of {', '.join(endpoints)} refuse the caller: compare its token or certificate with theirs"
+        )
+    raise TransportError(f"none of {', '.join(endpoints)} answers")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from protos.store import (
     StoreStatus,
     WorkerProgress,
 )
+from protos.wire.security.credentials import Credentials
+from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.watching.top import Look, drawn
 from tests.support.cluster import cluster
@@ -35,6 +38,7 @@ from tests.support.processes import heeded
 from tests.support.stores import push_id
 
 TOP = Path(sys.executable).parent / "ps-top"
+TOKEN = "reader-0123456789"
 ROOT = Path(__file__).parents[4]
 PICTURES = ROOT / ".cache/pictures"
 """Kept to be looked at."""
@@ -82,6 +86,14 @@ def test_server_that_is_away_is_shown_with_the_reason() -> None:
 
     assert "1 of 2 servers answer" in shown
     assert re.search(r"ps-1:1\s+it is gone", shown)
+
+
+def test_job_that_has_more_servers_than_were_named_is_told() -> None:
+    found = replace(status(5), num_servers=2)
+
+    shown = text_of(["ps-0:1"], [Look(0.0, [found])])
+
+    assert "1 of 1 servers answer (2 servers of the job, 1 named)" in shown
 
 
 def test_workers_are_shown_by_state() -> None:
@@ -148,19 +160,30 @@ def test_once_prints_the_status_of_real_servers(tmp_path: Path) -> None:
         pushed(client, 1000, push_id(examples=7))
         client.save(SaveRequest(url=str(tmp_path / "model")))
 
-        done = subprocess.run(
-            [TOP, "--once", ",".join(servers.endpoints)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-            env={**os.environ, "COLUMNS": "140"},
-        )
+        done = top("--once", ",".join(servers.endpoints))
 
-    assert "2 of 2 servers answer  version 1  batches 1  examples 7" in done.stdout
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("2 of 2 servers answer  version 1  batches 1  examples 7  staleness")
+    assert first.endswith("largest 0"), "a pipe has no columns at which lines are wrapped"
     assert re.search(r"embedding\s+1,000", done.stdout)
     for endpoint in servers.endpoints:
         assert re.search(rf"{endpoint}\s+1\s+\d+.*1: \d+\.\d s", done.stdout)
+
+
+def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command into pipes."""
+    environment = {
+        key: value for key, value in os.environ.items() if "PADDLE" not in key and key != "COLUMNS"
+    }
+    return subprocess.run(
+        [TOP, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**environment, **variables},
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,15 +191,37 @@ def test_once_prints_the_status_of_real_servers(tmp_path: Path) -> None:
     [
         ((), 2, "no servers: name them"),
         (("--once", "127.0.0.1:1"), 4, "none of 127.0.0.1:1 answers"),
+        (("--once", "127.0.0.1"), 2, "has '127.0.0.1', expected host:port"),
+        (("--once", "127.0.0.1:1,127.0.0.1:1"), 2, "names 127.0.0.1:1 more than once"),
+        (("127.0.0.1:1",), 2, "no terminal to draw in again and again: use --once"),
     ],
 )
 def test_without_servers_it_says_why(arguments: tuple[str, ...], code: int, why: str) -> None:
-    environment = {key: value for key, value in os.environ.items() if "PADDLE" not in key}
-    done = subprocess.run(
-        [TOP, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment
-    )
+    done = top(*arguments)
 
-    assert (done.returncode, why in done.stderr) == (code, True)
+    assert (done.returncode, why in done.stderr) == (code, True), done.stderr
+
+
+def test_server_that_has_two_names_is_refused() -> None:
+    with cluster(num_servers=1) as servers:
+        (endpoint,) = servers.endpoints
+        other = endpoint.replace("127.0.0.1", "localhost")
+
+        done = top("--once", f"{endpoint},{other}")
+
+    assert done.returncode == 2
+    assert f"{endpoint} and {other} are both server 0" in done.stderr
+
+
+def test_caller_that_every_server_refuses_is_told_so() -> None:
+    with cluster(num_servers=0) as servers:
+        for index in range(2):
+            store = ParameterStore(num_workers=1, server_index=index, num_servers=2)
+            servers.start_server(store, credentials=Credentials(token=TOKEN))
+        done = top("--once", ",".join(servers.endpoints), CTR_PS_TOKEN="another-0123456789")
+
+    assert done.returncode == 15
+    assert "refuse the caller" in done.stderr.splitlines()[-1]
 
 
 def read_from(terminal: int) -> str:
