@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from protos.errors import CtrPsError, ProtocolError, TransportError
 from protos.store import ServerStatus
 from protos.wire.calls import GET_STATUS
+from protos.wire.security.credentials import TLS_CA
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ps_worker.cluster.transport import Transport
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK_S = 1.0
 LOOK_S = 10.0
 _SHORTEST_LOOK_S = 0.1
+_SIGNS_OF_TLS = ("WRONG_VERSION_NUMBER", "Socket closed", "Connection reset")
 
 
 def connect(
@@ -73,12 +75,15 @@ def wait_for_servers(
         if clock() >= start + limit_s:
             raise TransportError(
                 f"no answer within {limit_s:g} s from servers {', '.join(names)}: are they running, and "
-                f"is the list of endpoints right? The last failure: {failures[missing[-1]]}"
+                f"is the list of endpoints right? The last failure: {_why(transport, missing[-1])}"
             )
         if clock() >= next_log:
             next_log = clock() + LOOK_S
             logger.info(
-                "waiting for servers missing=%s of=%d", ",".join(names), len(transport.endpoints)
+                "waiting for servers missing=%s of=%d: %s",
+                ",".join(names),
+                len(transport.endpoints),
+                _why(transport, missing[-1]),
             )
         # A look takes its time while nothing listens, but none where something else than a server does.
         sleep(max(looked + FIRST_LOOK_S - clock(), 0.0))
@@ -94,6 +99,19 @@ def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[i
         except TransportError as failure:
             failures[server] = failure
     return failures
+
+
+def _why(transport: Transport, server: int) -> str:
+    """Returns why a server does not answer."""
+    try:
+        transport.call(server, GET_STATUS, None, ready_s=0).result()
+    except CtrPsError as failure:
+        why = str(failure)
+    else:
+        return f"{transport.endpoints[server]} answers by now"
+    if any(sign in why for sign in _SIGNS_OF_TLS):
+        return f"{why}; does one side speak TLS and the other not ({TLS_CA})?"
+    return why
 
 
 def _require_identity(endpoints: Sequence[str], server: int, status: ServerStatus) -> None:

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
 
+AT_ONCE_S = 1.0
+"""For a call that waits for no server: to connect, or be refused."""
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -196,11 +199,9 @@ class GrpcTransport:
     ) -> Future[A]:
         """See `Transport`."""
         request = call.request.encode(argument)
-        timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s
+        timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s or AT_ONCE_S
         connection = self._connection
-        rpc = connection.send(
-            server, call.name, request, timeout_s, wait_for_ready=ready_s is not None
-        )
+        rpc = connection.send(server, call.name, request, timeout_s, wait_for_ready=bool(ready_s))
         retry = Retry(self._budget_s if call.retry and ready_s is None else 0.0)
         sent = _Sent(request, timeout_s, connection, rpc, retry, awaited(argument))
         return _Answer(self, server, call, sent)

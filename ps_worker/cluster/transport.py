@@ -39,7 +39,9 @@ class Transport(Protocol):
             call: A row of `protos.wire.calls`.
             argument: What the call is given; may be reused when this returns.
             ready_s: Seconds for the call in which a server that is not there yet is waited for. None: such a
-                server is an error at once, and the call's own deadline counts.
+                server is an error at once, and the call's own deadline counts. 0: it is one, too, which says
+                why, where one that was waited for says only that the time ran out; the call is not sent
+                again.
         """
         ...
 

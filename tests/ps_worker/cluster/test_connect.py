@@ -1,15 +1,21 @@
 """Waiting for servers that are not up yet, on a transport and a clock of the test."""
 
 import logging
+import re
 
 import pytest
 
 from protos.errors import ProtocolError, TransportError
 from protos.store import ServerStatus, Staleness, StoreStatus
 from protos.wire.calls import GET_STATUS, Call
+from protos.wire.security.credentials import Credentials
+from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, connect, wait_for_servers
+from ps_worker.cluster.grpc_transport import GrpcTransport
+from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import cluster
 from tests.support.local_transport import Answer
+from tests.support.processes import free_port
 
 STATUS = StoreStatus(
     version=0, tables={}, examples={}, left=frozenset(), staleness=Staleness(), progress={}
@@ -31,7 +37,8 @@ class Servers:
         self, server: int, call: Call[None, ServerStatus], _: None, *, ready_s: float
     ) -> Answer[ServerStatus]:
         assert call is GET_STATUS
-        self.looks.append((server, ready_s))
+        if ready_s:
+            self.looks.append((server, ready_s))
         until = self.now + ready_s
 
         def answer() -> ServerStatus:
@@ -71,8 +78,8 @@ def test_missing_servers_are_named_at_once_and_then_every_ten_seconds(caplog):
         servers.wait(60.0)
 
     assert caplog.messages == [
-        "waiting for servers missing=ps-1:1,ps-2:1 of=3",
-        "waiting for servers missing=ps-1:1 of=3",
+        "waiting for servers missing=ps-1:1,ps-2:1 of=3: ps-2:1 refused",
+        "waiting for servers missing=ps-1:1 of=3: ps-1:1 refused",
     ]
     assert servers.looks[3:] == [(1, LOOK_S), (2, LOOK_S), (1, LOOK_S)]
     assert servers.now == 15.0
@@ -97,7 +104,7 @@ def test_something_else_that_answers_is_not_asked_without_pause(caplog):
     with caplog.at_level(logging.INFO), pytest.raises(TransportError, match="is no server"):
         servers.wait(25.0)
 
-    assert servers.num_failures <= 26
+    assert servers.num_failures <= 26 + 4, "and once for each message"
     assert len(caplog.messages) == 3
 
 
@@ -109,6 +116,43 @@ def test_server_that_is_not_the_one_of_the_list_is_refused(identity):
         ProtocolError, match=rf"ps-0:1 is server {identity[0]} of {identity[1]}, but"
     ):
         servers.wait(60.0)
+
+
+@pytest.mark.parametrize(
+    ("has_certificate", "has_ca", "why"),
+    [(True, False, "Socket closed"), (False, True, "WRONG_VERSION_NUMBER")],
+    ids=["tls-asked-plainly", "plain-asked-by-tls"],
+)
+def test_tls_on_one_side_is_told_while_it_waits_and_when_it_gives_up(
+    caplog, tmp_path, has_certificate, has_ca, why
+) -> None:
+    authority = CertificateAuthority(tmp_path)
+    theirs = authority.credentials("server", mutual=False) if has_certificate else Credentials()
+    ours = Credentials(ca=str(authority.ca)) if has_ca else Credentials()
+
+    with cluster(num_servers=0) as servers, caplog.at_level(logging.INFO):
+        servers.start_server(ParameterStore(num_workers=1), credentials=theirs)
+        transport = GrpcTransport(servers.endpoints, credentials=ours)
+        with pytest.raises(TransportError) as ended:
+            wait_for_servers(transport, 1.5)
+        transport.close()
+
+    hint = r"does one side speak TLS and the other not \(CTR_PS_TLS_CA\)"
+    for said in (caplog.messages[0], str(ended.value)):
+        assert re.search(f"({why}|reset).*{hint}", said), said
+
+
+def test_server_that_is_not_there_is_told_as_that(caplog) -> None:
+    with free_port() as port:
+        pass
+    transport = GrpcTransport([f"127.0.0.1:{port}"])
+
+    with caplog.at_level(logging.INFO), pytest.raises(TransportError, match="Connection refused"):
+        wait_for_servers(transport, 1.5)
+    transport.close()
+
+    assert "Connection refused" in caplog.messages[0]
+    assert "TLS" not in caplog.messages[0]
 
 
 def test_client_sends_calls_again_for_as_long_as_it_was_told() -> None:
