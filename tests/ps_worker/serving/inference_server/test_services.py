@@ -25,7 +25,7 @@ from protos.limits import MAX_MESSAGE_BYTES
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
 from protos.wire.security.credentials import Credentials, bind, server_context
-from ps_worker.serving.inference_server import served_model
+from ps_worker.serving.inference_server import http_service, served_model
 from ps_worker.serving.inference_server.grpc_service import GrpcService, tensors_in
 from ps_worker.serving.inference_server.http_service import (
     HEADER_LENGTH,
@@ -559,6 +559,28 @@ def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
             assert (await client.get("/v2/health/live")).status == 200
             assert (await client.get("/v2/health/ready")).status == 503
             assert (await client.get("/v2/models/ctr/ready")).status == 503
+
+    run(body)
+
+
+def test_body_that_does_not_come_gives_its_place_back(
+    model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served_model, "MAX_WAITING", 1)
+    monkeypatch.setattr(http_service, "BODY_LIMIT_S", 0.2)
+
+    async def body() -> None:
+        async with http_client(model) as client:
+            reader, writer = await asyncio.open_connection(client.host, client.port)
+            writer.write(
+                b"POST /v2/models/ctr/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"
+            )
+            answer = await reader.readuntil(b"}")
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"the body did not come within 0.2 s" in answer
+            response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
+            assert response.status == 200
 
     run(body)
 
