@@ -47,7 +47,7 @@ TRAIN_CASES = {
 
 def measure() -> list[Line]:
     """Runs all benchmarks and returns their lines."""
-    commands = [["bench_table"], ["bench_wire"], ["bench_train"]]
+    commands = [["bench_table"], ["bench_wire"], ["bench_step"], ["bench_train"]]
     for option, variable in PEER_FOLDERS.items():
         if variable in os.environ:
             commands[-1].append(option)
@@ -162,10 +162,37 @@ def wire_table(lines: list[Line]) -> str:
     return table(header, rows)
 
 
+STEP_PARTS = {
+    "calls": "between processes: gRPC, sockets, threads",
+    "apply": "servers: apply the step",
+    "scan": "servers: read rows and dense parameters",
+    "encode": "both: arrays to bytes",
+    "decode": "both: bytes to arrays",
+    "client": "worker: route, check and cut, put together",
+    "keys": "worker: unique keys",
+    "compute": "worker: forward and backward",
+    "total": "in all",
+}
+
+
+def step_table(lines: list[Line]) -> str:
+    """Returns a table of where the processor time of a synchronous step goes."""
+    rows = [
+        [title, *(f"{line[f'{part}_us']:,}" for line in lines)]
+        for part, title in STEP_PARTS.items()
+    ]
+    header = [
+        f"processor time of a step, µs; 1 worker, {lines[0]['servers']} servers",
+        *(f"B={line['batch_size']}" for line in lines),
+    ]
+    return table(header, rows)
+
+
 TABLES: dict[str, Callable[[list[Line]], str]] = {
     "train": train_table,
     "table": table_table,
     "wire": wire_table,
+    "step": step_table,
 }
 
 
