@@ -1,9 +1,10 @@
 """Seconds of training steps by part, summed over the training threads of a worker.
 
 read       the next batch from the data
-pull       its unique keys, and waiting for their rows; in synchronous training for the other workers, too
+pull       its unique keys, and waiting for their rows; in synchronous training for the other workers, too;
+           where rows come with a push (`Parameters.push_pull`), for that
 compute    forward and backward
-push       handing the gradients over; in the modes in lockstep until the servers have them
+push       handing the gradients over; in lockstep with several threads until the servers have them
 """
 
 import threading
