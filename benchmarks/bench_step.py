@@ -44,7 +44,7 @@ from protos.runtime.malloc import keep_freed_memory
 from protos.store import Member
 from protos.wire.calls import Call
 from protos.wire.encoding.codec import Codec
-from ps_server.rpc.handlers import Handlers, answer_of_parts, parts_of
+from ps_server.rpc.handlers import Handlers, answer_of_parts
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
@@ -102,7 +102,7 @@ class TimedTransport:
                     "scan" if part.name in SCANS else "apply",
                     lambda part=part, of=of: handlers.start(part, of).result(),
                 )
-                for part, of in parts_of(call, self._through(call.request, argument))
+                for part, of in handlers.parts_of(call, self._through(call.request, argument))
             ]
 
         answered = self._through(call.answer, answer_of_parts(carried_out()))

@@ -9,6 +9,7 @@ Examples:
     ps-launch --server-num 2 --worker-num 2 --max-restarts 1 --chaos 'kill server 1 at step 200' job.toml
 """
 
+import contextlib
 import logging
 import signal
 import sys
@@ -193,9 +194,13 @@ def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
             "--on ray needs the package ray: install the extra, pip install 'ctr-ps[ray]'"
         ) from error
     try:
-        with ray_engine(
-            address, num_servers=launch.num_servers, num_workers=launch.num_workers
-        ) as engine:
+        # Ray tells of lost actors on stdout, whose last line is the result.
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            ray_engine(
+                address, num_servers=launch.num_servers, num_workers=launch.num_workers
+            ) as engine,
+        ):
             return run(launch, terminal, engine)
     except AddressError as error:
         raise typer.BadParameter(f"--address {address}: {error}") from error

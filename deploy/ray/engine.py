@@ -33,7 +33,7 @@ CPUS_EACH = 1
 CALL_SECONDS = 30.0
 CONNECT_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 1  # a whole one: Ray takes parts of it for none, and would be asked again at once
 MOMENT_SECONDS = 2.0
 
 log = logging.getLogger("ps-launch")
@@ -59,6 +59,11 @@ def ray_engine(
     """
     try:
         _require_listener(address)
+    except ValueError as error:
+        raise AddressError(f"expected HOST:PORT or auto: {error}") from error
+    except OSError as error:
+        raise AddressError(f"no Ray cluster answers: {error}") from error
+    try:
         ray.init(
             address=address,
             log_to_driver=False,  # the logs of processes come by their own way
@@ -66,10 +71,8 @@ def ray_engine(
             # Ray looks for this machine among the nodes by an outer address, which those of loopback lack.
             _node_ip_address=address.partition(":")[0] if address.startswith("127.") else None,
         )
-    except OSError as error:
+    except ConnectionError as error:
         raise AddressError(f"no Ray cluster answers: {error}") from error
-    except ValueError as error:
-        raise AddressError(f"expected HOST:PORT or auto: {error}") from error
     groups: list[PlacementGroup] = []
     try:
         for number, strategy in ((num_servers, "SPREAD"), (num_workers, "PACK")):

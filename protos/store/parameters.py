@@ -237,6 +237,10 @@ def push_then_pull(
         pushed.result()
         return rows.result()
 
-    # A pull writes its answer when it is asked for it: once.
     pulled = Shared(both)
-    return pulled, Combined(lambda: pulled.result().version if read is None else read.result())
+
+    def version() -> Version:
+        of_rows = pulled.result().version
+        return of_rows if read is None else read.result()
+
+    return pulled, Combined(version)

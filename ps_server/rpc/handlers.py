@@ -7,7 +7,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
@@ -89,17 +89,6 @@ def method_name(call: str) -> str:
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", call).lower()
 
 
-def parts_of(call: Call[Any, Any], argument: Any) -> Sequence[tuple[Call[Any, Any], Any]]:
-    """Returns the calls that a call consists of, each to be started when the one before is answered."""
-    if isinstance(argument, PushPull):
-        return (
-            (PUSH_GRAD, argument.push),
-            (PULL_SPARSE, argument.sparse),
-            (PULL_DENSE, argument.dense),
-        )
-    return ((call, argument),)
-
-
 def answer_of_parts(answers: Sequence[Any]) -> Any:
     """Returns the answer of a call, of those of its parts."""
     return PushedPulled(*answers) if len(answers) > 1 else answers[0]
@@ -158,6 +147,25 @@ class Handlers:
         self._handlers: dict[str, Callable[[Any], Any]] = {
             name: self._handler_of(name) for name in CALLS if name != PUSH_PULL.name
         }
+
+    def parts_of(self, call: Call[Any, Any], argument: Any) -> Sequence[tuple[Call[Any, Any], Any]]:
+        """Returns the calls that a call consists of, each to be started when the one before is answered.
+
+        Raises:
+            ProtocolError: If it has a chunk of a push, or its answer would fit no message.
+        """
+        if not isinstance(argument, PushPull):
+            return ((call, argument),)
+        if argument.push.chunk.num_chunks != 1:
+            raise ProtocolError("PushPull has a chunk of a push, expected all of it")
+        blocks = set(argument.dense.blocks)
+        size = self._bytes_of_rows(argument.sparse) + self._bytes_of_pieces(blocks)
+        _require_answer_fits(size, "a push with pulls")
+        return (
+            (PUSH_GRAD, argument.push),
+            (PULL_SPARSE, argument.sparse),
+            (PULL_DENSE, argument.dense),
+        )
 
     def start(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
         """Starts a call, or one of its parts; its answer may wait for other workers.
@@ -327,10 +335,16 @@ class Handlers:
 
     def _pull_sparse(self, request: PullSparse) -> Future[Pulled]:
         self._require_epoch(request.shard_map_epoch)
-        dims = {table: self._store.dim(table) for table in request.keys}
-        size = sum(VALUE_BYTES * dims[table] * keys.size for table, keys in request.keys.items())
-        _require_answer_fits(size, f"a pull from the tables {sorted(dims)}")
+        size = self._bytes_of_rows(request)
+        _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
         return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
+
+    def _bytes_of_rows(self, request: PullSparse) -> int:
+        dims = {table: self._store.dim(table) for table in request.keys}
+        return sum(VALUE_BYTES * dims[table] * keys.size for table, keys in request.keys.items())
+
+    def _bytes_of_pieces(self, blocks: Collection[str]) -> int:
+        return VALUE_BYTES * sum(map(self._store.piece_length, blocks))
 
     def _pull_state(self, request: PullState) -> Future[StateChunk]:
         self._require_epoch(request.shard_map_epoch)
@@ -381,8 +395,7 @@ class Handlers:
     def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
         self._require_epoch(request.shard_map_epoch)
         blocks = sorted(set(request.blocks))
-        size = VALUE_BYTES * sum(map(self._store.piece_length, blocks))
-        _require_answer_fits(size, f"a pull of the dense blocks {blocks}")
+        _require_answer_fits(self._bytes_of_pieces(blocks), f"a pull of the dense blocks {blocks}")
         return self._store.pull_pieces(request.blocks, at=request.at)
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:

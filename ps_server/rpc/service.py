@@ -23,7 +23,7 @@ from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.requests import PullSparse
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.handlers import Handlers, answer_of_parts, parts_of
+from ps_server.rpc.handlers import Handlers, answer_of_parts
 from ps_server.rpc.journal import LOGGED
 from ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
 from ps_server.rpc.metrics.hot_keys import HotKeys
@@ -195,7 +195,7 @@ class Service:
             ) as answering:
                 counts.received(len(request))
                 self._backlog.require_room(call.name)
-                parts = parts_of(call, call.request.decode(request))
+                parts = self._handlers.parts_of(call, call.request.decode(request))
                 # A part has no bytes of its own: a log that needs them encodes it again.
                 payload = request if len(parts) == 1 else None
                 answers = [

@@ -91,7 +91,6 @@ _RENEWAL_SHARE = 1 / 3
 Positions = NDArray[np.int32]
 Q = TypeVar("Q")
 A = TypeVar("A")
-T = TypeVar("T")
 
 
 @kernel
@@ -445,7 +444,10 @@ class ClusterClient:
         dims = {table: self._table(table).dim for table in keys}
         pushes, pulls = self._chunks_of_push(gradients), self._parts_of_pull(keys, dims)
         pieces = [self._split_pieces(list(into), server) for server in self._servers]
-        if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of):
+        if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of) or any(
+            self._answer_bytes(server, positions, dims, into) > MAX_NUMBERS_BYTES
+            for server, (positions,) in enumerate(pulls)
+        ):
             return push_then_pull(self, gradients, push_id, keys=keys, into=into, at=at)
         then = None if at is None else at + 1
         pending = [
@@ -454,10 +456,8 @@ class ClusterClient:
                 calls.PUSH_PULL,
                 requests.PushPull(
                     push=self._push_request(pushes[server][0], push_id, at),
-                    sparse=self._pull_request(
-                        keys, _only(pulls[server], {}), Missing.INITIAL, then
-                    ),
-                    dense=self._pull_dense_request(_only(pieces[server], []), then),
+                    sparse=self._pull_request(keys, pulls[server][0], Missing.INITIAL, then),
+                    dense=self._pull_dense_request(pieces[server][0], then),
                 ),
             )
             for server in self._servers
@@ -472,8 +472,8 @@ class ClusterClient:
 
         def rows() -> Pulled:
             out = _empty_rows(keys, dims)
-            for parts, answer in zip(pulls, answers.result(), strict=True):
-                _write_rows(answer.sparse.rows, _only(parts, {}), out)
+            for (positions,), answer in zip(pulls, answers.result(), strict=True):
+                _write_rows(answer.sparse.rows, positions, out)
             return Pulled(out, min(answer.sparse.version for answer in answers.result()))
 
         def read() -> Version:
@@ -482,6 +482,18 @@ class ClusterClient:
             return min(answer.dense.version for answer in answers.result())
 
         return Combined(rows), Combined(read)
+
+    def _answer_bytes(
+        self,
+        server: int,
+        positions: Mapping[str, Positions],
+        dims: Mapping[str, int],
+        blocks: Collection[str],
+    ) -> int:
+        """Returns the bytes of a server's rows and pieces."""
+        pieces = [self._piece(block, server) for block in blocks]
+        num_values = sum(dims[table] * where.size for table, where in positions.items())
+        return VALUE_BYTES * int(num_values + sum(piece.stop - piece.start for piece in pieces))
 
     def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
         """See `protos.store.Store`."""
@@ -819,11 +831,6 @@ def _write_rows(
         if positions.size:
             _require_rows(table, rows[table], (positions.size, out[table].shape[1]))
         scatter_rows(rows[table], positions, out[table])
-
-
-def _only(parts: Sequence[T], otherwise: T) -> T:
-    """Returns the only part; `otherwise` if there is none."""
-    return parts[0] if parts else otherwise
 
 
 def _joined(table: str, dim: int, parts: Sequence[tuple[Keys, Values]]) -> tuple[Keys, Values]:

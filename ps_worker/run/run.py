@@ -379,9 +379,12 @@ class Run:
     def settle(self) -> None:
         """Returns when the servers have all steps that this worker took part in.
 
-        In synchronous training all servers are at one version then, until it takes the next step.
+        In synchronous training all servers are at one version then, until it takes the next step. Modes that
+        are not in lockstep do not wait for what is queued in this worker.
         """
         if self._communicator is not None:
+            if self._communicator.is_lockstep:
+                self.flush()
             self.store.wait_version(self._communicator.version).result()
 
     def barrier(self, name: str = "") -> None:

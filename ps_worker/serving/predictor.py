@@ -7,6 +7,7 @@ Rows are looked up in the mapped files of the checkpoint, so a model may be larg
 on one machine share what they map.
 """
 
+import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from ps_worker.checkpoints.attachments import (
     model_of_checkpoint,
     schema_of_checkpoint,
 )
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ps_worker.checkpoints.run_state import RUN_ATTACHMENT
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.training.lookups import keys_of_batch
@@ -233,5 +234,8 @@ def _load(url: str | Path, verify: bool) -> _Loaded:
 def _has_text_values(checkpoint: Checkpoint) -> bool:
     if RUN_ATTACHMENT not in checkpoint.attachments:
         return False  # of a script, which may have trained on anything
-    text = checkpoint.attachment(RUN_ATTACHMENT)
-    return RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)).has_text_values
+    try:  # this alone: the rest is of training, and another release may know more of it
+        state = json.loads(checkpoint.attachment(RUN_ATTACHMENT))
+    except ValueError:
+        return False
+    return isinstance(state, dict) and state.get("has_text_values") is True

@@ -199,7 +199,7 @@ class StepLoop:
         Args:
             batches: Gone through in their order.
             after_step: Called by the thread that has taken a step, before it takes the next.
-            is_told_to_end: Whether no further step is to begin.
+            is_told_to_end: Whether no further batch is to be read; one that was read ahead is trained.
 
         Raises:
             CtrPsError: The first error of any thread; the others stop.
@@ -344,7 +344,12 @@ class StepLoop:
         read = self._next(source)
         step = None if read is None else self._asked(read)
         while step is not None:
-            ahead = self._next(source) if reads_ahead else None
+            ahead, failure = None, None
+            if reads_ahead:
+                try:
+                    ahead = self._next(source)
+                except Exception as error:  # once this batch is trained: its number is taken
+                    failure = error
             if is_overlapped and ahead is not None:
                 ahead = self._asked(ahead)
             computed = self._compute(thread, step)
@@ -361,6 +366,8 @@ class StepLoop:
             self._count(step.batch, computed)
             self._after_step()
             yield step, computed.result
+            if failure is not None:
+                raise failure
             if not reads_ahead:
                 ahead = self._next(source)
             step = ahead if ahead is None or isinstance(ahead, _Step) else self._asked(ahead)

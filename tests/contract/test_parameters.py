@@ -403,8 +403,9 @@ def test_push_pull_without_dense_blocks_or_keys_is_a_push(store):
     assert_same_parameters(reference, store)
 
 
-def test_push_pull_that_is_refused_changes_nothing_and_says_why_to_both(open_job):
-    first, _ = open_job(num_workers=2)
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES, 100])
+def test_push_pull_that_is_refused_changes_nothing_and_says_why_to_both(open_job, chunk_bytes):
+    first, _ = open_job(num_workers=2, chunk_bytes=chunk_bytes)
     before, status = first.digest(), first.status()
     tower = np.empty(TOWER.length, np.float32)
 

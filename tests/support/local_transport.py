@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from protos.errors import CtrPsError
 from protos.wire.calls import Call, Codec
-from ps_server.rpc.handlers import Handlers, answer_of_parts, parts_of
+from ps_server.rpc.handlers import Handlers, answer_of_parts
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from tests.support.stores import INCARNATION, joined
@@ -80,8 +80,8 @@ class LocalTransport:
         if call.name in self.answers:
             return Answer(lambda: self.answers[call.name](server))
         handlers = self._handlers[server]
-        first, *others = parts_of(call, through(call.request, argument))
         try:
+            first, *others = handlers.parts_of(call, through(call.request, argument))
             future = handlers.start(*first)
         except CtrPsError as error:
             return Answer(_raising(error))

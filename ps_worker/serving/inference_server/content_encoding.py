@@ -11,7 +11,8 @@ from aiohttp import web
 from protos.errors import DataError
 from protos.limits import MAX_MESSAGE_BYTES
 
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_GZIP = 16 + zlib.MAX_WBITS
+_ENCODINGS = ("gzip", "deflate")
 _NONE = ("", "identity")
 
 
@@ -26,22 +27,32 @@ def decoded(body: bytes, encoding: str) -> bytes:
         DataError: If the encoding is none that is known, or the body is not in it.
         HTTPRequestEntityTooLarge: If the content is larger than a request may be.
     """
-    encoding = encoding.strip().lower()
+    encoding = encoding.strip().lower().removeprefix("x-")
     if encoding in _NONE:
         return body
-    if encoding not in _WINDOW_BITS:
+    if encoding not in _ENCODINGS:
         raise DataError(
-            f"Content-Encoding is {encoding[:100]!r}, expected {' or '.join(_WINDOW_BITS)}"
+            f"Content-Encoding is {encoding[:100]!r}, expected {' or '.join(_ENCODINGS)}"
         )
-    stream = zlib.decompressobj(_WINDOW_BITS[encoding])
-    try:
-        content = stream.decompress(body, MAX_MESSAGE_BYTES + 1)
-    except zlib.error as error:
-        raise DataError(
-            f"Content-Encoding says {encoding}, but the body is not: {error}"
-        ) from error
-    if len(content) > MAX_MESSAGE_BYTES:
-        raise web.HTTPRequestEntityTooLarge(MAX_MESSAGE_BYTES, len(content))
-    if not stream.eof or stream.unused_data:
-        raise DataError(f"the body is not one whole stream of {encoding}")
-    return content
+    content, rest = b"", body
+    while True:  # gzip may have several members, one behind the other (RFC 1952)
+        stream = zlib.decompressobj(_GZIP if encoding == "gzip" else _window_bits(rest))
+        try:
+            content += stream.decompress(rest, MAX_MESSAGE_BYTES + 1 - len(content))
+        except zlib.error as error:
+            raise DataError(
+                f"Content-Encoding says {encoding}, but the body is not: {error}"
+            ) from error
+        if len(content) > MAX_MESSAGE_BYTES:
+            raise web.HTTPRequestEntityTooLarge(MAX_MESSAGE_BYTES, len(content))
+        rest = stream.unused_data
+        if not stream.eof or (rest and encoding != "gzip"):
+            raise DataError(f"the body is not one whole stream of {encoding}")
+        if not rest:
+            return content
+
+
+def _window_bits(body: bytes) -> int:
+    """Returns how a body of deflate is read: with zlib's header, or as some clients send it, without."""
+    has_header = bool(body) and body[0] & 0x0F == zlib.DEFLATED
+    return zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS

@@ -23,7 +23,7 @@ from protos.placement import FIRST_EPOCH
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.requests import PushGrad, PushState
-from ps_server.rpc.handlers import Handlers, parts_of
+from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
 from tests.support.local_transport import through
 from tests.support.stores import INCARNATION, joined, push_id
@@ -194,9 +194,8 @@ def test_refused_requests_leave_no_trace(call: Call[Any, Any], tmp_path, monkeyp
                     sequence  # else nearly all would be pushes that come again
                 )
             try:
-                for part, argument in parts_of(
-                    call, call.request.decode(message.SerializeToString())
-                ):
+                request = call.request.decode(message.SerializeToString())
+                for part, argument in handlers.parts_of(call, request):
                     handlers.start(part, argument).result()
                     assert all(np.unique(keys).size == keys.size for keys in columns_of(argument))
                     if call.deadline is not Deadline.WORKERS:  # these change no parameters

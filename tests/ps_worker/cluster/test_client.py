@@ -16,10 +16,11 @@ from protos.errors import (
     UnknownTableError,
 )
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.limits import MAX_MESSAGE_BYTES
+from protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Changed, Joined, Lease, Message, Missing, Pulled, ReduceOp, WorkerLoss
+from protos.wire.calls import PUSH_PULL
 from protos.wire.requests import Advance, PushGrad
 from ps_server.rpc.handlers import Handlers
 from ps_server.store import ParameterStore
@@ -537,3 +538,43 @@ def test_dry_run_takes_no_number_of_a_shrink() -> None:
         client.shrink(dry_run=dry_run)
 
     assert [shrink.number for _, _, shrink in transport.calls] == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("length", "num_keys", "expected"),
+    [
+        (1_000, 1_000, ["PushPull"]),
+        (MAX_NUMBERS_BYTES // 4 - 1_000, 1_000, ["PushGrad", "PullSparse", "PullDense"]),
+    ],
+    ids=["one call", "rows and parameters fit no message together"],
+)
+def test_push_with_pulls_is_one_call_if_its_answer_fits_a_message(
+    length: int, num_keys: int, expected: list[str]
+) -> None:
+    """The push of a batch that is skipped is empty, and what is pulled as large as ever."""
+    transport = transport_to(1)
+    client = joined_client(transport)
+    initializer = InitializerSpec()
+    client.create_table(TableSpec(name="t", dim=2, initializer=initializer, optimizer=SGD))
+    segment = DenseSegment(length=length, initializer=initializer)
+    client.create_dense(DenseSpec(name="d", segments=(segment,), optimizer=SGD))
+    transport.calls.clear()
+    into = {"d": np.empty(length, np.float32)}
+
+    rows, version = client.push_pull(Gradients(), PUSH_ID, keys={"t": KEYS[:num_keys]}, into=into)
+
+    assert rows.result().rows["t"].shape == (num_keys, 2)
+    assert version.result() == 1
+    assert [name for _, name, _ in transport.calls] == expected
+
+
+def test_push_with_pulls_is_all_of_a_push() -> None:
+    store = ParameterStore(wait_limit_s=0.0)
+    transport = LocalTransport([store])
+    client = joined_client(transport)
+    client.push_pull(Gradients(), PUSH_ID, keys={}, into={})[0].result()
+    (_, _, request) = transport.calls[-1]
+    chunk = replace(request, push=replace(request.push, chunk=PushChunk([], [], 0, 2)))
+
+    with pytest.raises(ProtocolError, match="PushPull has a chunk of a push"):
+        transport.call(0, PUSH_PULL, chunk).result()

@@ -158,6 +158,24 @@ def test_worker_that_is_told_to_end_ends_after_a_whole_step(store, communicator,
     assert store.status().examples == {0: taken * BATCH.size}
 
 
+@LOCKSTEP_OR_NOT
+def test_batch_is_trained_though_the_one_after_it_cannot_be_read(store, communicator):
+    """Its number is taken: without it, the worker's progress would never go on."""
+    worker = communicator(store, member=member(), num_params=small_model().num_params)
+
+    def batches() -> Iterator[Batch]:
+        yield from [BATCH] * 2
+        raise DataError("a bad row")
+
+    with pytest.raises(DataError, match="a bad row"):
+        loop_of(worker).train(batches())
+    assert store.status().progress[0].step == 2
+
+    loop_of(worker).train([BATCH] * 3)
+
+    assert store.status().progress[0].step == 5
+
+
 def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
     store.pull_dense = spoiled(store.pull_dense)  # type: ignore[method-assign]
     worker = DirectCommunicator(store, member=member(), num_params=small_model().num_params)

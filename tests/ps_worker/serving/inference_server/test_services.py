@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from zlib import compress
+from zlib import MAX_WBITS, compress, compressobj
 
 import grpc
 import numpy as np
@@ -390,7 +390,26 @@ def test_request_has_up_to_sixteen_mib(model: ServedModel, trained: Trained) -> 
     run(body)
 
 
-@pytest.mark.parametrize(("encoding", "encode"), [("gzip", gzip.compress), ("deflate", compress)])
+def in_two_members(body: bytes) -> bytes:
+    return gzip.compress(body[:50]) + gzip.compress(body[50:])
+
+
+def without_header(body: bytes) -> bytes:
+    stream = compressobj(wbits=-MAX_WBITS)
+    return stream.compress(body) + stream.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "encode"),
+    [
+        ("gzip", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("gzip", in_two_members),
+        ("deflate", compress),
+        ("deflate", without_header),
+    ],
+    ids=["gzip", "x-gzip", "two members", "deflate", "raw deflate"],
+)
 def test_encoded_body_is_the_request(
     model: ServedModel, trained: Trained, encoding: str, encode: Callable[[bytes], bytes]
 ) -> None:
@@ -410,14 +429,15 @@ def test_encoded_body_is_the_request(
     ("encoding", "content", "status", "why"),
     [
         ("gzip", b"{}", 400, "says gzip, but the body is not"),
-        ("deflate", b"{}", 400, "says deflate, but the body is not"),
+        ("deflate", b"{}", 400, "not one whole stream of deflate"),
         ("br", b"{}", 400, "Content-Encoding is 'br', expected gzip or deflate"),
         ("gzip", gzip.compress(b"{}")[:-4], 400, "not one whole stream of gzip"),
-        ("gzip", gzip.compress(b"{}") + b"more", 400, "not one whole stream of gzip"),
+        ("gzip", gzip.compress(b"{}") + b"more", 400, "says gzip, but the body is not"),
+        ("deflate", compress(b"{}") + b"more", 400, "not one whole stream of deflate"),
         ("gzip", gzip.compress(b" " * (MAX_MESSAGE_BYTES + 1)), 413, "a request has up to 16 MiB"),
         ("identity", b" " * (MAX_MESSAGE_BYTES + 1), 413, "a request has up to 16 MiB"),
     ],
-    ids=["gzip", "deflate", "unknown", "cut", "more", "large inside", "large"],
+    ids=["gzip", "deflate", "unknown", "cut", "more", "more behind", "large inside", "large"],
 )
 def test_body_that_is_not_as_its_encoding_says_or_too_large_is_refused_without_a_traceback(
     model: ServedModel,

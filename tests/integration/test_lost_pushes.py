@@ -1,0 +1,42 @@
+"""Saves in the middle of training, on servers of which some calls are lost and sent again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protos.store import SaveRequest
+from ps_server.checkpoint.reader import Checkpoint
+from tests.support.cluster import cluster
+from tests.support.training import Run, job, random_batches, small_model
+
+BATCHES = random_batches(10, 16, seed=4)
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async"])
+def test_checkpoint_after_a_step_has_that_step_on_every_server(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a push comes with the next pull: before that the push may have been lost."""
+    faults = {"seed": "3", "faults": [["drop", "pushes", 0.3]]}
+    monkeypatch.setenv("CTR_PS_CHAOS", json.dumps(faults))
+    saved: list[tuple[int, list[int], int]] = []
+
+    with cluster(num_servers=2, wait_limit_s=10.0) as servers:
+        store = servers.client(joins=False)
+        with Run(store, small_model(), job(mode), is_in_process=True) as run:
+
+            def save() -> None:
+                """As a saver does after a step."""
+                run.settle()
+                url = str(tmp_path / f"step-{run.progress.steps}")
+                store.save(SaveRequest(url=url))
+                versions = [each.status().version for each in servers.stores]
+                progress = Checkpoint.open(url).manifest.workers
+                saved.append((run.progress.steps, versions, progress[0].step))
+
+            run.train(BATCHES, after_step=save)
+        retries = store.num_retries
+
+    assert retries > 0
+    assert saved == [(step, [step, step], step) for step in range(1, len(BATCHES) + 1)]
