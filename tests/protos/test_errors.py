@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from protos import errors
 
-DIRECT = errors.CtrPsError.__subclasses__()
+# Those of other modules stay inside their process.
+DIRECT = [each for each in errors.CtrPsError.__subclasses__() if each.__module__ == errors.__name__]
 
 
 def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:

@@ -1,6 +1,8 @@
 """A model whose code has its layers in another order than when it was saved is refused, not misread."""
 
+import itertools
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +41,19 @@ LAYERS = ("        self.first = nn.Linear(3, 3)\n", "        self.second = nn.Li
 Use = Callable[[Job, Path, Path], object]
 
 
+_SECONDS = itertools.count(1_700_000_000)
+
+
+def write(path: Path, code: str) -> None:
+    """Writes a module's code, each time with a time of its own.
+
+    Python takes what it compiled of a file for one of the same size and second.
+    """
+    path.write_text(code)
+    second = next(_SECONDS)
+    os.utime(path, (second, second))
+
+
 def train_on(job: Job, *settings: str) -> None:
     """Trains a second epoch of the job, with these settings."""
     more = override_job(json.loads(job.to_json()), [*settings, "train.epochs=2"], source="test")
@@ -62,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path, Path]:
     folder = tmp_path_factory.mktemp("trained")
     generate(folder / "data", rows=100, test_rows=100, files=1, test_files=1, seed=1)
     path = folder / "net.py"
-    path.write_text(MODEL)
+    write(path, MODEL)
     settings = [
         f"model.name={path}:Net",
         f"data.train={folder}/data/train/*",
@@ -79,14 +94,14 @@ def test_other_order_of_layers_is_refused(
     use: str, trained: tuple[Job, Path, Path], tmp_path: Path
 ) -> None:
     job, path, saved = trained
-    path.write_text(MODEL.replace(LAYERS[0], "").replace(LAYERS[1], LAYERS[1] + LAYERS[0]))
+    write(path, MODEL.replace(LAYERS[0], "").replace(LAYERS[1], LAYERS[1] + LAYERS[0]))
     try:
         with pytest.raises(
             CheckpointError, match=r"saved with first.weight \[3, 3\], not second.weight \[3, 3\]"
         ):
             USES[use](job, saved, tmp_path)
     finally:
-        path.write_text(MODEL)
+        write(path, MODEL)
 
 
 def test_export_to_another_format_is_refused_before_the_model_is_read() -> None:
