@@ -16,6 +16,7 @@ from protos.gradients import Values
 from protos.store import Member, ReduceOp
 from protos.v1 import heter_trainer_pb2
 from protos.wire.calls import Call, Deadline, call_of, no_fields, record
+from protos.wire.encoding.arrays import encode_array
 from protos.wire.encoding.codec import FieldCodec
 
 LayerOutputs = Mapping[str, Sequence[NDArray[Any]]]
@@ -84,7 +85,7 @@ def _encode_tensor(array: NDArray[Any]) -> dict[str, Any]:
     return {
         "dtype": name,
         "shape": array.shape,
-        "data": np.ascontiguousarray(array, _DTYPES[name]).reshape(-1).view(np.uint8).data,
+        "data": encode_array(array, np.dtype(_DTYPES[name])),
     }
 
 

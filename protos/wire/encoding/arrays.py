@@ -20,7 +20,7 @@ _COUNT = np.dtype("<u4")
 
 def encode_keys(keys: Keys) -> memoryview:
     """Returns uint64[N] as 8 * N bytes."""
-    return _encode(keys, _KEY)
+    return encode_array(keys, _KEY)
 
 
 def decode_keys(data: bytes) -> Keys:
@@ -30,7 +30,7 @@ def decode_keys(data: bytes) -> Keys:
 
 def encode_values(values: NDArray[np.float32]) -> memoryview:
     """Returns float32 of any shape as 4 bytes a number, row-major."""
-    return _encode(values, _VALUE)
+    return encode_array(values, _VALUE)
 
 
 def decode_values(data: bytes) -> Values:
@@ -54,7 +54,7 @@ def decode_rows(data: bytes, num_rows: int) -> Values:
 
 def encode_counts(counts: Counts | None) -> bytes | memoryview:
     """Returns uint32[N, 2] as 8 * N bytes; no bytes for none."""
-    return b"" if counts is None else _encode(counts, _COUNT)
+    return b"" if counts is None else encode_array(counts, _COUNT)
 
 
 def decode_counts(data: bytes, num_rows: int) -> Counts | None:
@@ -75,7 +75,7 @@ def decode_counts(data: bytes, num_rows: int) -> Counts | None:
 
 def encode_numbers(values: Numbers) -> memoryview:
     """Returns float64[N] as 8 * N bytes."""
-    return _encode(values, _NUMBER)
+    return encode_array(values, _NUMBER)
 
 
 def decode_numbers(data: bytes) -> Numbers:
@@ -83,7 +83,8 @@ def decode_numbers(data: bytes) -> Numbers:
     return _decode(data, _NUMBER, "float64")
 
 
-def _encode(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:
+def encode_array(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:
+    """Returns the numbers of an array of any shape, as `dtype`, row-major."""
     array = np.ascontiguousarray(values, dtype)
     return array.reshape(-1).view(np.uint8).data
 

@@ -15,8 +15,7 @@ What does not look alike on both sides, columns of keys and values, has a codec 
 import enum
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
-from dataclasses import fields as fields_of
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -119,8 +118,8 @@ def value_codec(
             raise ProtocolError(f"{message.name} has no {name}")
         return inner.decode(getattr(found, name))
 
-    fields = FieldCodec(lambda value: {name: inner.encode(value)}, decode)
-    return Codec(GetMessageClass(message), fields)
+    only = FieldCodec(lambda value: {name: inner.encode(value)}, decode)
+    return Codec(GetMessageClass(message), only)
 
 
 def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
@@ -132,7 +131,7 @@ def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
 
 
 def _record(record: type[T], message: Descriptor, overrides: Overrides) -> FieldCodec[T]:
-    names = [field.name for field in fields_of(record)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(record)]  # type: ignore[arg-type]
     _require_names(set(names), message, record)
     hints = get_type_hints(record)
     described = message.fields_by_name

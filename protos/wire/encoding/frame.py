@@ -29,13 +29,14 @@ class Frame:
         self._tags: dict[str, bytes] = {}
         self._within: dict[str, Frame] = {}
         for field in message.fields:
-            if field.type == FieldDescriptor.TYPE_BYTES:
-                self._tags[field.name] = _varint(field.number << 3 | _LENGTH_DELIMITED)
-            elif field.message_type and not field.message_type.GetOptions().map_entry:
+            if field.message_type and not field.message_type.GetOptions().map_entry:
                 inner = Frame(field.message_type)
-                if inner._tags or inner._within:
-                    self._tags[field.name] = _varint(field.number << 3 | _LENGTH_DELIMITED)
-                    self._within[field.name] = inner
+                if not inner._tags:
+                    continue
+                self._within[field.name] = inner
+            elif field.type != FieldDescriptor.TYPE_BYTES:
+                continue
+            self._tags[field.name] = _varint(field.number << 3 | _LENGTH_DELIMITED)
 
     def bytes_of(self, fields: Mapping[str, Any]) -> bytes:
         """Returns a message.
