@@ -17,12 +17,12 @@ from threading import Event, Thread
 
 import numpy as np
 
-from benchmarks.bench_wire import server_process
+from benchmarks.bench_wire import server_processes
 from protos.gradients import Gradients, SparseGrad
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import PushId, Store
-from ps_server.precompile import precompile_kernels
+from ps_server.precompile import KERNELS
 from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import connect
 
@@ -96,7 +96,7 @@ def poll(name: str, store: Store, seconds: float, idle_s: list[float]) -> dict[s
 
 def measure_in_process(seconds: float) -> dict[str, object]:
     """Measures a store in this process."""
-    precompile_kernels()
+    KERNELS.prepare(TABLE)
     store = ParameterStore()
     store.create_table(TABLE)
     idle_s = latencies_of(store, seconds / 4)
@@ -112,10 +112,10 @@ def measure_in_process(seconds: float) -> dict[str, object]:
 
 def measure_server(seconds: float) -> dict[str, object]:
     """Measures one `ps-server` process over loopback."""
-    with server_process() as (endpoint, _), connect([endpoint]) as client:
+    with server_processes(1) as (endpoints, _), connect(endpoints) as client:
         idle_s = latencies_of(client, seconds / 4)
         processes = multiprocessing.get_context("spawn")
-        pusher = processes.Process(target=push_steps_to, args=(endpoint, seconds + 5.0))
+        pusher = processes.Process(target=push_steps_to, args=(endpoints[0], seconds + 5.0))
         pusher.start()
         try:
             return poll("grpc", client, seconds, idle_s)

@@ -21,19 +21,15 @@ thread.
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from benchmarks.bench_train import free_ports
-from benchmarks.bench_wire import cpu_s_of, own_cpu_s
+from benchmarks.bench_model import model_step
+from benchmarks.bench_wire import cpu_s_of, own_cpu_s, server_processes
 from benchmarks.rows import batches
 from benchmarks.train_worker import OPTIMIZERS
 from ctr_model.batch import Batch
@@ -143,34 +139,6 @@ class Training:
         self._loop.train(rows)
 
 
-@contextmanager
-def server_processes(number: int) -> Iterator[tuple[list[str], list[int]]]:
-    """Runs servers of a job with one worker; yields their endpoints and process ids."""
-    endpoints = [f"127.0.0.1:{port}" for port in free_ports(number)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
-            env={
-                **os.environ,
-                "TRAINING_ROLE": "PSERVER",
-                "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
-                "PADDLE_TRAINERS_NUM": "1",
-                "POD_IP": "127.0.0.1",
-                "PADDLE_PORT": endpoint.rpartition(":")[2],
-            },
-            stderr=subprocess.DEVNULL,
-        )
-        for endpoint in endpoints
-    ]
-    try:
-        yield endpoints, [process.pid for process in processes]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(timeout=30)
-
-
 def parts_in_process(rows: Sequence[Batch], num_warm: int, num_servers: int) -> dict[str, float]:
     """Returns seconds of processor time by part; `total` is that of this process."""
     clock = Clock()
@@ -191,8 +159,6 @@ def parts_in_process(rows: Sequence[Batch], num_warm: int, num_servers: int) -> 
 
 def compute_s(rows: Sequence[Batch], num_warm: int) -> float:
     """Returns seconds of processor time of the model alone."""
-    from benchmarks.bench_model import model_step
-
     step = model_step("ctr_dnn", rows[0].size, "float32")
     for _ in range(num_warm):
         step()

@@ -12,9 +12,6 @@ import itertools
 import json
 import os
 import resource
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.bench_train import environment_of, free_ports, start_server
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.runtime.malloc import keep_freed_memory
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
@@ -58,28 +56,18 @@ class Case:
 
 
 @contextmanager
-def server_process() -> Iterator[tuple[str, int]]:
-    """Runs one `ps-server`; yields its endpoint and process id."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        "TRAINING_ROLE": "PSERVER",
-        "PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}",
-        "PADDLE_TRAINERS_NUM": "1",
-        "POD_IP": "127.0.0.1",
-        "PADDLE_PORT": str(port),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1"],
-        env={**os.environ, **environment},
-        stderr=subprocess.DEVNULL,
-    )
+def server_processes(number: int) -> Iterator[tuple[list[str], list[int]]]:
+    """Runs servers of a job with one worker; yields their endpoints and process ids."""
+    ports = free_ports(number)
+    common = environment_of(ports, workers=1)
+    processes = [start_server(port, common) for port in ports]
     try:
-        yield f"127.0.0.1:{port}", process.pid
+        yield [f"127.0.0.1:{port}" for port in ports], [process.pid for process in processes]
     finally:
-        process.terminate()
-        process.wait(timeout=30)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=30)
 
 
 def cases(client: ClusterClient) -> Iterator[Case]:
@@ -178,7 +166,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each case; default 2")
     seconds = parser.parse_args().seconds
     keep_freed_memory()
-    with server_process() as (endpoint, server), connect([endpoint]) as client:
+    with server_processes(1) as (endpoints, (server,)), connect(endpoints) as client:
         client.join(0, 0, terms={}).result()
         for case in cases(client):
             for in_flight in IN_FLIGHT:
