@@ -292,10 +292,13 @@ def test_what_needs_pytorch_says_which_extra_to_install() -> None:
 
 
 ALL_MODULES = """
-import importlib, sys
+import importlib, importlib.util, sys
 from tests.import_map import modules
+extras = {"torch", "device_pass"}
+if importlib.util.find_spec("ray") is None:
+    extras.add("ray")
 for module in modules():
-    if not {"torch", "device_pass"} & set(module.split(".")):
+    if not extras & set(module.split(".")):
         importlib.import_module(module)
 assert "torch" not in sys.modules
 """

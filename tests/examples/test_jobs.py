@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
     "example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem
 )
 def test_example_is_a_job(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if example.stem.startswith("torch_"):
+        pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     monkeypatch.chdir(ROOT)
 
     job = load_job(example)
