@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,8 @@ from ctr_model.schema import Schema
 from ctr_model.slots import select_slots
 from ps_worker.training.lookups import keys_of_batch
 from tests.support.model_cases import random_batch
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 NUM_SLOTS, NUM_UNIQUE, BATCH = 3, 5, 4
 SCHEMA = Schema.numbered(num_dense=2, num_slots=NUM_SLOTS)
