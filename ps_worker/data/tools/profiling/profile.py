@@ -165,7 +165,9 @@ def schema_of(
 def scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
     """Returns the column with the transform; a constant or always missing column is only shifted."""
     name = column.name
-    if column.min == column.max:
+    # The squares of numbers below 1e-162 are 0, and so is their deviation: they count as constant.
+    divisor = {"log1p": column.log_deviation, "none": column.deviation}.get(transform)
+    if column.min == column.max or divisor == 0:
         return DenseColumn(name=name, shift=column.min)
     if transform == "min_max":
         # If 95 % of the numbers are the minimum, divide by the maximum instead.

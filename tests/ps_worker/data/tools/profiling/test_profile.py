@@ -16,7 +16,14 @@ from protos.errors import BadRowError, DataError
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.tools.generate import generate
-from ps_worker.data.tools.profiling.profile import Profile, profile_files, schema_of
+from ps_worker.data.tools.profiling.number_stats import NumberStats
+from ps_worker.data.tools.profiling.profile import (
+    Profile,
+    number_profile,
+    profile_files,
+    scaled,
+    schema_of,
+)
 from ps_worker.data.tools.profiling.profile_table import profile_table
 
 TWO = Schema(dense=(DenseColumn(name="age"), DenseColumn(name="visits")), slots=("user", "item"))
@@ -231,6 +238,16 @@ def test_column_that_says_nothing_is_scaled_to_zero(tmp_path: Path, transform: T
 
     scaled = schema.scale_dense(np.array([[4.0, np.nan], [5.0, 2.0]]))
     assert scaled.tolist() == [[0.0, 0.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("transform", ["none", "log1p"])
+def test_numbers_whose_squares_vanish_are_only_shifted(transform: Transform) -> None:
+    stats = NumberStats(1)
+    stats.add(np.array([[0.0], [3.5e-298]]))
+
+    column = scaled(number_profile(stats, 0, "tiny"), transform)
+
+    assert column == DenseColumn(name="tiny", shift=0.0)
 
 
 def test_min_max_of_a_column_that_is_nearly_always_the_least_takes_its_maximum(
