@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from protos.errors import AbortedError, IdleError, LogError
 from protos.wire.calls import CALLS
@@ -23,7 +23,7 @@ from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.health import SERVICE
+from ps_server.rpc.health import SERVICE, HealthService
 from ps_server.rpc.journal import NO_JOURNAL
 from ps_server.rpc.metrics.hot_keys import HotKeys
 from ps_server.rpc.service import Service
@@ -74,7 +74,7 @@ class Server:
         self._address = address
         self._settings = settings
         self._activity = Activity(clock)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._credentials = credentials or Credentials()
         debug = DebugServices() if settings.grpc_debug else None
@@ -167,8 +167,6 @@ class Server:
         await self._server.start()
         self._leases = asyncio.create_task(self._watch_leases())
         self._handlers.end_if_all_left()  # the server before this one may have died just before its end
-        for service in ("", SERVICE):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
         return port
 
     def _open_metrics_port(self) -> None:
@@ -228,7 +226,7 @@ class Server:
     async def stop(self) -> None:
         """Refuses new calls, lets those in flight end within the grace, and frees the port."""
         self._leases.cancel()
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         self._store.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
         self._service.close()

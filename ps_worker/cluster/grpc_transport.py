@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
+from grpc_health.v1 import health_pb2
 
 from protos.errors import CtrPsError, OverloadedError, UnknownCallerError
 from protos.futures import Future
@@ -31,6 +32,8 @@ _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 AT_ONCE_S = 1.0
 """For a call that waits for no server: to connect, or be refused."""
+
+WATCH = "/grpc.health.v1.Health/Watch"
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -85,17 +88,42 @@ class _Answer(Generic[A]):
                 return self._call.answer.decode(message)
 
 
+class _OpenCall:
+    """A call that stays open, so that the thread which takes a channel's answers stays, too. Thread-safe.
+
+    gRPC starts that thread with a channel's first call and ends it with the last one on its way: where calls
+    follow one another, a thread a call. It costs 0.15 ms, and an answer of 1.7 MB 2 ms, as a new thread's
+    memory is fresh from the system. Any call would do; a watch of the server's health is standard, and needs
+    no access. Nobody reads what it is told.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        """Is not open yet."""
+        self._watch = channel.unary_stream(
+            WATCH, request_serializer=health_pb2.HealthCheckRequest.SerializeToString
+        )
+        self._call: Any = None
+
+    def keep_open(self) -> None:
+        """Opens it, again if it was lost with its server; one that the server refused stays ended."""
+        call = self._call
+        if call is None or (call.done() and call.code() in _GONE):
+            self._call = self._watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Connection:
     """Channels to all servers, made with the same credentials: methods by name, and the metadata of calls."""
 
     channels: Sequence[Any]
+    open_calls: Sequence[_OpenCall]
     methods: Sequence[Mapping[str, Any]]
     metadata: Metadata
 
     def send(
         self, server: int, call: str, request: bytes, timeout_s: float, *, wait_for_ready: bool
     ) -> Any:
+        self.open_calls[server].keep_open()
         return self.methods[server][call].future(
             request, timeout=timeout_s, metadata=self.metadata, wait_for_ready=wait_for_ready
         )
@@ -181,7 +209,7 @@ class GrpcTransport:
             }
             for channel in channels
         ]
-        return _Connection(channels, methods, metadata)
+        return _Connection(channels, [_OpenCall(each) for each in opened], methods, metadata)
 
     def _has_newer(self, connection: _Connection) -> bool:
         """Whether there is a newer connection: one is made if the credentials' files have changed."""

@@ -254,19 +254,40 @@ async def call_of(call: Any) -> Any:
     return await call
 
 
-def test_health_is_not_serving_while_a_server_stops():
+def test_watches_of_health_are_told_of_the_end_and_put_it_off_by_nothing():
+    async def body() -> None:
+        server = Server(joined(ParameterStore()), settings(grace_s=60.0), address=FREE)
+        port = await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service=SERVICE)
+            gone, *watches = [stub.Watch(request, timeout=10) for _ in range(3)]
+            for watch in (gone, *watches):
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            gone.cancel()
+            stopping = asyncio.create_task(server.stop())
+            for watch in watches:
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                assert await watch.code() == grpc.StatusCode.UNAVAILABLE
+            await stopping
+
+    run(body())
+
+
+def test_health_of_a_service_that_is_not_there_is_unknown():
     async def body() -> None:
         server = Server(joined(ParameterStore()), settings(), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=10
-            )
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            stopping = asyncio.create_task(server.stop())
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service="other")
+            with pytest.raises(grpc.aio.AioRpcError, match="no service 'other'") as error:
+                await stub.Check(request, timeout=10)
+            assert error.value.code() == grpc.StatusCode.NOT_FOUND
+            watch = stub.Watch(request, timeout=10)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
             watch.cancel()
-            await stopping
+        await server.stop()
 
     run(body())
 

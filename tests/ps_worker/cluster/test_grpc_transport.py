@@ -1,5 +1,6 @@
 """Calls over gRPC when servers fail: retries, deadlines, and what is raised."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from protos.wire.calls import Call
 from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ps_server.rpc.health import why_not_serving
 from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ps_worker.cluster.grpc_transport import WATCH, Deadlines, GrpcTransport
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
@@ -278,6 +279,44 @@ def test_server_that_is_started_again_answers_the_call():
 
         starting.join()
         assert transport.retries > 0
+
+
+def test_one_thread_takes_the_answers_of_calls_that_follow_one_another():
+    with cluster() as servers:
+        others = set(threading.enumerate())
+        with transport_to(servers.endpoints[0]) as transport:
+
+            def threads_after_a_call() -> set[threading.Thread]:
+                transport.call(0, calls.GET_STATUS, None).result()
+                return set(threading.enumerate()) - others
+
+            for _ in range(2):
+                first = threads_after_a_call()
+                assert len(first) == 1
+                assert all(threads_after_a_call() == first for _ in range(5))
+                servers.stop_server(0)
+                servers.start_again(0)
+
+
+def test_server_without_health_is_asked_to_watch_it_once():
+    asked = []
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> None:
+            asked.append(details.method)
+
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers((Handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with transport_to(f"127.0.0.1:{port}") as transport:
+            for _ in range(3):
+                with pytest.raises(TransportError, match="UNIMPLEMENTED"):
+                    transport.call(0, calls.GET_STATUS, None).result()
+        server.stop(None).wait(20)
+
+    assert asked.count(WATCH) == 1
 
 
 def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
