@@ -9,9 +9,9 @@ with; dense parameters are fetched after each dense push.
 """
 
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
@@ -68,7 +68,7 @@ class AsyncCommunicator:
         )
         self._queue_size = max(send_queue_size, max_merge_var_num)
         self._is_flushing = False
-        self._in_flight: deque[tuple[MergedPush, Future[Version]]] = deque()
+        self._in_flight: SimpleQueue[tuple[MergedPush, Future[Version]] | None] = SimpleQueue()
         self._outstanding = 0
         self._background = Background(
             stall_limit_s=stall_limit_s, stalled="servers did not take the gradients that wait"
@@ -104,8 +104,12 @@ class AsyncCommunicator:
         """Queues the gradients of a step; waits only while the queue is full."""
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
+            is_first = self._merger.due() is None
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
-            self._changed.notify_all()
+            # Otherwise the sender knows when it is to send, and a thread that wakes for nothing costs others
+            # their turn.
+            if is_first or self._merger.is_full:
+                self._changed.notify_all()
 
     def flush(self) -> None:
         """Sends what is queued, and returns when all of it has been applied."""
@@ -123,6 +127,7 @@ class AsyncCommunicator:
 
     def close(self) -> None:
         """Ends both threads; what is queued is not sent, and waiting threads get an error."""
+        self._in_flight.put(None)
         self._background.close()
 
     def _next_push(self) -> MergedPush | None:
@@ -153,16 +158,11 @@ class AsyncCommunicator:
             answer = self._store.push_grad(push.gradients(), push_id)
             with self._changed:
                 self._merger.give_back(push)
-                self._in_flight.append((push, answer))
-                self._changed.notify_all()
+            self._in_flight.put((push, answer))
 
     def _receive_forever(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._in_flight or self._background.is_closed)
-                if self._background.is_closed:
-                    return
-                push, answer = self._in_flight.popleft()
+        while (sent := self._in_flight.get()) is not None and not self._background.is_closed:
+            push, answer = sent
             answer.result()
             self._acknowledge(push)
             if push.dense:

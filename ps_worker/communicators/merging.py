@@ -91,6 +91,12 @@ class GradientMerger:
         """Batches whose sparse gradients have not been taken."""
         return sum(group.batches for group in self._sparse)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether gradients of as many batches as leave together wait."""
+        groups = ((self._sparse, self.sparse_batches), (self._dense, self.dense_batches))
+        return any(waiting and waiting[0].batches >= batches for waiting, batches in groups)
+
     def add(
         self,
         gradients: Gradients,
