@@ -56,10 +56,10 @@ class Case:
 
 
 @contextmanager
-def server_processes(number: int) -> Iterator[tuple[list[str], list[int]]]:
-    """Runs servers of a job with one worker; yields their endpoints and process ids."""
+def server_processes(number: int, workers: int = 1) -> Iterator[tuple[list[str], list[int]]]:
+    """Runs servers of a job with some workers; yields their endpoints and process ids."""
     ports = free_ports(number)
-    common = environment_of(ports, workers=1)
+    common = environment_of(ports, workers)
     processes = [start_server(port, common) for port in ports]
     try:
         yield [f"127.0.0.1:{port}" for port in ports], [process.pid for process in processes]

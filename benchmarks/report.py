@@ -48,7 +48,7 @@ TRAIN_CASES = {
 
 def measure() -> list[Line]:
     """Runs all benchmarks and returns their lines."""
-    commands = [["bench_table"], ["bench_wire"], ["bench_step"], ["bench_train"]]
+    commands = [["bench_table"], ["bench_wire"], ["bench_clients"], ["bench_step"], ["bench_train"]]
     for option, variable in PEER_FOLDERS.items():
         if variable in os.environ:
             commands[-1].append(option)
@@ -163,6 +163,20 @@ def wire_table(lines: list[Line]) -> str:
     return table(header, rows)
 
 
+def clients_table(lines: list[Line]) -> str:
+    """Returns a table of one server's throughput by the number of its workers."""
+    rows = [
+        [
+            str(line["workers"]),
+            f"{line['batches_per_s']:,}",
+            f"{line['low']:,} to {line['high']:,}",
+            f"{line['of_4']:.2f}" if "of_4" in line else "-",
+        ]
+        for line in lines
+    ]
+    return table(["workers of one server", "batches/s", "lowest and highest", "of 4 workers"], rows)
+
+
 STEP_PARTS = {
     "calls": "between processes: gRPC, sockets, threads",
     "apply": "servers: apply the step",
@@ -193,6 +207,7 @@ TABLES: dict[str, Callable[[list[Line]], str]] = {
     "train": train_table,
     "table": table_table,
     "wire": wire_table,
+    "clients": clients_table,
     "step": step_table,
 }
 

@@ -1,0 +1,172 @@
+"""One server and more and more workers: whether its throughput holds.
+
+    python -m benchmarks.bench_clients                        # 1, 4, 8, 16 workers; a JSON line each
+    python -m benchmarks.bench_clients --workers 4 --workers 32
+
+Each worker is a process that pulls rows and pushes gradients of 1,800 keys of its own, as a batch of 100 has
+them, without a model; its next pull is on its way while the push is. All start together, behind a barrier.
+`of_4` is the throughput beside that of 4 workers in the same run. Workers and server share the machine's
+cores, so what one worker more costs beyond its calls shows as less than 1.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+from benchmarks.bench_train import ROOT
+from benchmarks.bench_wire import DIM, server_processes
+from protos.gradients import Gradients, SparseGrad
+from protos.runtime.malloc import keep_freed_memory
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.store import Future, Member, Missing, PushId
+from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.connect import connect
+
+NUM_WORKERS = (1, 4, 8, 16)
+NUM_KEYS = 1_800
+NUM_BATCHES = 16
+"""Batches of keys that a worker goes through again and again."""
+
+WARMUP_S = 1.0
+LIMIT_S = 120.0
+
+
+class Worker:
+    """One of the workers, in a process of its own."""
+
+    def __init__(self, client: ClusterClient, worker: int) -> None:
+        """Joins, and declares the table."""
+        self._client = client
+        self._member = Member(worker, 1)
+        client.join(worker, 1, terms={}).result()
+        client.create_table(
+            TableSpec(
+                name="table",
+                dim=DIM,
+                initializer=InitializerSpec(kind="uniform", scale=0.1),
+                optimizer=OptimizerSpec(name="adagrad"),
+            )
+        )
+        random = np.random.default_rng(worker)
+        values = random.random((NUM_KEYS, DIM), dtype=np.float32)
+        self._gradients = [
+            SparseGrad(random.integers(0, 2**63, NUM_KEYS, dtype=np.uint64), values, 100)
+            for _ in range(NUM_BATCHES)
+        ]
+        self._steps = 0
+
+    def barrier(self) -> None:
+        """Waits for the other workers."""
+        self._client.barrier("bench", self._member.worker, step=0).result()
+
+    def run(self, seconds: float) -> int:
+        """Pulls and pushes for some seconds; returns how many batches."""
+        before, end = self._steps, time.perf_counter() + seconds
+        pushed: Future[object] | None = None
+        pulled = self._pull()
+        while time.perf_counter() < end:
+            pulled.result()
+            if pushed is not None:
+                pushed.result()
+            pushed = self._push()
+            self._steps += 1
+            pulled = self._pull()
+        pulled.result()
+        if pushed is not None:
+            pushed.result()
+        return self._steps - before
+
+    @property
+    def _gradient(self) -> SparseGrad:
+        return self._gradients[self._steps % NUM_BATCHES]
+
+    def _pull(self) -> Future[object]:
+        return self._client.pull_sparse({"table": self._gradient.keys}, missing=Missing.INITIAL)
+
+    def _push(self) -> Future[object]:
+        push_id = PushId(
+            worker=self._member.worker,
+            incarnation=self._member.incarnation,
+            sequence=self._steps,
+            step=0,
+            examples=100,
+            batches=1,
+            pulled=0,
+        )
+        return self._client.push_grad(Gradients(sparse={"table": self._gradient}), push_id)
+
+
+def work(endpoint: str, index: int, seconds: float) -> None:
+    """Is a worker, and prints how many batches it did in a second."""
+    keep_freed_memory()
+    with connect([endpoint]) as client:
+        worker = Worker(client, index)
+        worker.run(WARMUP_S)
+        worker.barrier()
+        start = time.perf_counter()
+        batches = worker.run(seconds)
+        print(json.dumps(batches / (time.perf_counter() - start)), flush=True)
+        worker.barrier()
+
+
+def measure(num_workers: int, seconds: float) -> float:
+    """Returns the batches a second of all workers."""
+    with server_processes(1, workers=num_workers) as ([endpoint], _):
+        command = [sys.executable, "-m", "benchmarks.bench_clients", "--server", endpoint]
+        workers = [
+            subprocess.Popen(
+                [*command, "--index", str(index), "--seconds", str(seconds)],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for index in range(num_workers)
+        ]
+        try:
+            outputs = [worker.communicate(timeout=LIMIT_S)[0] for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        if any(worker.returncode for worker in workers):
+            raise SystemExit("a worker failed; see above")
+        return sum(map(json.loads, outputs))
+
+
+def main() -> None:
+    """Prints one JSON line for each number of workers: medians over the rounds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, action="append", help=f"default: {NUM_WORKERS}")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each; default 5")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--server", help=argparse.SUPPRESS)
+    parser.add_argument("--index", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.server:
+        work(options.server, options.index, options.seconds)
+        return
+    numbers = options.workers or NUM_WORKERS
+    speeds: dict[int, list[float]] = {number: [] for number in numbers}
+    for _ in range(options.rounds):
+        for number, found in speeds.items():
+            found.append(measure(number, options.seconds))
+    medians = {number: statistics.median(found) for number, found in speeds.items()}
+    for number, found in speeds.items():
+        line = {
+            "benchmark": "clients",
+            "workers": number,
+            "batches_per_s": round(medians[number]),
+            "low": round(min(found)),
+            "high": round(max(found)),
+        }
+        if 4 in medians:
+            line["of_4"] = round(medians[number] / medians[4], 3)
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
