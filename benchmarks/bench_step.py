@@ -168,14 +168,16 @@ def compute_s(rows: Sequence[Batch], num_warm: int) -> float:
     return time.process_time() - start
 
 
-def total_of_processes(rows: Sequence[Batch], num_warm: int, num_servers: int) -> float:
-    """Returns seconds of processor time of a worker and its servers, as processes."""
+def seconds_of_processes(
+    rows: Sequence[Batch], num_warm: int, num_servers: int
+) -> tuple[float, float]:
+    """Returns seconds of processor time of a worker, and of its servers together, as processes."""
     with server_processes(num_servers) as (endpoints, servers), connect(endpoints) as client:
         training = Training(client, rows[0].size)
         training.train(rows[:num_warm])
-        start = own_cpu_s() + sum(map(cpu_s_of, servers))
+        worker_s, servers_s = own_cpu_s(), sum(map(cpu_s_of, servers))
         training.train(rows[num_warm:])
-        return own_cpu_s() + sum(map(cpu_s_of, servers)) - start
+        return own_cpu_s() - worker_s, sum(map(cpu_s_of, servers)) - servers_s
 
 
 def measure(batch_size: int, num_servers: int) -> dict[str, object]:
@@ -187,7 +189,8 @@ def measure(batch_size: int, num_servers: int) -> dict[str, object]:
         found["compute"] = compute_s(rows, num_warm)
         in_process = found.pop("total")
         found["client"] = in_process - sum(found.values())
-        total = total_of_processes(rows, num_warm, num_servers)
+        of_worker, of_servers = seconds_of_processes(rows, num_warm, num_servers)
+    total = of_worker + of_servers
     found["calls"] = total - in_process
     order = ("keys", "compute", "client", "encode", "decode", "scan", "apply", "calls")
     return {
@@ -196,6 +199,8 @@ def measure(batch_size: int, num_servers: int) -> dict[str, object]:
         "servers": num_servers,
         **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in order},
         "total_us": round(total / num_steps * 1e6),
+        "worker_us": round(of_worker / num_steps * 1e6),
+        "servers_us": round(of_servers / num_steps * 1e6),
     }
 
 

@@ -48,7 +48,8 @@ TRAIN_CASES = {
 
 def measure() -> list[Line]:
     """Runs all benchmarks and returns their lines."""
-    commands = [["bench_table"], ["bench_wire"], ["bench_clients"], ["bench_step"], ["bench_train"]]
+    modules = ("table", "wire", "clients", "step", "cost", "train")
+    commands = [[f"bench_{module}"] for module in modules]
     for option, variable in PEER_FOLDERS.items():
         if variable in os.environ:
             commands[-1].append(option)
@@ -203,12 +204,37 @@ def step_table(lines: list[Line]) -> str:
     return table(header, rows)
 
 
+def cost_table(lines: list[Line]) -> str:
+    """Returns two tables: the model of a step beside what was measured, and what it says of more machines."""
+    sizes = sorted({line["batch_size"] for line in lines})
+    cells = {(line["workers"], "machines" in line, line["batch_size"]): line for line in lines}
+
+    def rows(is_far: bool) -> list[list[str]]:
+        numbers = sorted({workers for workers, far, _ in cells if far == is_far})
+        return [
+            [str(workers), *(_cost_cell(cells[workers, is_far, size]) for size in sizes)]
+            for workers in numbers
+        ]
+
+    batch_sizes = [f"B={size}" for size in sizes]
+    here = table(["workers, and as many servers, on one machine", *batch_sizes], rows(False))
+    far = table(["workers, and as many servers, a machine each", *batch_sizes], rows(True))
+    return f"{here}\n\n{far}"
+
+
+def _cost_cell(line: Line) -> str:
+    if "measured" not in line:
+        return f"{line['predicted']:,}"
+    return f"{line['predicted']:,} for {line['measured']:,} ({line['of_measured']:.2f})"
+
+
 TABLES: dict[str, Callable[[list[Line]], str]] = {
     "train": train_table,
     "table": table_table,
     "wire": wire_table,
     "clients": clients_table,
     "step": step_table,
+    "cost": cost_table,
 }
 
 

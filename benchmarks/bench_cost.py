@@ -1,0 +1,184 @@
+"""What a synchronous step costs: a model with measured constants, checked on this machine, printed for more.
+
+    python -m benchmarks.bench_cost                  # B = 100, 512; a JSON line for each size of a cluster
+    python -m benchmarks.bench_cost --gbit 25 --rtt-us 50
+
+Of W workers and S servers, with constants that benchmarks.bench_step measures for one worker:
+
+    worker(S), servers(S)    processor time of a step, of the worker and of its servers together: linear in S,
+                             as a step is a message to each server, of one size in sum
+    dense                    of servers(S), what a step takes once, not once a worker: dense parameters
+    work   = W (servers(S) - dense) + dense
+    chain  = worker(S) + work / S                          one after the other, all servers at once
+    step   = max(chain, (W worker(S) + work) / cores)      on one machine
+    step   = chain + rtt + 2 bytes max(1, W / S) / rate    with a machine for each process; bytes: what a
+                                                           worker sends, or gets
+
+It leaves out that workers differ in speed, and what other tenants do with the network.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks import bench_step
+from benchmarks.bench_train import cluster
+from benchmarks.rows import batches
+from ctr_model.registry import build_model
+from ctr_model.schema import criteo_schema
+from protos.gradients import DenseGrad, Gradients
+from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
+from protos.store import PushId
+from ps_server.store import ParameterStore
+from ps_worker.training.lookups import keys_of_batch
+
+BATCH_SIZES = (100, 512)
+MEASURED_SERVERS = (1, 2, 4)
+CHECKED = ((1, 1), (2, 2), (4, 4))
+"""Workers and servers of the clusters that are measured."""
+
+NODES = (4, 8, 16, 32, 64)
+"""Machines for which the model is printed, half of them servers."""
+
+KEY_BYTES, VALUE_BYTES = 8, 4
+ROUNDS = 3
+WARMUP_PUSHES, PUSHES = 20, 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What a batch costs: seconds of processor time, and bytes.
+
+    Attributes:
+        batch_size: Examples.
+        worker: (a, b): the worker takes a + b S.
+        servers: (a, b): its servers together take a + b S.
+        dense_s: Of that, what a step takes once, however many workers there are.
+        num_bytes: That a worker sends, and about as many that it gets.
+    """
+
+    batch_size: int
+    worker: tuple[float, float]
+    servers: tuple[float, float]
+    dense_s: float
+    num_bytes: float
+
+    def costs(self, workers: int, servers: int) -> tuple[float, float]:
+        """Returns the processor time of all workers and of all servers in a step."""
+        one = self.servers[0] + self.servers[1] * servers
+        of_servers = workers * (one - self.dense_s) + self.dense_s
+        return workers * (self.worker[0] + self.worker[1] * servers), of_servers
+
+    def chain_s(self, workers: int, servers: int) -> float:
+        """Returns the seconds of a step in which nothing waits for a core, or for a network."""
+        of_workers, of_servers = self.costs(workers, servers)
+        return of_workers / workers + of_servers / servers
+
+    def on_one_machine(self, workers: int, servers: int, cores: int) -> float:
+        """Returns examples/s of a cluster whose processes share cores."""
+        step_s = max(self.chain_s(workers, servers), sum(self.costs(workers, servers)) / cores)
+        return workers * self.batch_size / step_s
+
+    def on_many(self, workers: int, servers: int, *, rate: float, rtt_s: float) -> float:
+        """Returns examples/s of a cluster with a machine for each process; `rate` in bytes/s."""
+        network_s = rtt_s + 2 * self.num_bytes * max(1.0, workers / servers) / rate
+        return workers * self.batch_size / (self.chain_s(workers, servers) + network_s)
+
+
+def constants_of(batch_size: int) -> Constants:
+    """Measures one worker with some numbers of servers."""
+    lines = [bench_step.measure(batch_size, servers) for servers in MEASURED_SERVERS]
+    model = build_model("ctr_dnn", criteo_schema(), {})
+    rows = list(batches(20, batch_size, seed=2))
+    widths = {table.name: table.dim for table in model.tables}
+    keys = [keys_of_batch(batch, model.tables).unique for batch in rows]
+    num_bytes = statistics.mean(
+        sum((KEY_BYTES + VALUE_BYTES * widths[name]) * column.size for name, column in each.items())
+        for each in keys
+    )
+    return Constants(
+        batch_size=batch_size,
+        worker=_line(lines, "worker_us"),
+        servers=_line(lines, "servers_us"),
+        dense_s=dense_s(model.num_params),
+        num_bytes=num_bytes + VALUE_BYTES * model.num_params,
+    )
+
+
+def dense_s(length: int) -> float:
+    """Returns the seconds of processor time in which Adam applies a gradient of `length` numbers."""
+    store = ParameterStore()
+    store.join(0, 1, terms={}).result()
+    segment = DenseSegment(length=length, initializer=InitializerSpec())
+    adam = OptimizerSpec(name="adam")
+    store.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=adam))
+    gradients = Gradients(dense={"tower": DenseGrad(np.ones(length, np.float32), 1)})
+
+    def push(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            push_id = PushId(
+                worker=0,
+                incarnation=1,
+                sequence=number,
+                step=0,
+                examples=1,
+                batches=1,
+                pulled=0,
+            )
+            store.push_grad(gradients, push_id).result()
+
+    push(range(WARMUP_PUSHES))
+    start = time.process_time()
+    push(range(WARMUP_PUSHES, WARMUP_PUSHES + PUSHES))
+    return (time.process_time() - start) / PUSHES
+
+
+def _line(measured: list[dict[str, float]], part: str) -> tuple[float, float]:
+    """Returns (a, b) of a + b S in seconds, the least squares through what was measured."""
+    slope, start = np.polyfit(MEASURED_SERVERS, [line[part] / 1e6 for line in measured], 1)
+    return float(start), float(slope)
+
+
+def main() -> None:
+    """Prints one JSON line for each size of a cluster."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
+    parser.add_argument(
+        "--gbit", type=float, default=10.0, help="of a machine's network; default 10"
+    )
+    parser.add_argument("--rtt-us", type=float, default=100.0, help="default 100")
+    options = parser.parse_args()
+    cores = os.cpu_count() or 1
+    for batch_size in options.batch_size or BATCH_SIZES:
+        constants = constants_of(batch_size)
+        for workers, servers in CHECKED:
+            speeds = [
+                cluster("sync", batch_size, workers=workers, servers=servers)["examples_per_s"]
+                for _ in range(options.rounds)
+            ]
+            measured = statistics.median(speeds)
+            predicted = constants.on_one_machine(workers, servers, cores)
+            line = {"predicted": round(predicted), "measured": round(measured)}
+            _print(batch_size, workers, servers, **line, of_measured=round(predicted / measured, 3))
+        for nodes in NODES:
+            half = nodes // 2
+            predicted = constants.on_many(
+                half, half, rate=options.gbit * 1e9 / 8, rtt_s=options.rtt_us / 1e6
+            )
+            _print(batch_size, half, half, machines=nodes, predicted=round(predicted))
+
+
+def _print(batch_size: int, workers: int, servers: int, **figures: float) -> None:
+    sizes = {"batch_size": batch_size, "workers": workers, "servers": servers}
+    print(json.dumps({"benchmark": "cost", **sizes, **figures}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
