@@ -11,6 +11,7 @@ Of W workers and S servers, with constants that benchmarks.bench_step measures f
     work   = W (servers(S) - dense) + dense
     chain  = worker(S) + work / S                          one after the other, all servers at once
     step   = max(chain, (W worker(S) + work) / cores)      on one machine
+    step   = keys, model, tables                           in process, with one thread: W = 1, S = 0
     step   = chain + rtt + 2 bytes max(1, W / S) / rate    with a machine for each process; bytes: what a
                                                            worker sends, or gets
 
@@ -24,11 +25,12 @@ import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from benchmarks import bench_step
-from benchmarks.bench_train import cluster
+from benchmarks.bench_train import cluster, in_process
 from benchmarks.rows import batches
 from ctr_model.registry import build_model
 from ctr_model.schema import criteo_schema
@@ -40,11 +42,14 @@ from ps_worker.training.lookups import keys_of_batch
 
 BATCH_SIZES = (100, 512)
 MEASURED_SERVERS = (1, 2, 4)
-CHECKED = ((1, 1), (2, 2), (4, 4))
-"""Workers and servers of the clusters that are measured."""
+CHECKED = (1, 2, 4)
+"""Workers, and as many servers, of the clusters that are measured."""
 
 NODES = (4, 8, 16, 32, 64)
 """Machines for which the model is printed, half of them servers."""
+
+ALONE = ("keys", "compute", "scan", "apply")
+"""Parts of a step that need no servers."""
 
 KEY_BYTES, VALUE_BYTES = 8, 4
 ROUNDS = 3
@@ -60,6 +65,7 @@ class Constants:
         worker: (a, b): the worker takes a + b S.
         servers: (a, b): its servers together take a + b S.
         dense_s: Of that, what a step takes once, however many workers there are.
+        alone_s: Of a step in process, without calls.
         num_bytes: That a worker sends, and about as many that it gets.
     """
 
@@ -67,6 +73,7 @@ class Constants:
     worker: tuple[float, float]
     servers: tuple[float, float]
     dense_s: float
+    alone_s: float
     num_bytes: float
 
     def costs(self, workers: int, servers: int) -> tuple[float, float]:
@@ -107,6 +114,7 @@ def constants_of(batch_size: int) -> Constants:
         worker=_line(lines, "worker_us"),
         servers=_line(lines, "servers_us"),
         dense_s=dense_s(model.num_params),
+        alone_s=sum(lines[0][f"{part}_us"] for part in ALONE) / 1e6,
         num_bytes=num_bytes + VALUE_BYTES * model.num_params,
     )
 
@@ -158,15 +166,20 @@ def main() -> None:
     cores = os.cpu_count() or 1
     for batch_size in options.batch_size or BATCH_SIZES:
         constants = constants_of(batch_size)
-        for workers, servers in CHECKED:
-            speeds = [
-                cluster("sync", batch_size, workers=workers, servers=servers)["examples_per_s"]
-                for _ in range(options.rounds)
-            ]
-            measured = statistics.median(speeds)
-            predicted = constants.on_one_machine(workers, servers, cores)
+        runs = {0: partial(in_process, batch_size, 1)} | {
+            number: partial(cluster, "sync", batch_size, workers=number, servers=number)
+            for number in CHECKED
+        }
+        for number, run in runs.items():
+            measured = statistics.median(run()["examples_per_s"] for _ in range(options.rounds))
+            predicted = (
+                constants.on_one_machine(number, number, cores)
+                if number
+                else batch_size / constants.alone_s
+            )
             line = {"predicted": round(predicted), "measured": round(measured)}
-            _print(batch_size, workers, servers, **line, of_measured=round(predicted / measured, 3))
+            share = round(predicted / measured, 3)
+            _print(batch_size, max(1, number), number, **line, of_measured=share)
         for nodes in NODES:
             half = nodes // 2
             predicted = constants.on_many(

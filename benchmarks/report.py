@@ -207,13 +207,16 @@ def step_table(lines: list[Line]) -> str:
 def cost_table(lines: list[Line]) -> str:
     """Returns two tables: the model of a step beside what was measured, and what it says of more machines."""
     sizes = sorted({line["batch_size"] for line in lines})
-    cells = {(line["workers"], "machines" in line, line["batch_size"]): line for line in lines}
+    cells = {(line["servers"], "machines" in line, line["batch_size"]): line for line in lines}
 
     def rows(is_far: bool) -> list[list[str]]:
-        numbers = sorted({workers for workers, far, _ in cells if far == is_far})
+        numbers = sorted({servers for servers, far, _ in cells if far == is_far})
         return [
-            [str(workers), *(_cost_cell(cells[workers, is_far, size]) for size in sizes)]
-            for workers in numbers
+            [
+                str(servers or "in process"),
+                *(_cost_cell(cells[servers, is_far, size]) for size in sizes),
+            ]
+            for servers in numbers
         ]
 
     batch_sizes = [f"B={size}" for size in sizes]

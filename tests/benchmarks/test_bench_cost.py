@@ -6,7 +6,12 @@ from benchmarks.bench_cost import Constants
 
 # The worker takes 1 + 2 S, the servers together 3 + 4 S, of which 2 once a step.
 COSTS = Constants(
-    batch_size=100, worker=(1.0, 2.0), servers=(3.0, 4.0), dense_s=2.0, num_bytes=1000.0
+    batch_size=100,
+    worker=(1.0, 2.0),
+    servers=(3.0, 4.0),
+    dense_s=2.0,
+    alone_s=5.0,
+    num_bytes=1000.0,
 )
 
 
