@@ -1,6 +1,6 @@
 """Runs the benchmarks and writes their tables between the markers of docs/benchmarks.md.
 
-    python -m benchmarks.report                      # about 20 minutes on an idle machine
+    python -m benchmarks.report                      # about 40 minutes on an idle machine
     python -m benchmarks.report --from results.jsonl # tables from an earlier run
 
 With CTR_PEER_DIR set, PaddlePaddle is measured in the same run, with CTR_TORCH_PEER_DIR plain PyTorch. All
