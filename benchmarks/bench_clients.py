@@ -19,16 +19,16 @@ import time
 import numpy as np
 
 from benchmarks.bench_train import ROOT
-from benchmarks.bench_wire import DIM, server_processes
+from benchmarks.bench_wire import DIM, TABLE, push_id, server_processes
 from protos.gradients import Gradients, SparseGrad
 from protos.runtime.malloc import keep_freed_memory
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Future, Member, Missing, PushId
+from protos.store import Future, Missing
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 
 NUM_WORKERS = (1, 4, 8, 16)
 NUM_KEYS = 1_800
+INCARNATION = 1
 NUM_BATCHES = 16
 """Batches of keys that a worker goes through again and again."""
 
@@ -42,16 +42,9 @@ class Worker:
     def __init__(self, client: ClusterClient, worker: int) -> None:
         """Joins, and declares the table."""
         self._client = client
-        self._member = Member(worker, 1)
-        client.join(worker, 1, terms={}).result()
-        client.create_table(
-            TableSpec(
-                name="table",
-                dim=DIM,
-                initializer=InitializerSpec(kind="uniform", scale=0.1),
-                optimizer=OptimizerSpec(name="adagrad"),
-            )
-        )
+        self._worker = worker
+        client.join(worker, INCARNATION, terms={}).result()
+        client.create_table(TABLE)
         random = np.random.default_rng(worker)
         values = random.random((NUM_KEYS, DIM), dtype=np.float32)
         self._gradients = [
@@ -62,7 +55,7 @@ class Worker:
 
     def barrier(self) -> None:
         """Waits for the other workers."""
-        self._client.barrier("bench", self._member.worker, step=0).result()
+        self._client.barrier("bench", self._worker, step=0).result()
 
     def run(self, seconds: float) -> int:
         """Pulls and pushes for some seconds; returns how many batches."""
@@ -86,19 +79,11 @@ class Worker:
         return self._gradients[self._steps % NUM_BATCHES]
 
     def _pull(self) -> Future[object]:
-        return self._client.pull_sparse({"table": self._gradient.keys}, missing=Missing.INITIAL)
+        return self._client.pull_sparse({TABLE.name: self._gradient.keys}, missing=Missing.INITIAL)
 
     def _push(self) -> Future[object]:
-        push_id = PushId(
-            worker=self._member.worker,
-            incarnation=self._member.incarnation,
-            sequence=self._steps,
-            step=0,
-            examples=100,
-            batches=1,
-            pulled=0,
-        )
-        return self._client.push_grad(Gradients(sparse={"table": self._gradient}), push_id)
+        gradients = Gradients(sparse={TABLE.name: self._gradient})
+        return self._client.push_grad(gradients, push_id(self._steps, self._worker, INCARNATION))
 
 
 def work(endpoint: str, index: int, seconds: float) -> None:

@@ -31,12 +31,13 @@ import numpy as np
 
 from benchmarks import bench_step
 from benchmarks.bench_train import cluster, in_process
+from benchmarks.bench_wire import push_id
 from benchmarks.rows import batches
 from ctr_model.registry import build_model
 from ctr_model.schema import criteo_schema
+from protos.chunking import KEY_BYTES, VALUE_BYTES
 from protos.gradients import DenseGrad, Gradients
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
-from protos.store import PushId
 from ps_server.store import ParameterStore
 from ps_worker.training.lookups import keys_of_batch
 
@@ -51,7 +52,6 @@ NODES = (4, 8, 16, 32, 64)
 ALONE = ("keys", "compute", "scan", "apply")
 """Parts of a step that need no servers."""
 
-KEY_BYTES, VALUE_BYTES = 8, 4
 ROUNDS = 3
 WARMUP_PUSHES, PUSHES = 20, 200
 
@@ -122,7 +122,7 @@ def constants_of(batch_size: int) -> Constants:
 def dense_s(length: int) -> float:
     """Returns the seconds of processor time in which Adam applies a gradient of `length` numbers."""
     store = ParameterStore()
-    store.join(0, 1, terms={}).result()
+    store.join(0, 0, terms={}).result()
     segment = DenseSegment(length=length, initializer=InitializerSpec())
     adam = OptimizerSpec(name="adam")
     store.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=adam))
@@ -130,16 +130,7 @@ def dense_s(length: int) -> float:
 
     def push(numbers: Iterable[int]) -> None:
         for number in numbers:
-            push_id = PushId(
-                worker=0,
-                incarnation=1,
-                sequence=number,
-                step=0,
-                examples=1,
-                batches=1,
-                pulled=0,
-            )
-            store.push_grad(gradients, push_id).result()
+            store.push_grad(gradients, push_id(number)).result()
 
     push(range(WARMUP_PUSHES))
     start = time.process_time()

@@ -34,6 +34,12 @@ DIM = 10
 NUM_KEYS = (1_800, 20_000)
 DENSE_LENGTH = 430_000
 IN_FLIGHT = (1, 4)
+TABLE = TableSpec(
+    name="table",
+    dim=DIM,
+    initializer=InitializerSpec(kind="uniform", scale=0.1),
+    optimizer=OptimizerSpec(name="adagrad"),
+)
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -72,26 +78,13 @@ def server_processes(number: int, workers: int = 1) -> Iterator[tuple[list[str],
 
 def cases(client: ClusterClient) -> Iterator[Case]:
     """Yields the cases, over a table that holds the keys already."""
-    initializer = InitializerSpec(kind="uniform", scale=0.1)
-    optimizer = OptimizerSpec(name="adagrad")
-    client.create_table(
-        TableSpec(name="table", dim=DIM, initializer=initializer, optimizer=optimizer)
-    )
-    segment = DenseSegment(length=DENSE_LENGTH, initializer=initializer)
-    client.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=optimizer))
+    client.create_table(TABLE)
+    segment = DenseSegment(length=DENSE_LENGTH, initializer=TABLE.initializer)
+    client.create_dense(DenseSpec(name="tower", segments=(segment,), optimizer=TABLE.optimizer))
     sequence = itertools.count()
 
     def push(gradients: Gradients) -> Future[Version]:
-        push_id = PushId(
-            worker=0,
-            incarnation=0,
-            sequence=next(sequence),  # one that comes again is not applied
-            step=0,
-            examples=512,
-            batches=1,
-            pulled=0,
-        )
-        return client.push_grad(gradients, push_id)
+        return client.push_grad(gradients, push_id(next(sequence)))
 
     random = np.random.default_rng(0)
     for num_keys in NUM_KEYS:
@@ -111,6 +104,19 @@ def cases(client: ClusterClient) -> Iterator[Case]:
     yield Case("push_dense", DENSE_LENGTH, vector.nbytes, partial(push, dense))
     into = {"tower": np.empty(DENSE_LENGTH, np.float32)}
     yield Case("pull_dense", DENSE_LENGTH, vector.nbytes, lambda: client.pull_dense(into))
+
+
+def push_id(sequence: int, worker: int = 0, incarnation: int = 0) -> PushId:
+    """Returns the id of a worker's push of one batch; one whose `sequence` comes again is not applied."""
+    return PushId(
+        worker=worker,
+        incarnation=incarnation,
+        sequence=sequence,
+        step=0,
+        examples=512,
+        batches=1,
+        pulled=0,
+    )
 
 
 def own_cpu_s() -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.errors import CtrPsError, OverloadedError, UnknownCallerError
 from protos.futures import Future
@@ -32,8 +32,6 @@ _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 AT_ONCE_S = 1.0
 """For a call that waits for no server: to connect, or be refused."""
-
-WATCH = "/grpc.health.v1.Health/Watch"
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -99,9 +97,7 @@ class _OpenCall:
 
     def __init__(self, channel: grpc.Channel) -> None:
         """Is not open yet."""
-        self._watch = channel.unary_stream(
-            WATCH, request_serializer=health_pb2.HealthCheckRequest.SerializeToString
-        )
+        self._watch = health_pb2_grpc.HealthStub(channel).Watch
         self._call: Any = None
 
     def keep_open(self) -> None:

@@ -25,7 +25,7 @@ from protos.wire.calls import Call
 from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ps_server.rpc.health import why_not_serving
 from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import WATCH, Deadlines, GrpcTransport
+from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
@@ -316,7 +316,7 @@ def test_server_without_health_is_asked_to_watch_it_once():
                     transport.call(0, calls.GET_STATUS, None).result()
         server.stop(None).wait(20)
 
-    assert asked.count(WATCH) == 1
+    assert asked.count("/grpc.health.v1.Health/Watch") == 1
 
 
 def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
