@@ -58,4 +58,6 @@ class Retry:
         longest = min(FIRST_PAUSE_S * 2 ** min(self.tries - 1, 10), LONGEST_PAUSE_S)
         self.tries += 1
         # Half of it at random, so that workers do not come back all at once.
-        return max(random.uniform(longest / 2, longest), asked_s or 0.0)
+        pause_s = random.uniform(longest / 2, longest)
+        left_s = self.budget_s - (now - self.since)
+        return max(min(pause_s, left_s), asked_s or 0.0)

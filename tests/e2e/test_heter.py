@@ -182,24 +182,26 @@ def test_another_heter_trainer_takes_over_from_one_that_is_killed(data: Path) ->
     assert result["auc"] > 0.6
 
 
-def test_job_without_its_only_heter_trainer_ends_by_its_name(data: Path) -> None:
-    """With those of the second generation, which STAGE_NUM belongs to; synchronously."""
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_job_without_its_only_heter_trainer_ends_by_its_name(data: Path, mode: str) -> None:
+    """With those of the second generation, which STAGE_NUM belongs to."""
     own = settings(
         data,
         train__epochs=50,
         train__log_every_s=0.2,
-        cluster__lease_s=4,
-        strategy__mode="sync",
+        cluster__lease_s=6,
+        strategy__mode=mode,
     )
     variables = {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "{}", "STAGE_NUM": "2"}
     with job_by_hand(JOB, own, num_heter=1, variables=variables) as job:
         job.wait_for_step("trainer.0")
         job.processes["heter.0"].kill()
         ends = [job.end_of(name) for name in ("trainer.0", "trainer.1", "pserver")]
-    named = f"heter trainer 0 ({job.heter_endpoints[0]}) is lost, and there is no other one"
     assert {code for code, _, _ in ends} <= {4, 12}  # one of them found it out, the others heard
-    for _, _, error in ends:
-        assert named in error
+    causes = [f"heter trainer 0 ({job.heter_endpoints[0]}) is lost, and there is no other one"]
+    if mode == "sync":  # it may have answered both, and died before its part of their step
+        causes.append("nothing was heard of heter trainer 0 for 6 s (cluster.lease_s)")
+    assert any(all(cause in error for _, _, error in ends) for cause in causes), ends
 
 
 def test_script_for_all_roles_runs(data: Path, tmp_path: Path) -> None:
