@@ -4,13 +4,14 @@
     python -m benchmarks.bench_device --device cpu         # to try it
     python -m benchmarks.bench_device --case plain_float32 --case halves_float32
 
-A JSON line per case and batch size: examples/s, the memory it takes on the device, and the ratio to plain
-PyTorch in the same precision. Short rounds of the cases alternate, and medians are compared. CTR-DNN (13
+A JSON line per case and batch size: examples/s, the most memory that it takes on the device, and the ratio to
+plain PyTorch in the same precision. Short rounds of the cases alternate, and medians are compared. CTR-DNN (13
 numbers, 26 slots of dim 10, 3 layers of 400), Adagrad for embeddings, Adam for the rest; batches are in
 memory.
 
     plain    an nn.Embedding on the device, and all of the network
     halves   tables in main memory, embeddings pooled on the CPU, the rest of the network on the device
+    passes   rows on the device for a pass of 20 batches, pulled before and written back after it
 
 A further way to train is a line in `CASES`.
 """
@@ -18,9 +19,10 @@ A further way to train is a line in `CASES`.
 import argparse
 import itertools
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,12 +52,14 @@ NUM_BATCHES = 20  # each is trained on again and again
 TABLE_ROWS = 4_000_037  # of plain PyTorch, which takes keys modulo this
 DIM = 10
 
-Step = Callable[[Batch], object]
-"""Trains on a batch; may return before the device is done."""
+MIN_ROUND_S = 1.0
+
+Train = Callable[[Iterable[Batch]], object]
+"""Trains on batches; may return before the device is done."""
 
 
-def plain(device: torch.device, batch_size: int, *, compute: Compute) -> Step:
-    """Returns a step of plain PyTorch, all of it on the device."""
+def plain(device: torch.device, batch_size: int, *, compute: Compute) -> Train:
+    """Returns the training of plain PyTorch, all of it on the device."""
     embedding = nn.Embedding(TABLE_ROWS, DIM, sparse=True, device=device)
     nn.init.uniform_(embedding.weight, -0.01, 0.01)
     width = rows.NUM_DENSE + rows.NUM_SLOTS * DIM
@@ -79,21 +83,31 @@ def plain(device: torch.device, batch_size: int, *, compute: Compute) -> Step:
         for optimizer in optimizers:
             optimizer.step()
 
-    return step
+    def train(batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            step(batch)
+
+    return train
 
 
-def halves(device: torch.device, batch_size: int, *, compute: Compute) -> Step:
-    """Returns a step with tables in this process, and the network behind its embeddings on the device."""
+def halves(device: torch.device, batch_size: int, *, compute: Compute) -> Train:
+    """Returns training with tables in this process, and the network behind its embeddings on the device."""
     module = TorchModel(criteo_schema(), CtrDnn, {})
     return run_of(_OnDevice(module, with_compute(module, compute), device), batch_size)
 
 
-def run_of(model: Model, batch_size: int) -> Step:
-    """Returns a step of a run in process."""
+def passes(device: torch.device, batch_size: int, *, compute: Compute) -> Train:
+    """Returns training in passes, all of it on the device but for pulls and writing back."""
+    module = with_compute(TorchModel(criteo_schema(), CtrDnn, {}), compute)
+    where = ["device.tables=pass", f"device.kind={device.type}", "data.in_memory=true"]
+    return run_of(module, batch_size, *where, f"device.pass_rows={NUM_BATCHES * batch_size}")
+
+
+def run_of(model: Model, batch_size: int, *settings: str) -> Train:
+    """Returns the training of a run in process."""
     quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
-    job = override_job({}, [*OPTIMIZERS, *quiet], source="bench")
-    run = Run(ParameterStore(), model, job)
-    return lambda batch: run.train([batch])
+    job = override_job({}, [*OPTIMIZERS, *quiet, *settings], source="bench")
+    return Run(ParameterStore(), model, job, is_in_process=True).train
 
 
 class _OnDevice:
@@ -138,25 +152,21 @@ class _Halves:
     max_batch_size: int
 
 
-Case = Callable[[torch.device, int], Step]
+Case = Callable[[torch.device, int], Train]
 
 CASES: dict[str, Case] = {
     f"{name}_{compute}": partial(way, compute=compute)
-    for name, way in (("plain", plain), ("halves", halves))
+    for name, way in (("plain", plain), ("halves", halves), ("passes", passes))
     for compute in ("float32", "bfloat16")
 }
 
 
-def speed(step: Step, batches: list[Batch], device: torch.device, seconds: float) -> float:
-    """Returns examples/s of one round; the device has finished all of it."""
-    examples, start = 0, time.perf_counter()
-    for batch in itertools.cycle(batches):
-        step(batch)
-        examples += batch.size
-        if time.perf_counter() - start > seconds:
-            break
+def seconds_of(train: Train, batches: Iterable[Batch], device: torch.device) -> float:
+    """Returns how long it takes until the device has done all of it."""
+    start = time.perf_counter()
+    train(batches)
     synchronize(device)
-    return examples / (time.perf_counter() - start)
+    return time.perf_counter() - start
 
 
 def synchronize(device: torch.device) -> None:
@@ -165,25 +175,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def allocated_mb(device: torch.device) -> float:
-    """Returns the memory that tensors take on a GPU."""
-    return torch.cuda.memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-
-
 def measure(names: list[str], batch_size: int, device: torch.device, rounds: int) -> None:
     """Prints a line for each case."""
     batches = list(rows.batches(NUM_BATCHES, batch_size, seed=1))
-    steps, memory = {}, {}
+    cases: dict[str, Train] = {}
+    memory_mb, repeats = {}, {}
     for name in names:
-        before = allocated_mb(device)
-        steps[name] = CASES[name](device, batch_size)
-        for batch in batches[:2]:
-            steps[name](batch)
-        synchronize(device)
-        memory[name] = allocated_mb(device) - before
+        before = peak_mb(device)
+        cases[name] = CASES[name](device, batch_size)
+        seconds_of(cases[name], batches, device)
+        memory_mb[name] = peak_mb(device, since=before)
+        repeats[name] = math.ceil(MIN_ROUND_S / seconds_of(cases[name], batches, device))
     speeds: dict[str, list[float]] = {name: [] for name in names}
     for _, name in itertools.product(range(rounds), names):
-        speeds[name].append(speed(steps[name], batches, device, seconds=1.0))
+        seconds = seconds_of(cases[name], batches * repeats[name], device)
+        speeds[name].append(repeats[name] * NUM_BATCHES * batch_size / seconds)
     for name, values in speeds.items():
         line = {
             "bench": "device",
@@ -192,13 +198,23 @@ def measure(names: list[str], batch_size: int, device: torch.device, rounds: int
             "examples_per_s": round(statistics.median(values)),
             "low": round(min(values)),
             "high": round(max(values)),
-            "device_mb": round(memory[name], 1),
+            "device_mb": round(memory_mb[name], 1),
         }
         of_plain = speeds.get(f"plain_{name.rpartition('_')[2]}")
         if of_plain is not None:
             pairs = zip(values, of_plain, strict=True)
             line["of_plain_torch"] = round(statistics.median(a / b for a, b in pairs), 3)
         print(json.dumps(line), flush=True)
+
+
+def peak_mb(device: torch.device, *, since: float | None = None) -> float:
+    """Returns the memory that tensors take on a GPU, or the most that they took above `since`; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    if since is not None:
+        return torch.cuda.max_memory_allocated(device) / 2**20 - since
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device) / 2**20
 
 
 def main() -> None:

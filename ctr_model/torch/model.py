@@ -185,9 +185,10 @@ class _Workspace:
         self, model: TorchModel, module: nn.Module, device: torch.device | None = None
     ) -> None:
         self.model = model
+        _parameters_of(module)  # refuses, as the model does, but this one may be on a device from here on
         self.module = module.to(device)
         self._device = device
-        self.parameters = list(_parameters_of(module).values())
+        self.parameters = list(self.module.parameters())
         sizes = [each.numel() for each in self.parameters]
         self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
         self._unchanged = Unchanged(module)

@@ -197,6 +197,13 @@ def test_activations_of_another_model_are_refused(change: Any, message: str) -> 
     assert (dense == 7).all()
 
 
+def test_back_half_takes_its_module_to_another_device() -> None:
+    """On each machine: one that is not a CPU, but computes nothing."""
+    back = BackHalf(case_of("wide_deep", 0, 6).model, device="meta")
+
+    assert {each.device.type for each in back._own.parameters} == {"meta"}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", MODULES)
 def test_back_half_computes_the_same_on_a_gpu(name: str) -> None:
