@@ -185,7 +185,7 @@ class _Workspace:
         self, model: TorchModel, module: nn.Module, device: torch.device | None = None
     ) -> None:
         self.model = model
-        _parameters_of(module)  # refuses, as the model does, but this one may be on a device from here on
+        _parameters_of(module)  # refuses what the model refuses; from here on it may be on a device
         self.module = module.to(device)
         self._device = device
         self.parameters = list(self.module.parameters())
