@@ -5,8 +5,8 @@
     python -m benchmarks.bench_device --case plain_float32 --case halves_float32
 
 A JSON line per case and batch size: examples/s, the most memory that it takes on the device, and the ratio to
-plain PyTorch in the same precision. Short rounds of the cases alternate, and medians are compared. CTR-DNN (13
-numbers, 26 slots of dim 10, 3 layers of 400), Adagrad for embeddings, Adam for the rest; batches are in
+plain PyTorch in the same precision. Short rounds of the cases alternate, and medians are compared. CTR-DNN
+(13 numbers, 26 slots of dim 10, 3 layers of 400), Adagrad for embeddings, Adam for the rest; batches are in
 memory.
 
     plain    an nn.Embedding on the device, and all of the network

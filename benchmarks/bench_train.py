@@ -220,6 +220,9 @@ CASES: dict[str, Case] = {
     "in_process_1": lambda size: in_process(size, 1),
     "in_process_2": lambda size: in_process(size, 2),
     **{f"{mode}_2x2": partial(cluster, mode) for mode in MODES},
+    "async_2x2_bfloat16_wire": partial(
+        cluster, "async", settings=["strategy.async.wire_dtype=bfloat16"]
+    ),
 }
 TORCH_CASES: dict[str, Case] = {
     "in_process_2_bfloat16": lambda size: in_process(size, 2, compute="bfloat16"),

@@ -29,12 +29,14 @@ class PushChunk:
         dense: Blocks, where in its gradient a stretch begins, and the stretch.
         chunk: From 0.
         num_chunks: 1 for a push that fits one message.
+        bfloat16: Its gradients cross the wire as bfloat16.
     """
 
     sparse: Sequence[tuple[str, SparseGrad]]
     dense: Sequence[tuple[str, int, DenseGrad]]
     chunk: int = 0
     num_chunks: int = 1
+    bfloat16: bool = False
 
     @property
     def num_values(self) -> int:

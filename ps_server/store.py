@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Self
 
 import numpy as np
 
@@ -250,6 +251,10 @@ class ParameterStore:
         self._parameters.create_dense(spec, values)
 
     # Moving data
+
+    def with_bfloat16(self) -> Self:
+        """See `protos.store.Store`: nothing goes over a wire here."""
+        return self
 
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None

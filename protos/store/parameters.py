@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 from protos.futures import Combined, Future, Shared
 from protos.gradients import Gradients, Values
@@ -31,10 +31,12 @@ class Pulled:
         rows: For each table float32[N, D], in the order of its keys.
         version: The rows have all that was applied up to this version, and perhaps more; of several
             servers the smallest.
+        bfloat16: The rows cross the wire as bfloat16.
     """
 
     rows: Mapping[str, Values]
     version: Version
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,12 @@ class PulledPieces:
     Attributes:
         pieces: By block float32[p].
         version: As of `Pulled`.
+        bfloat16: As of `Pulled`.
     """
 
     pieces: Mapping[str, Values]
     version: Version
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,13 @@ class ParameterReader(Protocol):
 
 class Parameters(ParameterReader, Protocol):
     """Tables of rows and dense blocks that are trained."""
+
+    def with_bfloat16(self) -> Self:
+        """Returns the same parameters; over the wire what is pulled and pushed here is rounded to bfloat16.
+
+        Not for synchronous steps: a pull or a push with a version is a ProtocolError.
+        """
+        ...
 
     def create_table(self, spec: TableSpec) -> None:
         """Declares a table; repeating it with an equal spec is no error.

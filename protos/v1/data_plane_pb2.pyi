@@ -65,24 +65,28 @@ class ValueColumn(_message.Message):
     def __init__(self, table: _Optional[str] = ..., values: _Optional[bytes] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class PullSparseRequest(_message.Message):
-    __slots__ = ("keys", "missing", "at", "shard_map_epoch")
+    __slots__ = ("keys", "missing", "at", "shard_map_epoch", "bfloat16")
     KEYS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BFLOAT16_FIELD_NUMBER: _ClassVar[int]
     keys: _containers.RepeatedCompositeFieldContainer[KeyColumn]
     missing: Missing
     at: int
     shard_map_epoch: int
-    def __init__(self, keys: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    bfloat16: bool
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyColumn, _Mapping]]] = ..., missing: _Optional[_Union[Missing, str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ..., bfloat16: bool = ...) -> None: ...
 
 class PullSparseResponse(_message.Message):
-    __slots__ = ("rows", "version")
+    __slots__ = ("rows", "version", "bfloat16")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BFLOAT16_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[ValueColumn]
     version: int
-    def __init__(self, rows: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+    bfloat16: bool
+    def __init__(self, rows: _Optional[_Iterable[_Union[ValueColumn, _Mapping]]] = ..., version: _Optional[int] = ..., bfloat16: bool = ...) -> None: ...
 
 class PullChangedRequest(_message.Message):
     __slots__ = ("tables", "member", "max_rows", "shard_map_epoch", "number")
@@ -149,16 +153,18 @@ class DenseGradColumn(_message.Message):
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ..., examples: _Optional[int] = ..., start: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class PushChunk(_message.Message):
-    __slots__ = ("sparse", "dense", "chunk", "num_chunks")
+    __slots__ = ("sparse", "dense", "chunk", "num_chunks", "bfloat16")
     SPARSE_FIELD_NUMBER: _ClassVar[int]
     DENSE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     NUM_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    BFLOAT16_FIELD_NUMBER: _ClassVar[int]
     sparse: _containers.RepeatedCompositeFieldContainer[SparseGradColumn]
     dense: _containers.RepeatedCompositeFieldContainer[DenseGradColumn]
     chunk: int
     num_chunks: int
-    def __init__(self, sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ...) -> None: ...
+    bfloat16: bool
+    def __init__(self, sparse: _Optional[_Iterable[_Union[SparseGradColumn, _Mapping]]] = ..., dense: _Optional[_Iterable[_Union[DenseGradColumn, _Mapping]]] = ..., chunk: _Optional[int] = ..., num_chunks: _Optional[int] = ..., bfloat16: bool = ...) -> None: ...
 
 class PushGradRequest(_message.Message):
     __slots__ = ("push_id", "chunk", "at", "shard_map_epoch")
@@ -179,14 +185,16 @@ class PushGradResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class PullDenseRequest(_message.Message):
-    __slots__ = ("blocks", "at", "shard_map_epoch")
+    __slots__ = ("blocks", "at", "shard_map_epoch", "bfloat16")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     SHARD_MAP_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BFLOAT16_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedScalarFieldContainer[str]
     at: int
     shard_map_epoch: int
-    def __init__(self, blocks: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ...) -> None: ...
+    bfloat16: bool
+    def __init__(self, blocks: _Optional[_Iterable[str]] = ..., at: _Optional[int] = ..., shard_map_epoch: _Optional[int] = ..., bfloat16: bool = ...) -> None: ...
 
 class DenseColumn(_message.Message):
     __slots__ = ("block", "values")
@@ -197,12 +205,14 @@ class DenseColumn(_message.Message):
     def __init__(self, block: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class PullDenseResponse(_message.Message):
-    __slots__ = ("pieces", "version")
+    __slots__ = ("pieces", "version", "bfloat16")
     PIECES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    BFLOAT16_FIELD_NUMBER: _ClassVar[int]
     pieces: _containers.RepeatedCompositeFieldContainer[DenseColumn]
     version: int
-    def __init__(self, pieces: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+    bfloat16: bool
+    def __init__(self, pieces: _Optional[_Iterable[_Union[DenseColumn, _Mapping]]] = ..., version: _Optional[int] = ..., bfloat16: bool = ...) -> None: ...
 
 class PushPullRequest(_message.Message):
     __slots__ = ("push", "sparse", "dense")

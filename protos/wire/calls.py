@@ -168,6 +168,11 @@ def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> 
     return lambda message: value_codec(annotation, name, message, codec)
 
 
+def _whole(codec: FieldCodec[T]) -> CodecOf[T]:
+    """A message that one codec writes and reads: how its columns are is said by another of its fields."""
+    return lambda message: Codec(GetMessageClass(message), codec)
+
+
 # It may wait for a lease to run out.
 JOIN: Call[Join, Joined] = _call("Join", record(Join), record(Joined), deadline=Deadline.WORKERS)
 # The next one comes soon.
@@ -184,14 +189,14 @@ CREATE_DENSE: Call[CreateDense, None] = _call(
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
     record(PullSparse, keys=columns.KEYS),
-    record(Pulled, rows=columns.ROWS),
+    _whole(columns.PULLED),
     deadline=Deadline.VERSION,
     access=Access.READER,
 )
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
     record(PullDense),
-    record(PulledPieces, pieces=columns.PIECES),
+    _whole(columns.PULLED_PIECES),
     deadline=Deadline.VERSION,
     access=Access.READER,
 )

@@ -62,6 +62,7 @@ class PullSparse:
     missing: Missing
     at: Version | None = None
     shard_map_epoch: int
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,7 @@ class PullDense:
     blocks: Sequence[str]
     at: Version | None = None
     shard_map_epoch: int
+    bfloat16: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from protos.chunking import KEY_BYTES, VALUE_BYTES, require_piece_fits
+from protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, require_piece_fits
 from protos.errors import ProtocolError
 from protos.futures import Answered, Future, WaitingFuture
 from protos.limits import MAX_NUMBERS_BYTES
@@ -119,6 +119,15 @@ def _require_answer_fits(num_bytes: int, what: str) -> None:
         )
 
 
+def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version | None) -> None:
+    """Raises ProtocolError if numbers of a synchronous step would be rounded."""
+    if sent.bfloat16 and at is not None:
+        raise ProtocolError(
+            f"step {at} has bfloat16, but a step's numbers are float32: only what waits for no version can "
+            f"be bfloat16"
+        )
+
+
 class Handlers:
     """Answers calls from a store. Thread-safe."""
 
@@ -152,7 +161,8 @@ class Handlers:
         """Returns the calls that a call consists of, each to be started when the one before is answered.
 
         Raises:
-            ProtocolError: If it has a chunk of a push, or its answer would fit no message.
+            ProtocolError: If it has a chunk of a push, its answer would fit no message, or a step's numbers
+                would be rounded.
         """
         if not isinstance(argument, PushPull):
             return ((call, argument),)
@@ -161,6 +171,9 @@ class Handlers:
         blocks = set(argument.dense.blocks)
         size = self._bytes_of_rows(argument.sparse) + self._bytes_of_pieces(blocks)
         _require_answer_fits(size, "a push with pulls")
+        _require_exact_steps(argument.push.chunk, argument.push.at)
+        for pull in (argument.sparse, argument.dense):
+            _require_exact_steps(pull, pull.at)
         return (
             (PUSH_GRAD, argument.push),
             (PULL_SPARSE, argument.sparse),
@@ -337,7 +350,9 @@ class Handlers:
         self._require_epoch(request.shard_map_epoch)
         size = self._bytes_of_rows(request)
         _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
-        return self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
+        _require_exact_steps(request, request.at)
+        pulled = self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
+        return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
 
     def _bytes_of_rows(self, request: PullSparse) -> int:
         dims = {table: self._store.dim(table) for table in request.keys}
@@ -396,10 +411,13 @@ class Handlers:
         self._require_epoch(request.shard_map_epoch)
         blocks = sorted(set(request.blocks))
         _require_answer_fits(self._bytes_of_pieces(blocks), f"a pull of the dense blocks {blocks}")
-        return self._store.pull_pieces(request.blocks, at=request.at)
+        _require_exact_steps(request, request.at)
+        pulled = self._store.pull_pieces(request.blocks, at=request.at)
+        return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)
+        _require_exact_steps(request.chunk, request.at)
         return self._store.push_chunk(request.chunk, request.push_id, at=request.at)
 
     def _post(self, request: Post) -> Future[None]:

@@ -7,10 +7,11 @@ A push is checked here as a whole before any server gets its part of it: one tha
 must not reach the others.
 """
 
+import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -137,6 +138,7 @@ class ClusterClient:
         self._num_shrinks = itertools.count(1)
         self._num_changes = itertools.count(1)
         self._num_loads = itertools.count(1)
+        self._bfloat16 = False
 
     def __enter__(self) -> Self:
         return self
@@ -283,6 +285,12 @@ class ClusterClient:
 
     # Moving data
 
+    def with_bfloat16(self) -> Self:
+        """See `protos.store.Store`; both are one client, with one connection to close."""
+        other = copy.copy(self)
+        other._bfloat16 = True
+        return other
+
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
@@ -335,6 +343,7 @@ class ClusterClient:
             missing=missing,
             at=at,
             shard_map_epoch=self._shard_map.epoch,
+            bfloat16=self._bfloat16,
         )
 
     def pull_dense(
@@ -368,7 +377,12 @@ class ClusterClient:
             _require_length(self._block(block), vector, ProtocolError, "pull into")
 
     def _pull_dense_request(self, blocks: Sequence[str], at: Version | None) -> requests.PullDense:
-        return requests.PullDense(blocks=blocks, at=at, shard_map_epoch=self._shard_map.epoch)
+        return requests.PullDense(
+            blocks=blocks,
+            at=at,
+            shard_map_epoch=self._shard_map.epoch,
+            bfloat16=self._bfloat16,
+        )
 
     def _write_pieces(self, server: int, pulled: PulledPieces, into: Mapping[str, Values]) -> None:
         for block, piece in pulled.pieces.items():
@@ -419,9 +433,13 @@ class ClusterClient:
         """Checks a push; returns, for each server, its part, split into chunks that fit a message."""
         self._check(gradients)
         routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
+        parts = (self._part_of_server(gradients, routes, server) for server in self._servers)
         return [
-            list(split_push(self._part_of_server(gradients, routes, server), self._chunk_bytes))
-            for server in self._servers
+            [
+                replace(chunk, bfloat16=self._bfloat16)
+                for chunk in split_push(part, self._chunk_bytes)
+            ]
+            for part in parts
         ]
 
     def _push_request(

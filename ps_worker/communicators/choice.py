@@ -52,7 +52,7 @@ def communicator_of(
             return HalfAsyncCommunicator(store, member=member, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(
-                store,
+                _sent_as(strategy.bounded_staleness, store),
                 member=member,
                 num_params=num_params,
                 max_staleness=strategy.bounded_staleness.max_staleness,
@@ -73,8 +73,15 @@ def communicator_of(
             )
         case _:
             return AsyncCommunicator(
-                store, member=member, num_params=num_params, **_sending(strategy.async_, job)
+                _sent_as(strategy.async_, store),
+                member=member,
+                num_params=num_params,
+                **_sending(strategy.async_, job),
             )
+
+
+def _sent_as(settings: AsyncSettings, store: Store) -> Store:
+    return store.with_bfloat16() if settings.wire_dtype == "bfloat16" else store
 
 
 def _sending(settings: AsyncSettings, job: Job) -> dict[str, Any]:

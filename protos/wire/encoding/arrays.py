@@ -13,9 +13,10 @@ from protos.errors import ProtocolError
 from protos.gradients import NUM_COUNTS, Counts, Values
 from protos.keys import Keys
 from protos.store import Numbers
+from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 
 _KEY, _VALUE, _NUMBER = np.dtype("<u8"), np.dtype("<f4"), np.dtype("<f8")
-_COUNT = np.dtype("<u4")
+_COUNT, _HALF = np.dtype("<u4"), np.dtype("<u2")
 
 
 def encode_keys(keys: Keys) -> memoryview:
@@ -38,16 +39,28 @@ def decode_values(data: bytes) -> Values:
     return _decode(data, _VALUE, "float32")
 
 
-def decode_rows(data: bytes, num_rows: int) -> Values:
+def encode_parameters(values: Values, *, bfloat16: bool) -> memoryview:
+    """Returns float32 of any shape as 4 bytes a number, or as 2 of its bfloat16, row-major."""
+    return encode_array(to_bfloat16(values), _HALF) if bfloat16 else encode_values(values)
+
+
+def decode_parameters(data: bytes, *, bfloat16: bool) -> Values:
+    """Returns a read-only float32[n]; ProtocolError unless the bytes are a multiple of a number's."""
+    if not bfloat16:
+        return decode_values(data)
+    return from_bfloat16(_decode(data, _HALF, "bfloat16"))
+
+
+def decode_rows(data: bytes, num_rows: int, *, bfloat16: bool = False) -> Values:
     """Returns a read-only float32[num_rows, D], D following from the length.
 
     Raises:
         ProtocolError: If the bytes do not make `num_rows` rows of equal width.
     """
-    values = decode_values(data)
+    values = decode_parameters(data, bfloat16=bfloat16)
     if (values.size % num_rows) if num_rows else values.size:
         raise ProtocolError(
-            f"a column of float32 has {values.size} numbers, which {num_rows} keys cannot share equally"
+            f"a column has {values.size} numbers, which {num_rows} keys cannot share equally"
         )
     return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
 

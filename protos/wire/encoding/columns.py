@@ -10,14 +10,16 @@ from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad, Values
 from protos.keys import Keys
-from protos.store import BlockState, RowStates, StateChunk
+from protos.store import BlockState, Pulled, PulledPieces, RowStates, StateChunk
 from protos.wire.encoding.arrays import (
     decode_counts,
     decode_keys,
+    decode_parameters,
     decode_rows,
     decode_values,
     encode_counts,
     encode_keys,
+    encode_parameters,
     encode_values,
 )
 from protos.wire.encoding.codec import FieldCodec
@@ -39,15 +41,27 @@ def _decode_keys_of(columns: Any) -> dict[str, Keys]:
     return keys
 
 
-def _encode_rows(rows: Mapping[str, Values]) -> list[Message]:
-    return [
-        {"table": table, "values": encode_values(values), "num_rows": values.shape[0]}
-        for table, values in rows.items()
-    ]
+def _encode_pulled(pulled: Pulled) -> Message:
+    return {
+        "rows": [
+            {
+                "table": table,
+                "values": encode_parameters(values, bfloat16=pulled.bfloat16),
+                "num_rows": values.shape[0],
+            }
+            for table, values in pulled.rows.items()
+        ],
+        "version": pulled.version,
+        "bfloat16": pulled.bfloat16,
+    }
 
 
-def _decode_rows(columns: Any) -> dict[str, Values]:
-    return {column.table: decode_rows(column.values, column.num_rows) for column in columns}
+def _decode_pulled(found: Any) -> Pulled:
+    rows = {
+        column.table: decode_rows(column.values, column.num_rows, bfloat16=found.bfloat16)
+        for column in found.rows
+    }
+    return Pulled(rows, found.version, found.bfloat16)
 
 
 def _encode_changed_rows(rows: Mapping[str, tuple[Keys, Values]]) -> list[Message]:
@@ -65,12 +79,23 @@ def _decode_changed_rows(columns: Any) -> dict[str, tuple[Keys, Values]]:
     return rows
 
 
-def _encode_pieces(pieces: Mapping[str, Values]) -> list[Message]:
-    return [{"block": block, "values": encode_values(piece)} for block, piece in pieces.items()]
+def _encode_pulled_pieces(pulled: PulledPieces) -> Message:
+    return {
+        "pieces": [
+            {"block": block, "values": encode_parameters(piece, bfloat16=pulled.bfloat16)}
+            for block, piece in pulled.pieces.items()
+        ],
+        "version": pulled.version,
+        "bfloat16": pulled.bfloat16,
+    }
 
 
-def _decode_pieces(columns: Any) -> dict[str, Values]:
-    return {column.block: decode_values(column.values) for column in columns}
+def _decode_pulled_pieces(found: Any) -> PulledPieces:
+    pieces = {
+        column.block: decode_parameters(column.values, bfloat16=found.bfloat16)
+        for column in found.pieces
+    }
+    return PulledPieces(pieces, found.version, found.bfloat16)
 
 
 def _encode_examples(examples: float) -> Message:
@@ -89,7 +114,7 @@ def _encode_chunk(chunk: PushChunk) -> Message:
             {
                 "table": table,
                 "keys": encode_keys(grad.keys),
-                "values": encode_values(grad.values),
+                "values": encode_parameters(grad.values, bfloat16=chunk.bfloat16),
                 **_encode_examples(grad.examples),
                 "counts": encode_counts(grad.counts),
             }
@@ -98,7 +123,7 @@ def _encode_chunk(chunk: PushChunk) -> Message:
         "dense": [
             {
                 "block": block,
-                "values": encode_values(grad.values),
+                "values": encode_parameters(grad.values, bfloat16=chunk.bfloat16),
                 **_encode_examples(grad.examples),
                 "start": start,
             }
@@ -106,21 +131,23 @@ def _encode_chunk(chunk: PushChunk) -> Message:
         ],
         "chunk": chunk.chunk,
         "num_chunks": chunk.num_chunks,
+        "bfloat16": chunk.bfloat16,
     }
 
 
 def _decode_chunk(found: Any) -> PushChunk:
+    is_bfloat16 = found.bfloat16
     sparse = []
     for column in found.sparse:
         keys = decode_keys(column.keys)
-        values = decode_rows(column.values, keys.size)
+        values = decode_rows(column.values, keys.size, bfloat16=is_bfloat16)
         counts = decode_counts(column.counts, keys.size)
         sparse.append((column.table, SparseGrad(keys, values, _examples_of(column), counts)))
-    dense = [
-        (column.block, column.start, DenseGrad(decode_values(column.values), _examples_of(column)))
-        for column in found.dense
-    ]
-    return PushChunk(sparse, dense, found.chunk, found.num_chunks)
+    dense = []
+    for column in found.dense:
+        values = decode_parameters(column.values, bfloat16=is_bfloat16)
+        dense.append((column.block, column.start, DenseGrad(values, _examples_of(column))))
+    return PushChunk(sparse, dense, found.chunk, found.num_chunks, is_bfloat16)
 
 
 def _encode_state(state: StateChunk) -> Message:
@@ -199,14 +226,14 @@ VALUES = FieldCodec(encode_values, decode_values)
 KEYS = FieldCodec(_encode_keys_of, _decode_keys_of)
 """Keys by table."""
 
-ROWS = FieldCodec(_encode_rows, _decode_rows)
-"""Rows by table, float32[N, D]."""
+PULLED = FieldCodec(_encode_pulled, _decode_pulled)
+"""Rows by table, float32[N, D], and their version."""
 
 CHANGED_ROWS = FieldCodec(_encode_changed_rows, _decode_changed_rows)
 """Keys and rows by table; D is 0 where there are none."""
 
-PIECES = FieldCodec(_encode_pieces, _decode_pieces)
-"""A server's pieces of dense blocks, by block."""
+PULLED_PIECES = FieldCodec(_encode_pulled_pieces, _decode_pulled_pieces)
+"""A server's pieces of dense blocks, by block, and their version."""
 
 CHUNK = FieldCodec(_encode_chunk, _decode_chunk)
 """A chunk of a push, its gradients in the order sent."""

@@ -21,12 +21,14 @@ class AsyncSettings(Section):
         max_merge_dense_num: The same for dense gradients.
         send_queue_size: Batches that may wait to be sent before training waits.
         max_delay_ms: No gradient waits longer for others to be merged with.
+        wire_dtype: What gradients and the parameters of a step are sent as; servers keep float32.
     """
 
     max_merge_var_num: int = Field(1, ge=1)
     max_merge_dense_num: int = Field(4, ge=1)
     send_queue_size: int = Field(4, ge=1)
     max_delay_ms: float = Field(100.0, gt=0)
+    wire_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 class BoundedStalenessSettings(AsyncSettings):

@@ -469,6 +469,23 @@ def chunk_of_gradients(chunk: int) -> requests.PushGrad:
     )
 
 
+def test_gradients_that_came_as_bfloat16_are_the_same_after_a_restart(tmp_path: Path) -> None:
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, member()).result()
+    values = np.full((1, DEEP.dim), 0.1, np.float32)
+    push = requests.PushGrad(
+        chunk=PushChunk([("deep", SparseGrad(KEYS[:1], values, 1))], [], bfloat16=True),
+        push_id=push_id(sequence=0),
+        shard_map_epoch=FIRST_EPOCH,
+    )
+    payload = calls.PUSH_GRAD.request.encode(push)
+    handlers.start(calls.PUSH_GRAD, calls.PUSH_GRAD.request.decode(payload), payload).result()
+    log.close()
+
+    assert recovered_store(tmp_path).digest() == store.digest()
+
+
 def chunk_of_state(chunk: int) -> requests.PushState:
     """As `chunk_of_gradients`."""
     rows = RowStates(

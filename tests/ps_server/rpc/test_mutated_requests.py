@@ -51,7 +51,7 @@ SPECIAL = [float("nan"), float("inf"), -1.0, 0.0, 0.5, 1e300]
 KINDS = FieldDescriptor
 ACCEPTED = {
     **dict.fromkeys(("PullSparse", "PullDense", "PullState", "PushGrad", "PushState"), 500),
-    "PushPull": 100,  # all of its parts are looked at first, and its pulls wait for a version
+    "PushPull": 60,  # all of its parts are looked at first, its pulls wait for a version, none is rounded
 }
 """More requests than these are in order; of one in parts, the parts."""
 

@@ -160,12 +160,13 @@ def test_job_survives_json() -> None:
                 "max_merge_dense_num": 4,
                 "send_queue_size": 4,
                 "max_delay_ms": 100.0,
+                "wire_dtype": "float32",
             },
         ),
     ],
 )
 def test_saved_strategy_without_tables_is_that_of_its_mode(
-    mode: str, settings: dict[str, float]
+    mode: str, settings: dict[str, float | str]
 ) -> None:
     job = saved_job({"strategy": {"mode": mode, **settings}}, source="job.json")
 

@@ -13,7 +13,7 @@ from protos.v1 import data_plane_pb2
 from protos.wire.calls import POST, PULL_CHANGED, PULL_DENSE, PULL_SPARSE, PUSH_GRAD, TAKE
 from protos.wire.requests import Post, PullDense, PullSparse, PushGrad
 from tests.support.local_transport import through
-from tests.support.stores import member
+from tests.support.stores import member, push_id
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -231,3 +231,39 @@ def test_taken_messages_survive_the_wire(contents: list[bytes]) -> None:
     ]
 
     assert through(TAKE.answer, messages) == messages
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_columns_say_what_their_numbers_are(bfloat16: bool) -> None:
+    """A bfloat16 has half of the bytes."""
+    values = np.array([[1.5, -2.0], [0.0, 3.0]], np.float32)  # the same in both
+    keys = np.array([1, 2], np.uint64)
+    chunk = PushChunk(
+        [("deep", SparseGrad(keys, values, 3))],
+        [("tower", 4, DenseGrad(values.ravel(), 3))],
+        bfloat16=bfloat16,
+    )
+    push = PushGrad(chunk=chunk, push_id=push_id(), shard_map_epoch=1)
+
+    pushed = through(PUSH_GRAD.request, push).chunk
+    rows = through(PULL_SPARSE.answer, Pulled({"deep": values}, 7, bfloat16))
+    pieces = through(PULL_DENSE.answer, PulledPieces({"tower": values.ravel()}, 7, bfloat16))
+
+    assert (pushed.bfloat16, rows.bfloat16, pieces.bfloat16) == (bfloat16,) * 3
+    np.testing.assert_array_equal(pushed.sparse[0][1].values, values)
+    np.testing.assert_array_equal(pushed.dense[0][2].values, values.ravel())
+    np.testing.assert_array_equal(rows.rows["deep"], values)
+    np.testing.assert_array_equal(pieces.pieces["tower"], values.ravel())
+    assert (rows.version, pieces.version) == (7, 7)
+    found = data_plane_pb2.PullSparseResponse.FromString(
+        PULL_SPARSE.answer.encode(Pulled({"deep": values}, 7, bfloat16))
+    )
+    assert len(found.rows[0].values) == (2 if bfloat16 else 4) * values.size
+
+
+def test_bfloat16s_that_are_cut_short_are_refused() -> None:
+    column = data_plane_pb2.ValueColumn(table="deep", values=bytes(3), num_rows=1)
+    answer = data_plane_pb2.PullSparseResponse(rows=[column], bfloat16=True)
+
+    with pytest.raises(ProtocolError, match="a column of bfloat16 has 3 bytes, not a multiple of"):
+        PULL_SPARSE.answer.decode(answer.SerializeToString())
