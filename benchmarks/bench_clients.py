@@ -1,7 +1,8 @@
-"""One server and more and more workers: whether its throughput holds.
+"""One server, or some, and more and more workers: whether the throughput holds.
 
     python -m benchmarks.bench_clients                        # 1, 4, 8, 16 workers; a JSON line each
     python -m benchmarks.bench_clients --workers 4 --workers 32
+    python -m benchmarks.bench_clients --servers 4            # on a machine that has cores for them
 
 Each worker is a process that pulls rows and pushes gradients of 1,800 keys of its own, as a batch of 100 has
 them, without a model; its next pull is on its way while the push is. All start together, behind a barrier.
@@ -86,10 +87,10 @@ class Worker:
         return self._client.push_grad(gradients, push_id(self._steps, self._worker, INCARNATION))
 
 
-def work(endpoint: str, index: int, seconds: float) -> None:
+def work(endpoints: list[str], index: int, seconds: float) -> None:
     """Is a worker, and prints how many batches it did in a second."""
     keep_freed_memory()
-    with connect([endpoint]) as client:
+    with connect(endpoints) as client:
         worker = Worker(client, index)
         worker.run(WARMUP_S)
         worker.barrier()
@@ -99,10 +100,11 @@ def work(endpoint: str, index: int, seconds: float) -> None:
         worker.barrier()
 
 
-def measure(num_workers: int, seconds: float) -> float:
+def measure(num_workers: int, num_servers: int, seconds: float) -> float:
     """Returns the batches a second of all workers."""
-    with server_processes(1, workers=num_workers) as ([endpoint], _):
-        command = [sys.executable, "-m", "benchmarks.bench_clients", "--server", endpoint]
+    with server_processes(num_servers, workers=num_workers) as (endpoints, _):
+        where = ["--endpoints", ",".join(endpoints)]
+        command = [sys.executable, "-m", "benchmarks.bench_clients", *where]
         workers = [
             subprocess.Popen(
                 [*command, "--index", str(index), "--seconds", str(seconds)],
@@ -126,24 +128,26 @@ def main() -> None:
     """Prints one JSON line for each number of workers: medians over the rounds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, action="append", help=f"default: {NUM_WORKERS}")
+    parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each; default 5")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--server", help=argparse.SUPPRESS)
+    parser.add_argument("--endpoints", help=argparse.SUPPRESS)
     parser.add_argument("--index", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.server:
-        work(options.server, options.index, options.seconds)
+    if options.endpoints:
+        work(options.endpoints.split(","), options.index, options.seconds)
         return
     numbers = options.workers or NUM_WORKERS
     speeds: dict[int, list[float]] = {number: [] for number in numbers}
     for _ in range(options.rounds):
         for number, found in speeds.items():
-            found.append(measure(number, options.seconds))
+            found.append(measure(number, options.servers, options.seconds))
     medians = {number: statistics.median(found) for number, found in speeds.items()}
     for number, found in speeds.items():
         line = {
             "benchmark": "clients",
             "workers": number,
+            "servers": options.servers,
             "batches_per_s": round(medians[number]),
             "low": round(min(found)),
             "high": round(max(found)),
