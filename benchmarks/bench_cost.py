@@ -7,29 +7,34 @@ Of W workers and S servers, with constants that benchmarks.bench_step measures f
 
     worker(S), servers(S)    processor time of a step, of the worker and of its servers together: linear in S,
                              as a step is a message to each server, of one size in sum
+    alone(S)                 how long a step of one worker takes: less than all of it one after the other, as
+                             servers read while a worker still sends
     dense                    of servers(S), what a step takes once, not once a worker: dense parameters
+    busy                     how much longer work takes where all cores have some
     work   = W (servers(S) - dense) + dense
-    chain  = worker(S) + work / S                          one after the other, all servers at once
-    step   = max(chain, (W worker(S) + work) / cores)      on one machine
-    step   = keys, model, tables                           in process, with one thread: W = 1, S = 0
-    step   = chain + rtt + 2 bytes max(1, W / S) / rate    with a machine for each process; bytes: what a
-                                                           worker sends, or gets
+    chain  = alone(S) + (work - servers(S)) / S                   what other workers bring comes behind
+    step   = max(chain, busy (W worker(S) + work) / cores)        on one machine
+    step   = keys, model, tables                                  in process, with one thread: W = 1, S = 0
+    step   = chain + rtt + 2 bytes max(1, W / S) / rate           with a machine for each process; bytes: what
+                                                                  a worker sends, or gets
 
 It leaves out that workers differ in speed, and what other tenants do with the network.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from benchmarks import bench_step
+from benchmarks import bench_step, ceiling
 from benchmarks.bench_train import cluster, in_process
 from benchmarks.bench_wire import push_id
 from benchmarks.rows import batches
@@ -53,6 +58,7 @@ ALONE = ("keys", "compute", "scan", "apply")
 """Parts of a step that need no servers."""
 
 ROUNDS = 3
+CEILING_S = 3.0
 WARMUP_PUSHES, PUSHES = 20, 200
 
 
@@ -64,16 +70,18 @@ class Constants:
         batch_size: Examples.
         worker: (a, b): the worker takes a + b S.
         servers: (a, b): its servers together take a + b S.
-        dense_s: Of that, what a step takes once, however many workers there are.
-        alone_s: Of a step in process, without calls.
+        elapsed: (a, b): the step lasts a + b S.
+        dense_s: Of the servers' time, what a step takes once, however many workers there are.
+        in_process_s: Of a step in process, without calls.
         num_bytes: That a worker sends, and about as many that it gets.
     """
 
     batch_size: int
     worker: tuple[float, float]
     servers: tuple[float, float]
+    elapsed: tuple[float, float]
     dense_s: float
-    alone_s: float
+    in_process_s: float
     num_bytes: float
 
     def costs(self, workers: int, servers: int) -> tuple[float, float]:
@@ -84,13 +92,14 @@ class Constants:
 
     def chain_s(self, workers: int, servers: int) -> float:
         """Returns the seconds of a step in which nothing waits for a core, or for a network."""
-        of_workers, of_servers = self.costs(workers, servers)
-        return of_workers / workers + of_servers / servers
+        (_, of_servers), (_, of_one) = self.costs(workers, servers), self.costs(1, servers)
+        alone_s = self.elapsed[0] + self.elapsed[1] * servers
+        return alone_s + (of_servers - of_one) / servers
 
-    def on_one_machine(self, workers: int, servers: int, cores: int) -> float:
-        """Returns examples/s of a cluster whose processes share cores."""
-        step_s = max(self.chain_s(workers, servers), sum(self.costs(workers, servers)) / cores)
-        return workers * self.batch_size / step_s
+    def on_one_machine(self, workers: int, servers: int, *, cores: int, busy: float) -> float:
+        """Returns examples/s of a cluster whose processes share cores, all of them busy."""
+        together_s = busy * sum(self.costs(workers, servers)) / cores
+        return workers * self.batch_size / max(self.chain_s(workers, servers), together_s)
 
     def on_many(self, workers: int, servers: int, *, rate: float, rtt_s: float) -> float:
         """Returns examples/s of a cluster with a machine for each process; `rate` in bytes/s."""
@@ -113,10 +122,20 @@ def constants_of(batch_size: int) -> Constants:
         batch_size=batch_size,
         worker=_line(lines, "worker_us"),
         servers=_line(lines, "servers_us"),
+        elapsed=_line(lines, "elapsed_us"),
         dense_s=dense_s(model.num_params),
-        alone_s=sum(lines[0][f"{part}_us"] for part in ALONE) / 1e6,
+        in_process_s=sum(lines[0][f"{part}_us"] for part in ALONE) / 1e6,
         num_bytes=num_bytes + VALUE_BYTES * model.num_params,
     )
+
+
+def busy_of(batch_size: int, cores: int) -> float:
+    """Returns how much longer products of matrices take on each core while the others compute them, too."""
+    spawn = multiprocessing.get_context("spawn")
+    alone = ceiling.measure(batch_size, CEILING_S)
+    with ProcessPoolExecutor(cores, mp_context=spawn) as pool:
+        together = [pool.submit(ceiling.measure, batch_size, CEILING_S) for _ in range(cores)]
+        return cores * alone / sum(each.result() for each in together)
 
 
 def dense_s(length: int) -> float:
@@ -156,7 +175,7 @@ def main() -> None:
     options = parser.parse_args()
     cores = os.cpu_count() or 1
     for batch_size in options.batch_size or BATCH_SIZES:
-        constants = constants_of(batch_size)
+        constants, busy = constants_of(batch_size), busy_of(batch_size, cores)
         runs = {0: partial(in_process, batch_size, 1)} | {
             number: partial(cluster, "sync", batch_size, workers=number, servers=number)
             for number in CHECKED
@@ -164,9 +183,9 @@ def main() -> None:
         for number, run in runs.items():
             measured = statistics.median(run()["examples_per_s"] for _ in range(options.rounds))
             predicted = (
-                constants.on_one_machine(number, number, cores)
+                constants.on_one_machine(number, number, cores=cores, busy=busy)
                 if number
-                else batch_size / constants.alone_s
+                else batch_size / constants.in_process_s
             )
             line = {"predicted": round(predicted), "measured": round(measured)}
             share = round(predicted / measured, 3)

@@ -4,13 +4,14 @@ import pytest
 
 from benchmarks.bench_cost import Constants
 
-# The worker takes 1 + 2 S, the servers together 3 + 4 S, of which 2 once a step.
+# The worker takes 1 + 2 S, the servers together 3 + 4 S, of which 2 once a step; alone it lasts 6 + S.
 COSTS = Constants(
     batch_size=100,
     worker=(1.0, 2.0),
     servers=(3.0, 4.0),
+    elapsed=(6.0, 1.0),
     dense_s=2.0,
-    alone_s=5.0,
+    in_process_s=5.0,
     num_bytes=1000.0,
 )
 
@@ -28,17 +29,19 @@ def test_all_but_dense_parameters_is_once_a_worker(
 @pytest.mark.parametrize(
     ("workers", "servers", "cores", "step_s"),
     [
-        (1, 1, 1, 10.0),
-        (1, 1, 8, 10.0),  # its parts follow one another
-        (1, 2, 8, 5.0 + 11.0 / 2),  # but for two servers
-        (2, 2, 2, 15.0),  # the cores are the limit
-        (2, 2, 8, 5.0 + 20.0 / 2),
+        (1, 1, 1, 1.5 * 10.0),
+        (1, 1, 8, 7.0),  # as long as it was measured
+        (1, 2, 8, 8.0),
+        (2, 2, 2, 1.5 * 30.0 / 2),  # the cores are the limit
+        (2, 2, 8, 8.0 + 9.0 / 2),  # what the second worker brings, at two servers
     ],
 )
 def test_step_on_one_machine_is_as_long_as_its_chain_or_its_cores(
     workers: int, servers: int, cores: int, step_s: float
 ) -> None:
-    assert COSTS.on_one_machine(workers, servers, cores) == pytest.approx(workers * 100 / step_s)
+    found = COSTS.on_one_machine(workers, servers, cores=cores, busy=1.5)
+
+    assert found == pytest.approx(workers * 100 / step_s)
 
 
 @pytest.mark.parametrize(
