@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from deploy import tether
 from tests.support.commands import COMMANDS, ROOT, clean_environment
-from tests.support.network import Network
+from tests.support.network import Hosts
 from tests.support.processes import environment_at, free_port
 
 LIMIT_S = 120.0
@@ -45,7 +45,7 @@ class RunningJob:
         server_options: Sequence[str] = (),
         update_logs: bool = True,
         environment: Mapping[str, str] | None = None,
-        network: Network | None = None,
+        network: Hosts | None = None,
     ) -> None:
         """Starts all processes.
 
