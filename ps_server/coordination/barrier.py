@@ -82,6 +82,8 @@ class Barriers:
 
         That is when every worker waits, but not at the same barrier; to be called after `take_released`.
         """
+        if sum(map(len, self._waiting.values())) < self._members.num_present:
+            return {}
         waiting = {name: sorted(workers) for name, workers in self._waiting.items() if workers}
         if not waiting or set(self._members.present) - set().union(*waiting.values()):
             return {}
@@ -93,7 +95,8 @@ class Barriers:
         released = {
             name: sorted(waiting)
             for name, waiting in self._waiting.items()
-            if waiting and not self.missing(name)
+            # Counted first: to look for each worker at each arrival would take the square of their number.
+            if 0 < len(waiting) >= self._members.num_present and not self.missing(name)
         }
         for name in released:
             del self._waiting[name]

@@ -98,6 +98,51 @@ class _PendingCall:
     poll: Callable[[], Callable[[], Any] | None]
 
 
+class _PendingCalls:
+    """Calls that wait for the same value to change. Not thread-safe.
+
+    Until it has changed none of them is polled: all workers wait for a version while all push, and to poll
+    every call at every push would take the square of their number in each step.
+    """
+
+    def __init__(self, value: Callable[[], object]) -> None:
+        """Has no calls; `value` returns what they wait for."""
+        self._value = value
+        self._polled_at: object = None
+        self._calls: list[_PendingCall] = []
+
+    def add(self, call: _PendingCall) -> None:
+        """Adds a call that is not ready at the present value."""
+        if not self._calls:  # else the others may have been polled at an older one
+            self._polled_at = self._value()
+        self._calls.append(call)
+
+    def remove(self, future: WaitingFuture[Any]) -> None:
+        """Removes a call that waits no longer."""
+        self._calls = [call for call in self._calls if call.future is not future]
+
+    def take_all(self) -> list[WaitingFuture[Any]]:
+        """Removes and returns the futures of all."""
+        futures = [call.future for call in self._calls]
+        self._calls.clear()
+        return futures
+
+    def take_ready(self) -> list[Callable[[], None]]:
+        """Removes calls that are ready, and returns how to answer them; removes cancelled ones, too."""
+        if not self._calls or (value := self._value()) == self._polled_at:
+            return []
+        self._polled_at = value
+        pending: list[_PendingCall] = []
+        answers: list[Callable[[], None]] = []
+        for call in self._calls:
+            if (answer := call.poll()) is not None:
+                answers.append(partial(call.future.answer_with, answer))
+            elif not call.future.cancelled():
+                pending.append(call)
+        self._calls = pending
+        return answers
+
+
 class Coordinator:
     """The workers of one job, as one store sees them. Thread-safe."""
 
@@ -137,7 +182,10 @@ class Coordinator:
         self._clocks = Clocks(self._members)
         self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
         self._missing_workers = MissingWorkers(members)
-        self._pending: list[_PendingCall] = []
+        self._wait_for_version = _PendingCalls(lambda: self._steps.version)
+        self._wait_for_clocks = _PendingCalls(self._clocks.slowest)
+        self._wait_for_others = _PendingCalls(object)  # polled at each change
+        self._pending = (self._wait_for_version, self._wait_for_clocks, self._wait_for_others)
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
         self._failure = ""  # why the job ended before its time
@@ -300,7 +348,7 @@ class Coordinator:
         for name in [name for name, of in self._barrier_futures if of == worker]:
             self._reductions.take(name, [worker])
             future = self._barrier_futures.pop((name, worker))
-            self._pending.append(_PendingCall(future, lambda: partial(_raise, error)))
+            self._wait_for_others.add(_PendingCall(future, lambda: partial(_raise, error)))
 
     # State
 
@@ -606,8 +654,8 @@ class Coordinator:
         with self._lock:
             is_first = not self._failure
             self._failure = self._failure or failure
-            futures = [call.future for call in self._pending] + [*self._barrier_futures.values()]
-            self._pending.clear()
+            futures = [future for calls in self._pending for future in calls.take_all()]
+            futures += self._barrier_futures.values()
             self._barrier_futures.clear()
         for future in futures:
             future.answer_with(self._require_no_failure)
@@ -652,16 +700,28 @@ class Coordinator:
                 f"gradients of {self._members.names(self._steps.behind(step))}; see their logs"
             )
 
-        return self._wait(lambda: answer if self._steps.version >= at else None, describe)
+        return self._wait(
+            lambda: answer if self._steps.version >= at else None, describe, self._wait_for_version
+        )
 
     def _wait(
-        self, poll: Callable[[], Callable[[], T] | None], describe: Callable[[], str]
+        self,
+        poll: Callable[[], Callable[[], T] | None],
+        describe: Callable[[], str],
+        pending: _PendingCalls | None = None,
     ) -> Future[T]:
-        """Answers as soon as `poll` says how; `describe` is the message when that is not in time."""
+        """Answers as soon as `poll` says how; `describe` is the message when that is not in time.
+
+        Args:
+            poll: Needs the lock.
+            describe: Needs the lock.
+            pending: Where the call waits if it is not ready; None: where it is polled at each change.
+        """
+        pending = pending or self._wait_for_others
 
         def give_up() -> WaitTimeoutError:
             with self._lock:
-                self._pending = [call for call in self._pending if call.future is not future]
+                pending.remove(future)
                 return WaitTimeoutError(describe())
 
         future: WaitingFuture[T] = WaitingFuture(self._wait_limit_s, give_up)
@@ -669,7 +729,7 @@ class Coordinator:
             answer = poll()
             if answer is None:
                 self._require_no_failure()
-                self._pending.append(_PendingCall(future, poll))
+                pending.add(_PendingCall(future, poll))
                 return future
         return Answered(answer())
 
@@ -750,10 +810,10 @@ class Coordinator:
         """See `protos.store.Store`; `after_barrier` is the number of the barrier that it came to last."""
 
         def poll() -> Callable[[], int] | None:
-            if self._clocks.behind(at_least):
-                return None
             slowest = self._clocks.slowest()
-            return lambda: at_least if slowest is None else slowest
+            if slowest is None:
+                return lambda: at_least
+            return None if slowest < at_least else lambda: slowest
 
         def describe() -> str:
             clocks = self._clocks.behind(at_least).items()
@@ -769,7 +829,7 @@ class Coordinator:
             if after_barrier is not None and after_barrier < self._passed.newest(worker):
                 return Answered(at_least)  # it comes late, and its worker has counted from 0 since
             self._clocks.advance(worker, clock, at_least)
-        return self._wait(poll, describe)
+        return self._wait(poll, describe, self._wait_for_clocks)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`."""
@@ -854,7 +914,8 @@ class Coordinator:
             return []  # all who wait were told
         # In this order: a call that waits for slower workers is answered when these are in a barrier, before
         # the barrier is released and they count from 0 again.
-        return [*self._take_ready(), *self._take_released()]
+        ready = [answer for calls in self._pending for answer in calls.take_ready()]
+        return [*ready, *self._take_released()]
 
     def _take_released(self) -> list[Callable[[], None]]:
         if self._steps.num_complete > self._steps.version:
@@ -882,17 +943,6 @@ class Coordinator:
                 answers.append(
                     partial(future.answer_with, partial(_refuse_stuck, stuck, self._members.all))
                 )
-        return answers
-
-    def _take_ready(self) -> list[Callable[[], None]]:
-        pending: list[_PendingCall] = []
-        answers: list[Callable[[], None]] = []
-        for call in self._pending:
-            if (answer := call.poll()) is not None:
-                answers.append(partial(call.future.answer_with, answer))
-            elif not call.future.cancelled():
-                pending.append(call)
-        self._pending = pending
         return answers
 
 

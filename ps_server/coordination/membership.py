@@ -233,9 +233,14 @@ class Membership:
         return [worker for worker in range(self.all.total) if worker not in self.left]
 
     @property
+    def num_present(self) -> int:
+        """Workers that have not left."""
+        return self.all.total - len(self.left)
+
+    @property
     def all_left(self) -> bool:
         """Whether every worker has left."""
-        return len(self.left) == self.all.total
+        return self.num_present == 0
 
     def is_present(self, worker: int) -> bool:
         """Whether the job has this worker and it has not left."""

@@ -237,8 +237,13 @@ class StepAggregator:
         return self.behind(self.num_complete) if self.num_complete in self._parts else []
 
     def _count_complete(self) -> None:
-        while self.num_complete in self._parts and not self.behind(self.num_complete):
+        while self._may_be_complete(self.num_complete) and not self.behind(self.num_complete):
             self.num_complete += 1
+
+    def _may_be_complete(self, step: Version) -> bool:
+        """Whether there are enough parts: to look for each worker's at each part would take their square."""
+        num_parts = len(self._parts.get(step, {}))
+        return 0 < num_parts >= len(self._next_step) - len(self._absent_from)
 
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply, which ends with `step_applied`.

@@ -1,0 +1,106 @@
+"""What the coordinator does in a step grows linearly with the number of workers.
+
+Counted in instructions of Python, so loops within functions written in C are left out.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from protos.gradients import Gradients
+from protos.role import Members
+from protos.store import Future, PushId, Version
+from ps_server.coordination.coordinator import Coordinator
+
+SIZES = (16, 32, 64)
+
+
+def instructions(work: Callable[[], object]) -> int:
+    """Returns the number of instructions that a function takes, those of functions that it calls included."""
+    number = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal number
+        frame.f_trace_opcodes = True
+        number += event == "opcode"
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(earlier)
+    return number
+
+
+def push_id(worker: int, sequence: int) -> PushId:
+    return PushId(
+        worker=worker,
+        incarnation=0,
+        sequence=sequence,
+        step=sequence,
+        examples=1,
+        batches=1,
+        pulled=sequence,
+    )
+
+
+def in_sync(workers: Coordinator, num_workers: int, step: Version) -> None:
+    """All push their parts, and wait for rows and dense parameters of the next step."""
+    waiting: list[Future[None]] = []
+    for worker in range(num_workers):
+        workers.push_part(Gradients(), push_id(worker, step), step)
+        waiting += [workers.at_version(step + 1, lambda: None) for _ in range(2)]
+    complete = workers.take_complete_step()
+    assert complete is not None
+    workers.step_applied(complete)
+    workers.answer_ready()
+    for answer in waiting:
+        answer.result()
+
+
+def in_async(workers: Coordinator, num_workers: int, step: Version) -> None:
+    """All push a batch, to be applied on arrival."""
+    for worker in range(num_workers):
+        workers.begin_arrival(push_id(worker, step))
+        workers.note_applied(push_id(worker, step))
+        workers.end_arrival(push_id(worker, step))
+
+
+def in_bounded_staleness(workers: Coordinator, num_workers: int, step: Version) -> None:
+    """All finish a step, and wait for the slowest."""
+    clock = step + 1
+    waiting = [workers.advance(worker, clock, at_least=clock) for worker in range(num_workers)]
+    for answer in waiting:
+        assert answer.result() == clock
+
+
+def at_a_barrier(workers: Coordinator, num_workers: int, step: Version) -> None:
+    """All come to a barrier."""
+    waiting = [
+        workers.barrier(f"b{step}", worker, step=0, number=step + 1)
+        for worker in range(num_workers)
+    ]
+    for answer in waiting:
+        answer.result()
+
+
+EVENTS = {each.__name__: each for each in (in_sync, in_async, in_bounded_staleness, at_a_barrier)}
+
+
+def cost(event: str, num_workers: int) -> int:
+    """Returns the instructions of an event, after one of its kind."""
+    workers = Coordinator(Members(num_workers, 0), wait_limit_s=10.0, inbox_bytes=1000)
+    EVENTS[event](workers, num_workers, 0)
+    return instructions(lambda: EVENTS[event](workers, num_workers, 1))
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_instructions_grow_linearly(event: str) -> None:
+    small, middle, large = (cost(event, num_workers) for num_workers in SIZES)
+
+    assert large - middle < 2.2 * (middle - small), (small, middle, large)
