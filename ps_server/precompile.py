@@ -34,6 +34,7 @@ from protos.spec import (
     TableSpec,
 )
 from protos.store import Missing, PushId
+from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
 from ps_server.table.contents import Rows
@@ -86,6 +87,7 @@ class Kernels:
             self.prepare(_dense_spec(name))
         for admission in _ADMISSIONS:
             self.prepare(_admitting(name, admission))
+        from_bfloat16(to_bfloat16(np.ones(1, np.float32)))  # async: wire_dtype
 
     def _missing(self, spec: TableSpec | DenseSpec) -> list[Callable[[], None]]:
         """Returns what is left to compile; nothing for a spec that will be refused."""

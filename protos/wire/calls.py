@@ -34,7 +34,7 @@ from protos.store import (
 )
 from protos.v1 import parameter_server_pb2
 from protos.wire.encoding import columns
-from protos.wire.encoding.codec import Codec, FieldCodec, record_codec, value_codec
+from protos.wire.encoding.codec import Codec, FieldCodec, record_codec, value_codec, whole_codec
 from protos.wire.requests import (
     Abort,
     Advance,
@@ -168,9 +168,9 @@ def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> 
     return lambda message: value_codec(annotation, name, message, codec)
 
 
-def _whole(codec: FieldCodec[T]) -> CodecOf[T]:
-    """A message that one codec writes and reads: how its columns are is said by another of its fields."""
-    return lambda message: Codec(GetMessageClass(message), codec)
+def _whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
+    """As `record`, by one codec: how the columns of a message are is said by another of its fields."""
+    return lambda message: whole_codec(class_, message, codec)
 
 
 # It may wait for a lease to run out.
@@ -189,14 +189,14 @@ CREATE_DENSE: Call[CreateDense, None] = _call(
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
     record(PullSparse, keys=columns.KEYS),
-    _whole(columns.PULLED),
+    _whole(Pulled, columns.PULLED),
     deadline=Deadline.VERSION,
     access=Access.READER,
 )
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
     record(PullDense),
-    _whole(columns.PULLED_PIECES),
+    _whole(PulledPieces, columns.PULLED_PIECES),
     deadline=Deadline.VERSION,
     access=Access.READER,
 )

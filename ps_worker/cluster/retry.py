@@ -32,7 +32,8 @@ class Retry:
     """The tries of one call.
 
     Attributes:
-        budget_s: Seconds from the first failure after which no new try begins.
+        budget_s: Seconds from the first failure after which no new try begins, but for one after the pause
+            that an overloaded server asked for before.
         tries: How often the call was sent.
         since: Time of the first failure, in seconds; None: it has not failed.
         last: Time of the last one.

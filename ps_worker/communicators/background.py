@@ -10,7 +10,7 @@ class Background:
     """Threads that send and receive while others train.
 
     Attributes:
-        changed: Held while shared state is read or written; notified whenever it changed.
+        changed: Held while shared state is read or written; notified when one who waits may go on.
         is_closed: The threads are to end.
     """
 

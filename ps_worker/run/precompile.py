@@ -22,6 +22,7 @@ from protos.gradients import SparseGrad, sum_sparse
 from protos.placement import ShardMap
 from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
+from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import scatter_rows
 from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
@@ -55,7 +56,7 @@ def precompile(plan: Plan, *, is_in_process: bool) -> None:
     with errors_of_model(job), compile_lock():
         _train_on_two_rows(plan.model, plan.schema, job)
         if not is_in_process:
-            _move_rows()
+            _move_rows(job)
         if job.data.in_memory:
             _gather_lists()
         if job.data.pipe_command:
@@ -69,7 +70,7 @@ def precompile_script(model: Model, schema: Schema, job: Job, *, is_in_process: 
     with compile_lock():
         _train_on_two_rows(model, schema, job)
         if not is_in_process:
-            _move_rows()
+            _move_rows(job)
         _hash_a_sample(schema)
 
 
@@ -153,8 +154,10 @@ def _gather_lists() -> None:
     rows.gather(rows.in_order())
 
 
-def _move_rows() -> None:
+def _move_rows(job: Job) -> None:
     """Runs what a cluster's client does with keys and rows."""
+    if job.strategy.in_use().get(f"{job.strategy.mode}.wire_dtype") == "bfloat16":
+        from_bfloat16(to_bfloat16(np.ones(1, np.float32)))
     keys = np.arange(4, dtype=np.uint64)
     grad = SparseGrad(keys, np.ones((4, 2), np.float32), 1)
     sum_sparse([grad, grad])

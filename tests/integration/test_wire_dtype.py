@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from protos.store import Missing
+from protos.wire import calls
 from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.run.run import Run
 from tests.support.cluster import cluster
+from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS, TOWER, declare, in_process, pull, push_id, random_gradients
 from tests.support.training import job, random_batches, small_model, together
 
@@ -81,6 +84,40 @@ def test_synchronous_steps_are_not_rounded(call: Callable[[ClusterClient], Any])
             call(client.with_bfloat16()).result()
 
         assert client.digest() == before
+
+
+@pytest.mark.parametrize("part", ["push", "sparse", "dense"])
+def test_call_of_which_one_part_is_rounded_is_refused_as_a_whole(part: str) -> None:
+    """The push comes first, and would be applied before a pull is refused."""
+    store = in_process()
+    transport = LocalTransport([store])
+    client = joined_client(transport)
+    declare(client)
+    client.push_pull(
+        random_gradients(1),
+        push_id(sequence=0),
+        keys={"deep": KEYS},
+        into={"tower": np.empty(TOWER.length, np.float32)},
+        at=0,
+    )
+    *_, (_, name, sent) = transport.calls
+    assert name == "PushPull"
+    later = replace(
+        sent,
+        push=replace(sent.push, push_id=push_id(sequence=1), at=1),
+        sparse=replace(sent.sparse, at=2),
+        dense=replace(sent.dense, at=2),
+    )
+    of = replace(later.push.chunk, bfloat16=True) if part == "push" else True
+    changed = {"chunk": of} if part == "push" else {"bfloat16": of}
+    rounded_call = replace(later, **{part: replace(getattr(later, part), **changed)})
+    before = client.digest()
+
+    with pytest.raises(ProtocolError, match="has bfloat16"):
+        transport.call(0, calls.PUSH_PULL, rounded_call).result()
+
+    assert client.digest() == before
+    assert store.status().version == 1
 
 
 def trained(mode: str, wire_dtype: str) -> tuple[float, set[tuple[str, Any, bool]]]:

@@ -3,8 +3,9 @@
     float32    s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
     bfloat16   s eeeeeeee mmmmmmm                     the nearest, of two as near the even one
 
-It has the range of float32, so no gradient overflows or vanishes, and 8 significant bits: rounding changes a
-number by 1/256 of it at most.
+It has the range of float32, so no gradient of any use overflows or vanishes, and 8 significant bits: rounding
+changes a number by 1/256 of it at most, but for those below 1e-38. The largest are cut off, not rounded, so
+that what is finite stays finite.
 """
 
 import numpy as np
@@ -17,23 +18,19 @@ BFloat16s = NDArray[np.uint16]
 """The bits of numbers."""
 
 _MAGNITUDE, _INFINITE = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
-_EXPONENT = np.uint32(0x7F80)
-_QUIET_NAN = np.uint32(0x0040)
-_HALF = np.uint32(0x7FFF)
-_ONE, _BITS = np.uint32(1), np.uint32(16)
+_EXPONENT, _QUIET_NAN = np.uint32(0x7F80), np.uint32(0x0040)
+_HALF, _ONE, _BITS = np.uint32(0x7FFF), np.uint32(1), np.uint32(16)
 
 
 @kernel
 def _round(bits: NDArray[np.uint32], out: BFloat16s) -> None:
+    # Without branches, so that the compiler takes many numbers at once.
     for i in range(bits.size):
-        upper = bits[i] >> _BITS
-        if upper & _EXPONENT == _EXPONENT:
-            # Infinite, or not a number: that must not become infinite, where its bits are in the lower half.
-            is_nan = bits[i] & _MAGNITUDE > _INFINITE
-            out[i] = upper | _QUIET_NAN if is_nan else upper
-            continue
-        nearest = (bits[i] + _HALF + (upper & _ONE)) >> _BITS
-        out[i] = upper if nearest & _EXPONENT == _EXPONENT else nearest
+        upper = np.uint32(bits[i] >> _BITS)
+        nearest = np.uint32(bits[i] + _HALF + (upper & _ONE)) >> _BITS
+        finite = upper if nearest & _EXPONENT == _EXPONENT else nearest
+        # What is not a number must not become infinite, where its bits are in the lower half.
+        out[i] = upper | _QUIET_NAN if bits[i] & _MAGNITUDE > _INFINITE else finite
 
 
 @kernel

@@ -95,6 +95,16 @@ def record_codec(record: type[T], message: Descriptor, **overrides: FieldCodec[A
     return Codec(GetMessageClass(message), _record(record, message, overrides))
 
 
+def whole_codec(record: type[T], message: Descriptor, codec: FieldCodec[T]) -> Codec[T]:
+    """Returns the codec of a dataclass whose fields one codec writes and reads together.
+
+    Raises:
+        TypeError: If the names of the fields of both do not agree.
+    """
+    _require_names({field.name for field in fields(record)}, message, record)  # type: ignore[arg-type]
+    return Codec(GetMessageClass(message), codec)
+
+
 def value_codec(
     annotation: Any, name: str, message: Descriptor, codec: FieldCodec[Any] | None = None
 ) -> Codec[Any]:

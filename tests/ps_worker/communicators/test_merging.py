@@ -36,6 +36,20 @@ def test_nothing_is_taken_before_enough_batches_came() -> None:
     assert pending.take(now=0.5) is None
 
 
+@pytest.mark.parametrize(("sparse", "dense"), [(2, 3), (3, 2)])
+def test_merger_is_full_with_the_batches_that_leave_together(sparse: int, dense: int) -> None:
+    """Then the sender is woken, and no sooner, but for the first, from which the delay counts."""
+    pending = merger(sparse=sparse, dense=dense)
+    found = []
+    for _ in range(2):
+        pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0)
+        found.append(pending.is_full)
+
+    assert found == [False, True]
+    assert pending.take(now=0.0) is not None
+    assert not pending.is_full
+
+
 def test_merged_gradient_is_the_sum_with_all_examples() -> None:
     pending = merger(sparse=2, dense=2)
     pending.add(gradients(1, 1.0, examples=10), 10, now=0.0, pulled=0)
