@@ -34,6 +34,7 @@ TRAIN_CASES = {
     "sync_2x2": "2 servers x 2 workers, sync",
     "half_async_2x2": "2 servers x 2 workers, half_async",
     "async_2x2": "2 servers x 2 workers, async",
+    "async_2x2_bfloat16_wire": "2 servers x 2 workers, async, bfloat16 on the wire",
     "bounded_staleness_2x2": "2 servers x 2 workers, bounded_staleness",
     "geo_2x2": "2 servers x 2 workers, geo, k = 100, SGD",
     "in_process_2_bfloat16": "in process, 2 threads, bfloat16",
