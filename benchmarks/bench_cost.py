@@ -23,12 +23,10 @@ It leaves out that workers differ in speed, and what other tenants do with the n
 
 import argparse
 import json
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -131,11 +129,8 @@ def constants_of(batch_size: int) -> Constants:
 
 def busy_of(batch_size: int, cores: int) -> float:
     """Returns how much longer products of matrices take on each core while the others compute them, too."""
-    spawn = multiprocessing.get_context("spawn")
     alone = ceiling.measure(batch_size, CEILING_S)
-    with ProcessPoolExecutor(cores, mp_context=spawn) as pool:
-        together = [pool.submit(ceiling.measure, batch_size, CEILING_S) for _ in range(cores)]
-        return cores * alone / sum(each.result() for each in together)
+    return cores * alone / ceiling.measure_together(batch_size, CEILING_S, processes=cores)
 
 
 def dense_s(length: int) -> float:

@@ -10,7 +10,9 @@ runs; the environment variable OPENBLAS_CORETYPE can set an older one.
 """
 
 import json
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -80,6 +82,14 @@ def measure(batch_size: int, seconds: float = 2.0) -> float:
             network.step()
             steps += 1
     return steps * batch_size / elapsed
+
+
+def measure_together(batch_size: int, seconds: float, processes: int) -> float:
+    """Returns examples/s of several processes at once, a core each, which share caches and memory."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=spawn) as pool:
+        speeds = [pool.submit(measure, batch_size, seconds) for _ in range(processes)]
+        return sum(speed.result() for speed in speeds)
 
 
 def blas_kernels() -> str:

@@ -104,8 +104,10 @@ def split_columns(
     return groups
 
 
-def split_push(gradients: Gradients, limit_bytes: int) -> list[PushChunk]:
-    """Returns the chunks of a push, each of about `limit_bytes` at most; always at least one."""
+def split_push(
+    gradients: Gradients, limit_bytes: int, *, bfloat16: bool = False
+) -> list[PushChunk]:
+    """Returns the chunks of a push, each of about `limit_bytes` of float32 at most; always at least one."""
     tables, blocks = list(gradients.sparse.items()), list(gradients.dense.items())
     columns = [(grad.keys.size, _row_bytes(grad)) for _, grad in tables]
     columns += [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
@@ -124,6 +126,7 @@ def split_push(gradients: Gradients, limit_bytes: int) -> list[PushChunk]:
             ],
             chunk=chunk,
             num_chunks=len(groups),
+            bfloat16=bfloat16,
         )
         for chunk, group in enumerate(groups)
     ]

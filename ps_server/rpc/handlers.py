@@ -69,6 +69,7 @@ logger = logging.getLogger(__name__)
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+P = TypeVar("P", Pulled, PulledPieces)
 
 _LONG_CALLS = frozenset(
     {"PullChanged", "Leave", "CheckFolder", "Snapshot", "Save", "Load", "Shrink", "GetDigest"}
@@ -126,6 +127,11 @@ def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version |
             f"step {at} has bfloat16, but a step's numbers are float32: only what waits for no version can "
             f"be bfloat16"
         )
+
+
+def _sent_as_asked(pulled: Future[P], request: PullSparse | PullDense) -> Future[P]:
+    """Returns the answer, marked if bfloat16 is asked for; then it waits for no version, so it is there."""
+    return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
 
 
 class Handlers:
@@ -352,7 +358,7 @@ class Handlers:
         _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
         _require_exact_steps(request, request.at)
         pulled = self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
-        return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
+        return _sent_as_asked(pulled, request)
 
     def _bytes_of_rows(self, request: PullSparse) -> int:
         dims = {table: self._store.dim(table) for table in request.keys}
@@ -412,8 +418,7 @@ class Handlers:
         blocks = sorted(set(request.blocks))
         _require_answer_fits(self._bytes_of_pieces(blocks), f"a pull of the dense blocks {blocks}")
         _require_exact_steps(request, request.at)
-        pulled = self._store.pull_pieces(request.blocks, at=request.at)
-        return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
+        return _sent_as_asked(self._store.pull_pieces(request.blocks, at=request.at), request)
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)

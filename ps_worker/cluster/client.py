@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -434,13 +434,7 @@ class ClusterClient:
         self._check(gradients)
         routes = {table: self._route(table, grad.keys) for table, grad in gradients.sparse.items()}
         parts = (self._part_of_server(gradients, routes, server) for server in self._servers)
-        return [
-            [
-                replace(chunk, bfloat16=self._bfloat16)
-                for chunk in split_push(part, self._chunk_bytes)
-            ]
-            for part in parts
-        ]
+        return [split_push(part, self._chunk_bytes, bfloat16=self._bfloat16) for part in parts]
 
     def _push_request(
         self, chunk: PushChunk, push_id: PushId, at: Version | None
