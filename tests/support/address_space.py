@@ -1,9 +1,15 @@
-"""A system that grants address space to some of its callers."""
+"""Address space: what this process has, and a system that grants it to some of its callers."""
 
 import mmap
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 MMAP = mmap.mmap
+
+
+def address_space() -> int:
+    """Returns the bytes of addresses of this process, in use or only reserved."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 
 def map_some(granted: Iterable[bool]) -> Callable[..., mmap.mmap]:

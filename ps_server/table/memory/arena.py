@@ -7,7 +7,10 @@ another system), regions start small and double by copying.
     array:  | region 0: used ..... reserved | region 1: used .. reserved | ...
 """
 
+import errno
+import gc
 import mmap
+import resource
 from contextlib import suppress
 from typing import Any
 
@@ -48,12 +51,9 @@ class Arena:
         self._num_regions = num_regions
         self._width = width
         self._row_bytes = width * self._dtype.itemsize
-        self._mapping: mmap.mmap | None = None
         self.region_rows = region_bytes // self._row_bytes
-        try:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
-            self._mapping = mmap.mmap(-1, num_regions * self.region_rows * self._row_bytes, flags)
-        except (AttributeError, OSError, ValueError, OverflowError):
+        self._mapping = _reserved(num_regions * self.region_rows * self._row_bytes)
+        if self._mapping is None:
             self.region_rows = min(self.region_rows, SMALL_REGION_BYTES // self._row_bytes)
             self.array = self._zeros(self.region_rows)
         else:
@@ -94,3 +94,28 @@ class Arena:
         self.array[start : -(-first // self._row_bytes)] = 0
         self.array[last // self._row_bytes : stop] = 0
         self._mapping.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _reserved(num_bytes: int) -> mmap.mmap | None:
+    """Returns zeroed memory that is allocated when it is touched; None where it cannot be had."""
+    try:
+        return _map(num_bytes)
+    except OSError as error:
+        if error.errno != errno.ENOMEM or _address_space_is_limited():
+            return None
+        # A process can use 128 TiB: garbage holds them, such as the tables of runs that failed.
+        gc.collect()
+    except (AttributeError, ValueError, OverflowError):  # another system, or more than there can be
+        return None
+    with suppress(OSError):
+        return _map(num_bytes)
+    return None
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+
+
+def _address_space_is_limited() -> bool:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return limit != resource.RLIM_INFINITY

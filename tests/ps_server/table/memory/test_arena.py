@@ -1,6 +1,8 @@
 """Arenas: they grow, keep what is in them, and give back zeros."""
 
+import gc
 import mmap
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +92,32 @@ def test_more_than_the_address_space_is_not_reserved() -> None:
     arena = Arena("f4", num_regions=4, width=1, region_bytes=2**46)
 
     assert arena.array.nbytes == 4 * SMALL_REGION_BYTES
+
+
+class Garbage:
+    """What only the garbage collector frees."""
+
+    def __init__(self) -> None:
+        self.arena = Arena("f4", num_regions=64, width=4)
+        self.itself = self
+
+
+@pytest.mark.parametrize("is_limited", [False, True])
+def test_address_space_that_garbage_holds_is_taken(
+    is_limited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not under a limit, where each arena would wait for the collector."""
+    limit = 2**46 if is_limited else resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    gc.collect()
+    gc.disable()
+    try:
+        rows = {Garbage().arena.region_rows for _ in range(200)}  # 1 TiB each, of 128
+    finally:
+        gc.enable()
+        gc.collect()
+
+    assert (SMALL_REGION_BYTES // 16 in rows) == is_limited
 
 
 @settings(max_examples=60)
