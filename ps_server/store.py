@@ -121,7 +121,7 @@ class ParameterStore:
             memory_limit=memory_limit,
             clock=clock,
         )
-        self._snapshots = Snapshots(self._take_snapshot, wait_limit_s=wait_limit_s)
+        self._snapshots = Snapshots(wait_limit_s=wait_limit_s)
         self._before_step: BeforeStep | None = None
         self._step_executor: Executor | None = None
         self._inline_values = 0
@@ -137,7 +137,7 @@ class ParameterStore:
             self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
-            on_failure=self._tell_of_failure,
+            on_failure=self._on_failure,
             jobs_before=self.jobs_before,
             has_update_log=self._has_update_log,
         )
@@ -146,9 +146,7 @@ class ParameterStore:
     def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
         """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
         self._on_failure = on_failure
-
-    def _tell_of_failure(self, reason: str) -> None:
-        self._on_failure(reason)
+        self._coordinator.call_on_failure(on_failure)
 
     def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
         """Applies complete synchronous steps of more than `inline_values` gradient values in an executor.
@@ -634,7 +632,11 @@ class ParameterStore:
             AbortedError: If the job has ended by an error: parameters may have a part of a step.
         """
         self._parameters.prepare_snapshot()
-        self._snapshots.take(token, base, around, on_taken)
+
+        def take_snapshot() -> StoreSnapshot:
+            return self._parameters.take_snapshot(self._coordinator.applied(), base)
+
+        self._snapshots.take(token, take_snapshot, around, on_taken)
 
     def save_share(
         self, folder: str, token: str, inference: InferenceSettings | None = None
@@ -677,9 +679,6 @@ class ParameterStore:
             batches=applied.batches,
             workers=applied.workers,
         )
-
-    def _take_snapshot(self, base: str) -> StoreSnapshot:
-        return self._parameters.take_snapshot(self._coordinator.applied(), base)
 
     def between_saves(self, what: str) -> AbstractContextManager[None]:
         """Held while no save may run, by who calls `load` or `shrink` within; `what` is for messages.

@@ -182,7 +182,10 @@ class Coordinator:
         self._clocks = Clocks(self._members)
         self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
         self._missing_workers = MissingWorkers(members)
-        self._wait_for_version = _PendingCalls(lambda: self._steps.version)
+        steps = (
+            self._steps
+        )  # not by self: what this holds is freed with it, not by the garbage collector
+        self._wait_for_version = _PendingCalls(lambda: steps.version)
         self._wait_for_clocks = _PendingCalls(self._clocks.slowest)
         self._wait_for_others = _PendingCalls(object)  # polled at each change
         self._pending = (self._wait_for_version, self._wait_for_clocks, self._wait_for_others)
@@ -351,6 +354,10 @@ class Coordinator:
             self._wait_for_others.add(_PendingCall(future, lambda: partial(_raise, error)))
 
     # State
+
+    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
+        """Has this called instead of what `__init__` was given."""
+        self._on_failure = on_failure
 
     def state(self) -> JobState:
         """Returns what `restore` needs, besides what `waiting` returns."""

@@ -132,7 +132,6 @@ class Snapshots:
 
     def __init__(
         self,
-        take_snapshot: Callable[[str], StoreSnapshot],
         *,
         wait_limit_s: float,
         hold_limit_s: float = HOLD_LIMIT_S,
@@ -141,13 +140,10 @@ class Snapshots:
         """Has no snapshot.
 
         Args:
-            take_snapshot: Takes a snapshot of the store, with the changes since a base or all rows (base is
-                empty); called while nothing changes the store.
             wait_limit_s: How long to wait for pushes, or for a save to end, in seconds.
             hold_limit_s: How long a snapshot waits to be written, in seconds.
             monotonic: The clock, in seconds.
         """
-        self._take_snapshot = take_snapshot
         self._wait_limit_s = wait_limit_s
         self._hold_limit_s = hold_limit_s
         self._monotonic = monotonic
@@ -168,7 +164,7 @@ class Snapshots:
     def take(
         self,
         token: str,
-        base: str = "",
+        take_snapshot: Callable[[], StoreSnapshot],
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
         on_taken: Callable[[], None] = lambda: None,
     ) -> None:
@@ -179,7 +175,7 @@ class Snapshots:
 
         Args:
             token: Of the save to come.
-            base: Token of the save since which changes are taken; empty: all rows are.
+            take_snapshot: Takes it; called while nothing changes the store.
             around: Held around the moment of the snapshot, once no other save runs.
             on_taken: Called while nothing has changed the store since.
 
@@ -195,7 +191,7 @@ class Snapshots:
             start = self._monotonic()
             with ExitStack() as failed:
                 with around(), self._lock.alone(left_s):
-                    snapshot = self._take_snapshot(base)
+                    snapshot = take_snapshot()
                     failed.callback(snapshot.end, saved=False)
                     on_taken()
                 failed.pop_all()

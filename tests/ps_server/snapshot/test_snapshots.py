@@ -63,11 +63,11 @@ class Store:
     def __init__(self, clock: Clock | None = None, wait_limit_s: float = LIMIT_S) -> None:
         self.table = new_table()
         self.snapshots = Snapshots(
-            lambda _: snapshot_all([self.table], [], Applied()),
-            wait_limit_s=wait_limit_s,
-            hold_limit_s=60.0,
-            monotonic=clock or Clock(),
+            wait_limit_s=wait_limit_s, hold_limit_s=60.0, monotonic=clock or Clock()
         )
+
+    def take(self, token: str, **around) -> None:
+        self.snapshots.take(token, lambda: snapshot_all([self.table], [], Applied()), **around)
 
 
 def weights_of(snapshot: StoreSnapshot) -> float:
@@ -78,7 +78,7 @@ def test_snapshot_stays_as_it_was() -> None:
     store = Store()
     before = store.table.export_shard(0).weights[0, 0]
 
-    store.snapshots.take("a")
+    store.take("a")
     with store.snapshots.changing():
         push(store.table)
 
@@ -88,13 +88,13 @@ def test_snapshot_stays_as_it_was() -> None:
 
 def test_saved_rows_have_not_changed_and_those_of_a_failed_save_have() -> None:
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
     assert num_changed(store.table) == 0
     with pytest.raises(KeyError), store.snapshots.writing("a"):
         raise KeyError
     assert num_changed(store.table) == KEYS.size
 
-    store.snapshots.take("b")
+    store.take("b")
     with store.snapshots.writing("b"):
         pass
 
@@ -103,7 +103,7 @@ def test_saved_rows_have_not_changed_and_those_of_a_failed_save_have() -> None:
 
 def test_snapshot_is_written_once() -> None:
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
     with store.snapshots.writing("a"):
         pass
 
@@ -117,14 +117,14 @@ def test_snapshot_is_written_once() -> None:
 def test_token_has_one_snapshot_whenever_it_is_asked_for_again() -> None:
     """Another one would be of a later moment than what the other servers save."""
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
     before = store.table.export_shard(0).weights[0, 0]
     push(store.table)
 
-    store.snapshots.take("a")
+    store.take("a")
     with store.snapshots.writing("a") as snapshot:
         assert weights_of(snapshot) == before
-    store.snapshots.take("a")
+    store.take("a")
 
     with (
         pytest.raises(SnapshotLostError, match="no snapshot 'a' to be saved"),
@@ -143,10 +143,10 @@ def test_snapshot_after_which_something_fails_ends() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.snapshots.take("a", around=failing)
+        store.take("a", around=failing)
     assert num_changed(store.table) == KEYS.size
 
-    store.snapshots.take("a")
+    store.take("a")
     with store.snapshots.writing("a"):
         pass
 
@@ -154,7 +154,7 @@ def test_snapshot_after_which_something_fails_ends() -> None:
 def test_snapshot_that_was_not_taken_here_is_refused() -> None:
     """As after a restart; the one that is here stays."""
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
 
     with (
         pytest.raises(ProtocolError, match="no snapshot 'b' to be saved"),
@@ -168,10 +168,10 @@ def test_snapshot_that_was_not_taken_here_is_refused() -> None:
 
 def test_next_snapshot_takes_the_place_of_one_that_was_not_written() -> None:
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
     push(store.table)
 
-    store.snapshots.take("b")
+    store.take("b")
 
     with store.snapshots.writing("b") as snapshot:
         assert weights_of(snapshot) == store.table.export_shard(0).weights[0, 0]
@@ -181,7 +181,7 @@ def test_push_drops_a_snapshot_that_nobody_came_to_write() -> None:
     """What it keeps would grow with each push."""
     clock = Clock()
     store = Store(clock)
-    store.snapshots.take("a")
+    store.take("a")
     clock.now += 59
     with store.snapshots.changing():
         assert store.table._regions.snapshot.is_in_snapshot
@@ -197,12 +197,12 @@ def test_pushes_that_a_snapshot_waited_for_do_not_count_as_time_in_which_nobody_
     clock = Clock()
     table = new_table()
 
-    def take_snapshot(_: str) -> StoreSnapshot:
+    def take_snapshot() -> StoreSnapshot:
         clock.now += 61
         return snapshot_all([table], [], Applied())
 
-    snapshots = Snapshots(take_snapshot, wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
-    snapshots.take("a")
+    snapshots = Snapshots(wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
+    snapshots.take("a", take_snapshot)
 
     with snapshots.changing():
         assert table._regions.snapshot.is_in_snapshot
@@ -221,9 +221,9 @@ def test_snapshot_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_toget
     monkeypatch.setattr(PhaseLock, "alone", alone)
     clock = Clock()
     store = Store(clock)
-    store.snapshots.take("a")
+    store.take("a")
     store.snapshots._monotonic = itertools.count(clock.now).__next__  # a second passes at each look
-    store.snapshots.take("b")
+    store.take("b")
 
     assert limits[0] == LIMIT_S
     assert 0 < limits[1] < LIMIT_S
@@ -232,7 +232,7 @@ def test_snapshot_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_toget
 def test_long_save_is_not_dropped() -> None:
     clock = Clock()
     store = Store(clock)
-    store.snapshots.take("a")
+    store.take("a")
     with store.snapshots.writing("a") as snapshot:
         clock.now += 10_000
         with store.snapshots.changing():
@@ -242,7 +242,7 @@ def test_long_save_is_not_dropped() -> None:
 
 def test_shrink_waits_for_a_save() -> None:
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
     is_between = threading.Event()
 
     def shrink() -> None:
@@ -259,7 +259,7 @@ def test_shrink_waits_for_a_save() -> None:
 def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overdue() -> None:
     clock = Clock()
     store = Store(clock, wait_limit_s=0.0)
-    store.snapshots.take("a")
+    store.take("a")
     with (
         pytest.raises(WaitTimeoutError, match="a shrink had to wait for a save"),
         store.snapshots.between_saves("a shrink"),
@@ -273,18 +273,18 @@ def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overd
 
 def test_second_save_waits_for_the_first_in_vain() -> None:
     store = Store(wait_limit_s=0.0)
-    store.snapshots.take("a")
+    store.take("a")
     late = pytest.raises(WaitTimeoutError, match="a snapshot had to wait for a save")
 
     with store.snapshots.writing("a"), late:
-        store.snapshots.take("b")
+        store.take("b")
 
 
 def test_what_a_save_cost_is_told() -> None:
     clock = Clock()
     store = Store(clock)
     assert store.snapshots.last is None
-    store.snapshots.take("a")
+    store.take("a")
     clock.now += 1
     with store.snapshots.writing("a"):
         going_on = store.snapshots.last
@@ -299,7 +299,7 @@ def test_what_a_save_cost_is_told() -> None:
 
 def test_failed_save_is_over_too() -> None:
     store = Store()
-    store.snapshots.take("a")
+    store.take("a")
     with suppress(KeyError), store.snapshots.writing("a"):
         raise KeyError
 

@@ -20,6 +20,7 @@ from ps_worker import Predictor, Trainer
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.tools.generate import generate
 from ps_worker.job.sections.strategy import Mode
+from tests.support.address_space import address_space
 from tests.support.commands import ROOT, clean_environment
 
 PAGE = (ROOT / "docs/python.md").read_text()
@@ -125,6 +126,26 @@ def test_nothing_is_left_of_a_trainer_that_is_deleted(
 
     assert {"communicator-exchanger", "communicator-sender"} <= {each.name for each in own_threads}
     assert {each for each in own_threads if each.is_alive()} == {threading.current_thread()}
+
+
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_tables_are_freed_with_the_trainer(mode: str, clicks: Path, tmp_path: Path) -> None:
+    """A cell that is run again makes another: the garbage collector does not see how large they are."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = address_space()
+        trainer = trainer_of(strategy={"mode": mode})
+        trainer.train(f"{clicks}/test/part-*")
+        trainer.evaluate(f"{clicks}/test/part-*")
+        trainer.save(tmp_path / "model")
+        reserved = address_space() - before
+
+        del trainer
+
+        assert address_space() - before < reserved / 100
+    finally:
+        gc.enable()
 
 
 def test_what_is_saved_predicts_and_trains_on_as_the_trainer(clicks: Path, tmp_path: Path) -> None:
