@@ -192,7 +192,7 @@ def _mark_for_subscribers(
         words[first + word] |= subscribers
 
 
-@kernel
+@inlined_kernel
 def make_row(
     table: TableArrays,
     initializer: Initializer,

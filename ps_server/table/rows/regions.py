@@ -25,6 +25,12 @@ from ps_server.table.rows.removal import drop_rows
 
 VALUE_BYTES = 4
 SLOT_BYTES = 8
+NEARLY_FULL_PERCENT = MAX_LOAD_PERCENT * 9 // 10
+"""An index that is fuller doubles when that of another shard does."""
+
+HUGE_PAGES_FROM_BYTES = 8 * 2**20
+"""From this size of its rows a shard grows by huge pages, of which the last is partly unused."""
+
 NO_LIMIT = 2**62
 """A limit of rows that no shard reaches."""
 
@@ -147,7 +153,10 @@ class RowRegions:
             self.subscribers.reserve(num_rows)
             self.snapshot.reserve(num_rows)
             if 100 * num_rows > MAX_LOAD_PERCENT * int(self._num_slots[shard]):
-                self._resize_index(shard, 2 * int(self._num_slots[shard]))
+                # Hashes spread keys evenly, so the others are nearly full too. Each on its own would be a
+                # kernel that stops, all locks and a new view of all arrays.
+                is_nearly_full = 100 * self.num_rows > NEARLY_FULL_PERCENT * self._num_slots
+                self._double_indexes(np.flatnonzero(is_nearly_full).tolist())
         finally:  # the slab may have moved before memory ran out for the index
             self.arrays = self._view()
         return True
@@ -156,12 +165,10 @@ class RowRegions:
         """Sizes the index of a shard without rows for `num_rows` rows; all shards must be locked."""
         slots = slots_for(num_rows)
         if not self.num_rows[shard] and slots > self._num_slots[shard]:
-            self._resize_index(shard, slots)
+            self._resize_indexes([shard], [slots])
             self.arrays = self._view()
             first = shard * self._slab.region_rows
             self._slab.expect(first, first + min(num_rows, self._slab.region_rows))
-            first_slot = int(self.arrays.slot_starts[shard])
-            self._index.expect(first_slot, first_slot + slots)
 
     def freed_bytes(self, shard: int, num_removed: int) -> int:
         """Returns the bytes that removing `num_removed` rows of a shard frees."""
@@ -222,12 +229,27 @@ class RowRegions:
             num_shards=self._num_shards,
         )
 
-    def _resize_index(self, shard: int, slots: int) -> None:
-        old_slots = int(self._num_slots[shard])
-        old_region = 2 * shard + int(self._index_side[shard])
-        self._index.reserve(slots)
-        self._num_slots[shard] = slots
-        self._index_side[shard] ^= 1
-        rebuild_index(self._view(), shard)
-        old_start = old_region * self._index.region_rows
-        self._index.release(old_start, old_start + old_slots)
+    def _double_indexes(self, shards: Sequence[int]) -> None:
+        """Doubles the index of shards, and requests huge pages for the rows that they are to hold then."""
+        self._resize_indexes(shards, [2 * int(self._num_slots[shard]) for shard in shards])
+        for shard in shards:
+            slots, num_rows = int(self._num_slots[shard]), int(self.num_rows[shard])
+            if VALUE_BYTES * self.layout.stride * num_rows >= HUGE_PAGES_FROM_BYTES:
+                first = shard * self._slab.region_rows
+                most = min(slots * MAX_LOAD_PERCENT // 100, self._slab.region_rows)
+                self._slab.expect(first + num_rows, first + most)
+
+    def _resize_indexes(self, shards: Sequence[int], slots: Sequence[int]) -> None:
+        """Gives each of these shards an index of so many slots, with its rows; `arrays` stay as they were."""
+        self._index.reserve(max(slots))
+        old_regions = [2 * shard + int(self._index_side[shard]) for shard in shards]
+        old_slots = self._num_slots[shards].tolist()
+        self._num_slots[shards] = slots
+        self._index_side[shards] ^= 1
+        view = self._view()
+        for shard, region, size in zip(shards, old_regions, old_slots, strict=True):
+            first_slot = int(view.slot_starts[shard])
+            self._index.expect(first_slot, first_slot + int(self._num_slots[shard]))
+            rebuild_index(view, shard)
+            start = region * self._index.region_rows
+            self._index.release(start, start + size)
