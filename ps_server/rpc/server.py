@@ -16,6 +16,7 @@ from protos.errors import AbortedError, IdleError, LogError
 from protos.wire.calls import CALLS
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.debug_services import DebugServices
+from protos.wire.health import HealthService
 from protos.wire.security.authorization import interceptors_of
 from protos.wire.security.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
@@ -23,7 +24,7 @@ from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.health import SERVICE, HealthService
+from ps_server.rpc.health import SERVICE
 from ps_server.rpc.journal import NO_JOURNAL
 from ps_server.rpc.metrics.hot_keys import HotKeys
 from ps_server.rpc.service import Service
@@ -74,7 +75,7 @@ class Server:
         self._address = address
         self._settings = settings
         self._activity = Activity(clock)
-        self._health = HealthService()
+        self._health = HealthService(SERVICE)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._credentials = credentials or Credentials()
         debug = DebugServices() if settings.grpc_debug else None

@@ -231,7 +231,6 @@ async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Await
     host, port = parse_address(settings.grpc)
     port = bind(server, address_to_bind(host, port), served.credentials)
     await server.start()
-    await service.tell_ready()
     telling = asyncio.create_task(_tell_end(served.ended, service.tell_end))
     logger.info("gRPC at %s", address_to_bind(host, port))
 
@@ -242,9 +241,9 @@ async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Await
     return end
 
 
-async def _tell_end(ended: asyncio.Event, tell: Callable[[], Awaitable[None]]) -> None:
+async def _tell_end(ended: asyncio.Event, tell: Callable[[], None]) -> None:
     await ended.wait()
-    await tell()
+    tell()
 
 
 async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[object]]:

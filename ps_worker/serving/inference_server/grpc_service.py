@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from protos.errors import CtrPsError, DataError
 from protos.runtime.environment import own_version
@@ -15,6 +15,7 @@ from protos.v1 import open_inference_pb2 as messages
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.debug_services import DebugServices
 from protos.wire.grpc_status import details_of, status_of
+from protos.wire.health import HealthService
 from protos.wire.security.authorization import Method, interceptors_of
 from protos.wire.security.credentials import Credentials
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
@@ -79,7 +80,7 @@ class GrpcService:
         self._metrics = metrics
         self._is_ready = is_ready
         self._debug = debug
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService(_SERVICE.full_name)
 
     def server(self, credentials: Credentials) -> grpc.aio.Server:
         """Returns a server with these methods, that asks callers for their access; it is not bound yet.
@@ -118,14 +119,9 @@ class GrpcService:
             self._debug.add_to(server, [_SERVICE.full_name, health.SERVICE_NAME])
         return server
 
-    async def tell_ready(self) -> None:
-        """Says to health checks that it serves; without, that it is not known."""
-        for service in ("", _SERVICE.full_name):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-
-    async def tell_end(self) -> None:
+    def tell_end(self) -> None:
         """Says to health checks that it does not serve any more."""
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
 
     def _method(
         self, name: str, answer: Callable[[Any], Awaitable[Any]]

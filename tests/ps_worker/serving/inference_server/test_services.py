@@ -566,10 +566,13 @@ def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
         port = bind(server, "127.0.0.1:0", Credentials())
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await in_grpc.tell_ready()
             assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
-            await in_grpc.tell_end()
+            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            in_grpc.tell_end()
             assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            assert await watch.code() == grpc.StatusCode.UNAVAILABLE  # it does not put the end off
             ready = await call(channel, "ServerReady", messages.ServerReadyRequest())
             assert not ready.ready
             request = messages.ModelReadyRequest(name="ctr")
