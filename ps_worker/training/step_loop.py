@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from ctr_model.batch import Batch
 from ctr_model.models.checks import errors_with_shapes, require_result
@@ -31,6 +30,7 @@ from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import Batches
 from ps_worker.job.model import DENSE_BLOCK
+from ps_worker.training.blas import one_blas_thread
 from ps_worker.training.clipping import clip
 from ps_worker.training.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
@@ -207,7 +207,7 @@ class StepLoop:
         self._after_step = after_step or _nothing
         is_told_to_end = is_told_to_end or _never
         self._communicator.begin(len(self._threads))
-        with _one_blas_thread():
+        with one_blas_thread():
             if len(self._threads) == 1:
                 source = self._source(batches, is_told_to_end)
                 for _ in self._run(self._threads[0], source, reads_ahead=self._reads_ahead):
@@ -230,7 +230,7 @@ class StepLoop:
         """
         self._after_step = _nothing
         self._communicator.begin(thread_num=1)
-        with _one_blas_thread():
+        with one_blas_thread():
             trained = self._run(self._threads[0], self._source(batches), reads_ahead=False)
             for number, (step, result) in enumerate(trained, start=1):
                 loss = result.loss / step.batch.weight if step.batch.weight else 0.0
@@ -401,12 +401,6 @@ def _nothing() -> None:
 
 def _never() -> bool:
     return False
-
-
-def _one_blas_thread() -> AbstractContextManager[object]:
-    """One BLAS thread a training thread: more would wait for each other."""
-    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
-    return limits
 
 
 @contextmanager

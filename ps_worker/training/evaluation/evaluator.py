@@ -15,6 +15,7 @@ from protos.errors import GradientError
 from protos.gradients import Values
 from protos.store import Missing, ParameterReader
 from ps_worker.job.model import DENSE_BLOCK
+from ps_worker.training.blas import one_blas_thread
 from ps_worker.training.evaluation.breakdown import Breakdown
 from ps_worker.training.lookups import keys_of_batch
 
@@ -63,23 +64,24 @@ def evaluate(
     workspace = model.workspace(batch_size)
     tasks = tasks_of(model)
     metrics = Evaluation(tasks)
-    for batch in batches:
-        keys = keys_of_batch(batch, model.tables)
-        if batch.size > workspace.max_batch_size:
-            workspace = model.workspace(batch.size)
-        rows = store.pull_sparse(keys.unique, missing=Missing.ZEROS).result().rows
-        lookups = keys.lookups(rows)
-        with errors_with_shapes(model, "predict", batch, lookups):
-            predictions = model.predict(params, batch, lookups, workspace)
-        require_probabilities("predict", predictions, batch, len(tasks))
-        if on_predictions is not None:
-            on_predictions(predictions)
-        if batch.labels is not None:
-            of_click = np.ascontiguousarray(predictions[:, 0]) if tasks else predictions
-            _add(metrics, batch.labels, of_click, batch.weights)
-            _add_tasks(metrics, tasks, batch, predictions)
-            if breakdown is not None:
-                breakdown.add(batch, of_click)
+    with one_blas_thread():
+        for batch in batches:
+            keys = keys_of_batch(batch, model.tables)
+            if batch.size > workspace.max_batch_size:
+                workspace = model.workspace(batch.size)
+            rows = store.pull_sparse(keys.unique, missing=Missing.ZEROS).result().rows
+            lookups = keys.lookups(rows)
+            with errors_with_shapes(model, "predict", batch, lookups):
+                predictions = model.predict(params, batch, lookups, workspace)
+            require_probabilities("predict", predictions, batch, len(tasks))
+            if on_predictions is not None:
+                on_predictions(predictions)
+            if batch.labels is not None:
+                of_click = np.ascontiguousarray(predictions[:, 0]) if tasks else predictions
+                _add(metrics, batch.labels, of_click, batch.weights)
+                _add_tasks(metrics, tasks, batch, predictions)
+                if breakdown is not None:
+                    breakdown.add(batch, of_click)
     return metrics
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from ctr_model.batch import Batch
 from ctr_model.registry import build_model
@@ -36,6 +37,29 @@ def test_model_that_has_diverged_is_an_error_of_ours() -> None:
 
     with pytest.raises(GradientError, match="diverged; lower the learning rate"):
         evaluate(DivergedStore(store), model, random_batches(1, 8, seed=1), batch_size=8)
+
+
+def blas_threads() -> set[int]:
+    return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+
+def test_products_of_an_evaluation_take_one_thread() -> None:
+    """More would wait for each other; workers evaluate together, beside their servers."""
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async"))
+    seen = []
+
+    with threadpool_limits(limits=2, user_api="blas"):
+        evaluate(
+            store,
+            model,
+            random_batches(1, 8, seed=1),
+            batch_size=8,
+            on_predictions=lambda _: seen.append(blas_threads()),
+        )
+        assert blas_threads() == {2}
+
+    assert seen == [{1}]
 
 
 def labelled(rows: list[int], weights: list[float] | None = None) -> Batch:
