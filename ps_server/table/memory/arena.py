@@ -9,13 +9,17 @@ another system), regions start small and double by copying.
 
 import errno
 import gc
+import logging
 import mmap
 import resource
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+logger = logging.getLogger(__name__)
 
 RESERVED_REGION_BYTES = 16 * 2**30
 """Address space of a region. 64 regions are 1/128 of a process's address space on x86-64."""
@@ -54,6 +58,7 @@ class Arena:
         self.region_rows = region_bytes // self._row_bytes
         self._mapping = _reserved(num_regions * self.region_rows * self._row_bytes)
         if self._mapping is None:
+            _tell_of_copying()
             self.region_rows = min(self.region_rows, SMALL_REGION_BYTES // self._row_bytes)
             self.array = self._zeros(self.region_rows)
         else:
@@ -110,6 +115,14 @@ def _reserved(num_bytes: int) -> mmap.mmap | None:
     with suppress(OSError):
         return _map(num_bytes)
     return None
+
+
+@cache  # once a process
+def _tell_of_copying() -> None:
+    logger.warning(
+        "no address space can be reserved, so tables grow by copying, which takes time, and twice their "
+        "memory meanwhile: a limit as by `ulimit -v` is the usual reason"
+    )
 
 
 def _map(num_bytes: int) -> mmap.mmap:

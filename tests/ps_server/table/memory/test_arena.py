@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena
+from ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena, _tell_of_copying
 from tests.support.rows import resident_bytes
 
 PAGE = mmap.PAGESIZE
@@ -80,12 +80,17 @@ def test_growing_doubles_at_least(build: BuildArena) -> None:
     assert arena.region_rows == 200
 
 
-def test_regions_that_cannot_be_reserved_start_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_regions_that_cannot_be_reserved_start_small_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
+    _tell_of_copying.cache_clear()
 
-    arena = Arena("f4", num_regions=64, width=4)
+    arenas = [Arena("f4", num_regions=64, width=4) for _ in range(2)]
 
-    assert arena.region_rows == SMALL_REGION_BYTES // 16
+    assert [arena.region_rows for arena in arenas] == [SMALL_REGION_BYTES // 16] * 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "ulimit -v" in caplog.text
 
 
 def test_more_than_the_address_space_is_not_reserved() -> None:
