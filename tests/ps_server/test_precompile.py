@@ -127,6 +127,15 @@ def admit_keys(admission: AdmissionSpec) -> None:
     assert store.status().tables["second"].rows == keys.size
 
 
+def round_numbers() -> None:
+    """Sends a push as bfloat16."""
+    keys = np.arange(10, dtype=np.uint64)
+    grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
+    push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0)
+    chunk = PushChunk([("t", grad)], [], bfloat16=True)
+    through(PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, shard_map_epoch=1))
+
+
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):
     Kernels().prepare_all()
     before = compiled_kernels()
@@ -139,6 +148,7 @@ def test_job_after_the_warm_up_compiles_nothing(tmp_path):
         AdmissionSpec(policy="probability", threshold=1.0, counter="bloom", expected_keys=30_000),
     ):
         admit_keys(admission)
+    round_numbers()
 
     assert before["ps_server.table.rows.kernels.apply_rows"] >= len(OPTIMIZERS)
     assert compiled_kernels() == before

@@ -179,6 +179,22 @@ def test_calls_wait_until_a_complete_step_is_applied() -> None:
     assert [call.result() for call in waiting] == [1, 1, 1, 1]
 
 
+def test_pull_of_a_later_version_does_not_hide_that_a_step_was_applied() -> None:
+    """It comes when the version is new and those who wait for it are still to be answered."""
+    workers = workers_of(2, wait_limit_s=0.001)
+    pull = workers.at_version(1, lambda: workers.version)
+    for worker in range(2):
+        workers.push_part(Gradients(), push_id(worker), 0)
+    step = workers.take_complete_step()
+    assert step is not None
+    workers.step_applied(step)
+
+    workers.at_version(2, lambda: None)
+    workers.answer_ready()
+
+    assert pull.result() == 1
+
+
 def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
     workers = workers_of(1, wait_limit_s=0.001)
     workers.push_part(Gradients(), push_id(), 0)

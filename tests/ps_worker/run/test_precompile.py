@@ -86,6 +86,39 @@ def test_training_in_process_compiles_nothing_after_the_start(settings, tmp_path
     }
 
 
+OF_A_CLUSTER = """
+import json, sys
+
+from protos.wire.encoding import bfloat16
+from ps_worker.job import Job
+from ps_worker.run.plan import plan_of
+from ps_worker.run.precompile import precompile
+
+precompile(plan_of(Job.model_validate(json.loads(sys.argv[1]))), is_in_process=False)
+print([len(kernel.signatures) for kernel in (bfloat16._round, bfloat16._widen)])
+"""
+
+
+@pytest.mark.parametrize(("wire_dtype", "number"), [("float32", 0), ("bfloat16", 1)])
+def test_worker_of_a_cluster_compiles_how_numbers_are_rounded_if_its_job_does(
+    wire_dtype: str, number: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.tsv"
+    path.write_text("\t".join(["1", *["2"] * 13, *["a"] * 26]) + "\n")
+    strategy = {"mode": "async", "async": {"wire_dtype": wire_dtype}}
+    settings = {"data": {"train": str(path)}, "strategy": strategy}
+    run = subprocess.run(
+        [sys.executable, "-c", OF_A_CLUSTER, json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == [number, number]
+
+
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet"])
 def test_lock_is_not_held_while_files_are_read(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,7 +113,7 @@ def test_address_space_that_garbage_holds_is_taken(
 ) -> None:
     """Not under a limit, where each arena would wait for the collector."""
     limit = 2**46 if is_limited else resource.RLIM_INFINITY
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
     gc.collect()
     gc.disable()
     try:

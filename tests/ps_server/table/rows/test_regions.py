@@ -1,5 +1,6 @@
 """Regions of a table: how they grow, all shards together, and what that costs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from protos.gradients import SparseGrad
 from protos.keys import Keys
+from protos.placement import shard_of
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.table.rows import regions
@@ -35,6 +37,13 @@ def push(table: SparseTable, keys: Keys) -> None:
 
 def random_keys(count: int) -> Keys:
     return np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
+
+
+def keys_of_shards(counts: Sequence[int]) -> list[Keys]:
+    """Returns so many keys of each shard."""
+    keys = random_keys(3 * len(counts) * max(counts))
+    shards = np.array([shard_of(key, len(counts)) for key in keys])
+    return [keys[shards == i][:count] for i, count in enumerate(counts)]
 
 
 def huge_pages_bytes() -> int:
@@ -78,6 +87,34 @@ def test_index_is_never_larger_than_is_said_of_new_rows() -> None:
         assert table.status.size_bytes <= empty + table.new_row_bytes * table.status.rows
 
 
+def test_shard_that_is_not_nearly_full_does_not_grow_with_another() -> None:
+    """Or its index would be larger than is said of new rows."""
+    table, (small, large) = new_table(num_shards=2), keys_of_shards([49, 2_600])
+    empty = table.status.size_bytes
+    push(table, large)
+
+    push(table, small)
+
+    assert table.status.size_bytes <= empty + table.new_row_bytes * table.status.rows
+
+
+def refuse_mapping(*_: object) -> None:
+    raise OSError("no address space left")
+
+
+def test_small_shard_grows_beside_a_large_one_where_regions_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their regions are as long as the largest index needs."""
+    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
+    table, (small, large, *_) = new_table(num_shards=4), keys_of_shards([49, 6_000, 0, 0])
+    push(table, large)
+
+    push(table, small)
+
+    assert (table.pull(np.concatenate([small, large]), Missing.ZEROS) == -1.0).all()
+
+
 @pytest.mark.parametrize("from_bytes", [2**20, 2**30])
 def test_rows_of_a_large_shard_are_in_huge_pages(
     from_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -85,7 +122,7 @@ def test_rows_of_a_large_shard_are_in_huge_pages(
     monkeypatch.setattr(regions, "HUGE_PAGES_FROM_BYTES", from_bytes)
     if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
         pytest.skip("this system gives huge pages to nobody or to everybody")
-    table, keys = new_table(num_shards=1), random_keys(1_000_000)
+    table, keys = new_table(num_shards=2), random_keys(2_000_000)
     before = huge_pages_bytes()
 
     for start in range(0, keys.size, 10_000):
