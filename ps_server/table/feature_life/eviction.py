@@ -5,12 +5,15 @@ or those with the lowest score; among equals those with the smallest scrambled k
 the pushes to the shard, and not on the number of servers.
 """
 
+from bisect import bisect_left
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from protos.errors import SpecError
 from protos.runtime.jit import kernel
-from protos.spec import StatisticsSpec, TableSpec
+from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ps_server.optimizers.registry import initial_state
 from ps_server.table.feature_life.admission import counter_bytes_of_shard
 from ps_server.table.memory.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
@@ -38,6 +41,17 @@ def max_rows_of_shard(spec: TableSpec) -> int:
     expiry = spec.expiry
     if expiry is None:
         return NO_LIMIT
+    rows = _max_rows(spec, expiry)
+    if not rows or not max_candidates_of_shard(spec):
+        raise SpecError(
+            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, which leaves no room for a row in each "
+            f"of its {spec.num_shards} shards{_beside_candidates(spec)}: set {_fewest_bytes(spec, expiry)} "
+            f"or more"
+        )
+    return rows
+
+
+def _max_rows(spec: TableSpec, expiry: ExpirySpec) -> int:
     limits = [NO_LIMIT]
     if expiry.max_rows:
         limits.append(-(-expiry.max_rows // spec.num_shards))
@@ -45,12 +59,18 @@ def max_rows_of_shard(spec: TableSpec) -> int:
         layout = RowLayout(spec.dim, initial_state(spec.optimizer, spec.dim).size, True)
         share = _bytes_of_shard(spec) - _candidate_bytes_of_shard(spec)
         limits.append(_rows_within(share, VALUE_BYTES * layout.stride))
-    if not min(limits) or not max_candidates_of_shard(spec):
-        raise SpecError(
-            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, which leaves no room for a row in each "
-            f"of its {spec.num_shards} shards{_beside_candidates(spec)}"
-        )
     return min(limits)
+
+
+def _fewest_bytes(spec: TableSpec, expiry: ExpirySpec) -> int:
+    """Returns the least `max_bytes` with room for a row, and for a candidate if they are counted."""
+
+    def has_room(max_bytes: int) -> bool:
+        enough = replace(expiry, max_bytes=max_bytes)
+        larger = replace(spec, expiry=enough)
+        return bool(_max_rows(larger, enough) and max_candidates_of_shard(larger))
+
+    return bisect_left(range(2**62), True, lo=expiry.max_bytes, key=has_room)
 
 
 def max_candidates_of_shard(spec: TableSpec) -> int:
