@@ -35,7 +35,7 @@ HETER_COMMAND = "ps-worker heter"
 NO_ROOM = 14
 """Exit code where Ray has no room, as of a server that has none."""
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 class _LaunchCommand(TyperCommand):

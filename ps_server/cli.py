@@ -19,7 +19,7 @@ from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from ps_server.rpc.run import run_server
 from ps_server.settings import LogSync, ServerSettings, bytes_of_size
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 CHECK_LIMIT_S = 3.0
 DEFAULTS = ServerSettings()

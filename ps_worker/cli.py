@@ -34,7 +34,11 @@ from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
 
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help=__doc__,
 )
 
 Set = Annotated[

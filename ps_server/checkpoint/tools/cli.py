@@ -38,6 +38,7 @@ from ps_server.checkpoint.tools.reshard import reshard as reshard_checkpoint
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Inspect, verify, compare, export and reshard checkpoints.",
 )

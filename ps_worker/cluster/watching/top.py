@@ -35,7 +35,7 @@ WIDE = 1000
 
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ app = typer.Typer(
     name="ps-data",
     help="Generate click logs; make a first job for those you have; check, profile, split, convert them.",
     no_args_is_help=True,
+    rich_markup_mode=None,
     add_completion=False,
 )
 

@@ -1,0 +1,28 @@
+"""What commands say of themselves: all of it, brackets included."""
+
+import pytest
+from typer.testing import CliRunner
+
+from deploy import launch
+from ps_server import cli as server
+from ps_server.checkpoint.tools import cli as checkpoint
+from ps_worker import cli as worker
+from ps_worker.cluster.watching import top
+from ps_worker.data.tools import cli as data
+from ps_worker.serving.inference_server import cli as serve
+
+
+@pytest.mark.parametrize("module", [server, serve, worker, launch, checkpoint, data, top])
+def test_brackets_in_help_are_no_markup(module) -> None:
+    """Which an extra's name or an argument that may be left out would vanish in."""
+    assert module.app.rich_markup_mode is None
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [(server, "[grpc-debug]"), (serve, "[grpc-debug]"), (launch, "[pushes|pulls|calls]")],
+)
+def test_help_names_what_stands_in_brackets(module, text: str) -> None:
+    shown = CliRunner().invoke(module.app, ["--help"]).output
+
+    assert text in "".join(shown.split())
