@@ -74,7 +74,8 @@ class Trained:
 class Trainer:
     """A model, its parameters, and what trains and evaluates it, in this process. For one thread.
 
-    Nothing is shared between two trainers, and nothing is left of one that is deleted.
+    Nothing is shared between two trainers, and nothing is left of one that is deleted. After `close` all
+    methods raise UsageError.
 
     Attributes:
         model: What is trained.
@@ -154,6 +155,7 @@ class Trainer:
             UsageError: If data are neither files, samples nor batches.
             CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
         """
+        self._require_open()
         epochs = self.job.train.epochs if epochs is None else epochs
         if epochs < 1:
             raise UsageError(f"epochs is {epochs}, expected at least 1")
@@ -193,6 +195,7 @@ class Trainer:
         Raises:
             DataError: If no row has a label; otherwise as `train`.
         """
+        self._require_open()
         self._require_weights(data)
         with errors_of_model(self.job):
             metrics = self._run.evaluate(self._batches(data, self.schema))
@@ -205,6 +208,7 @@ class Trainer:
 
         Those of a model of K tasks are float32[n, K], in the order of its `tasks`.
         """
+        self._require_open()
         tasks = tasks_of(self.model)
         none = np.empty((0, len(tasks)) if tasks else 0, np.float32)
         predictions: list[NDArray[np.float32]] = [none]
@@ -226,6 +230,7 @@ class Trainer:
             UsageError: If an option of the model cannot be saved.
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
+        self._require_open()
         attachments = (
             attachments_of(self.job, self.schema)
             if self._is_named
@@ -252,13 +257,24 @@ class Trainer:
             CheckpointError: If it is not a checkpoint, or of another model; nothing was replaced.
             JobError: If it was trained with another schema.
         """
+        self._require_open()
         checkpoint = Checkpoint.open(folder)
         require_schema(self.job, self.schema, checkpoint.url, takes_dense=True)
         self._run.load(checkpoint.url, token=checkpoint.token)
 
     def close(self) -> None:
-        """Ends the background work of training, if the mode has any; deleting the trainer does the same."""
+        """Ends the background work of training; deleting the trainer does the same.
+
+        What it has learnt is gone then: evaluate, predict and save before.
+        """
         self._close()
+
+    def _require_open(self) -> None:
+        if not self._close.alive:
+            raise UsageError(
+                "this Trainer is closed, by close() or at the end of its with block: train, evaluate, "
+                "predict and save before that, or make another and load() what was saved"
+            )
 
     def __enter__(self) -> Self:
         return self

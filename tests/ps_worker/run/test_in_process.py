@@ -148,6 +148,31 @@ def test_tables_are_freed_with_the_trainer(mode: str, clicks: Path, tmp_path: Pa
         gc.enable()
 
 
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_closed_trainer_says_that_it_is_closed(mode: str, clicks: Path, tmp_path: Path) -> None:
+    files = f"{clicks}/test/part-*"
+    with trainer_of(strategy={"mode": mode}) as trainer:
+        trainer.train(files)
+
+    for use in (trainer.train, trainer.evaluate, trainer.predict):
+        with pytest.raises(UsageError, match="this Trainer is closed"):
+            use(files)
+    for use in (trainer.save, trainer.load):
+        with pytest.raises(UsageError, match="this Trainer is closed"):
+            use(tmp_path / "model")
+
+
+@pytest.mark.parametrize("mode", ["async", "bounded_staleness"])
+def test_log_says_that_nothing_is_sent_in_process(
+    mode: str, clicks: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_of(strategy={"mode": mode, mode: {"wire_dtype": "bfloat16"}})
+
+    trainer.train(f"{clicks}/test/part-*")
+
+    assert f"strategy.{mode}.wire_dtype has no effect" in caplog.text
+
+
 def test_what_is_saved_predicts_and_trains_on_as_the_trainer(clicks: Path, tmp_path: Path) -> None:
     trainer = trainer_of()
     trainer.train(f"{clicks}/train/part-*")
