@@ -1,5 +1,6 @@
 """The communicator of a job's mode."""
 
+import logging
 from typing import Any
 
 from ctr_model.models.model import Model
@@ -13,6 +14,8 @@ from ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunic
 from ps_worker.job import Job
 from ps_worker.job.sections.strategy import AsyncSettings
 from ps_worker.job.specs import dense_spec, table_specs
+
+logger = logging.getLogger(__name__)
 
 
 def communicator_of(
@@ -42,6 +45,7 @@ def communicator_of(
         batches_before: See `GeoCommunicator`.
     """
     strategy, num_params = job.strategy, model.num_params
+    _tell_of_wire_dtype(job, is_in_process=is_in_process)
     # With tables on a device its trainer pushes whole passes, and numbers them here.
     if job.device.tables == "pass" or (strategy.mode == "async" and is_in_process):
         return DirectCommunicator(store, member=member, num_params=num_params)
@@ -78,6 +82,18 @@ def communicator_of(
                 num_params=num_params,
                 **_sending(strategy.async_, job),
             )
+
+
+def _tell_of_wire_dtype(job: Job, *, is_in_process: bool) -> None:
+    key = f"{job.strategy.mode}.wire_dtype"
+    if job.strategy.in_use().get(key, "float32") == "float32":
+        return
+    if is_in_process:
+        logger.warning("strategy.%s has no effect: in process nothing is sent", key)
+    else:
+        logger.info(
+            "sends and gets rows, gradients and dense parameters as bfloat16 (strategy.%s)", key
+        )
 
 
 def _sent_as(settings: AsyncSettings, store: Store) -> Store:

@@ -74,6 +74,7 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
     """
     own = {name: value for name, value in strategy.items() if name not in FLEET_WORDS}
     own = _without_ignored(own, "strategy")
+    _refuse_tables_without_settings(own)
     _refuse_without_counterpart(own, ())
     if not any(word in strategy for word in FLEET_WORDS):
         return own
@@ -179,6 +180,16 @@ def _refuse_without_use(configs: Mapping[str, Any], mode: Mode) -> None:
             raise FleetWordError(
                 ("a_sync_configs", name),
                 f"is {value!r}, but has no use in mode {mode!r}: remove it",
+            )
+
+
+def _refuse_tables_without_settings(strategy: Mapping[str, Any]) -> None:
+    for mode in get_args(Mode):
+        if mode not in SETTINGS and isinstance(strategy.get(mode), Mapping):
+            raise FleetWordError(
+                (mode,),
+                f"does not exist: mode {mode!r} has no settings of its own; those with a table are "
+                f"{', '.join(SETTINGS)}",
             )
 
 

@@ -18,7 +18,10 @@ def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:
     ]
     strategy = job.strategy
     less_stale = {
-        "async": ['strategy.mode = "sync"', "strategy.async.max_merge_dense_num = 1"],
+        "async": [
+            'strategy.mode = "sync" or "half_async"',
+            'strategy.mode = "bounded_staleness" with max_staleness = 1',
+        ],
         "half_async": ['strategy.mode = "sync"'],
         "geo": [
             'strategy.mode = "sync"',

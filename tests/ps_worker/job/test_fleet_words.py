@@ -206,3 +206,10 @@ def test_translated_word_is_found_where_it_was_written(
     assert aliases == {
         f"strategy.{name}": f"strategy.{written}" for name, written in expected.items()
     }
+
+
+@pytest.mark.parametrize("mode", ["sync", "half_async"])
+def test_table_of_a_mode_without_settings_is_refused(mode: str) -> None:
+    fault = f"strategy.{mode} does not exist: mode '{mode}' has no settings of its own; those with .* geo"
+    with pytest.raises(FleetWordError, match=fault):
+        translated({"mode": mode, mode: {"wire_dtype": "bfloat16"}})

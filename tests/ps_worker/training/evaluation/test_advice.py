@@ -21,7 +21,8 @@ def test_own_learning_rate_is_named_with_its_value() -> None:
 @pytest.mark.parametrize(
     ("mode", "key"),
     [
-        ("async", 'strategy.mode = "sync"'),
+        ("async", 'strategy.mode = "sync" or "half_async"'),
+        ("async", "max_staleness = 1"),
         ("half_async", 'strategy.mode = "sync"'),
         ("geo", "strategy.geo.k_steps below 100"),
         ("bounded_staleness", "strategy.bounded_staleness.max_staleness below 8"),
