@@ -357,6 +357,7 @@ class Run:
             self._model,
             batches,
             batch_size=self._job.train.batch_size,
+            num_threads=self._job.train.thread_num,
             on_predictions=on_predictions,
             breakdown=breakdown,
         )

@@ -77,6 +77,7 @@ def infer(
             model,
             batches,
             batch_size=job.train.batch_size,
+            num_threads=job.train.thread_num,
             on_predictions=write,
             breakdown=breakdown,
         )

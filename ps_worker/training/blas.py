@@ -5,11 +5,11 @@ from contextlib import AbstractContextManager
 from threadpoolctl import threadpool_limits
 
 
-def one_blas_thread() -> AbstractContextManager[object]:
-    """Has BLAS multiply in the thread that asks, for the time of the block; of this whole process.
+def blas_threads(number: int) -> AbstractContextManager[object]:
+    """Has BLAS multiply in so many threads, for the time of the block; in this whole process.
 
-    By default it takes as many threads as there are cores, which wait for each other without sleeping. Where
-    other processes have these cores, that is most of what they do.
+    By default it takes one for each core of the machine. They wait for each other without sleeping; where
+    other processes have these cores, or a container may use few of them, that is most of what they do.
     """
-    limits: AbstractContextManager[object] = threadpool_limits(limits=1, user_api="blas")
+    limits: AbstractContextManager[object] = threadpool_limits(limits=number, user_api="blas")
     return limits

@@ -30,7 +30,7 @@ from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.data.blocks.position import Batches
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.training.blas import one_blas_thread
+from ps_worker.training.blas import blas_threads
 from ps_worker.training.clipping import clip
 from ps_worker.training.lookups import BatchKeys, keys_of_batch
 from ps_worker.training.meter import Progress
@@ -207,7 +207,7 @@ class StepLoop:
         self._after_step = after_step or _nothing
         is_told_to_end = is_told_to_end or _never
         self._communicator.begin(len(self._threads))
-        with one_blas_thread():
+        with blas_threads(1):  # for each training thread
             if len(self._threads) == 1:
                 source = self._source(batches, is_told_to_end)
                 for _ in self._run(self._threads[0], source, reads_ahead=self._reads_ahead):
@@ -230,7 +230,7 @@ class StepLoop:
         """
         self._after_step = _nothing
         self._communicator.begin(thread_num=1)
-        with one_blas_thread():
+        with blas_threads(1):  # for each training thread
             trained = self._run(self._threads[0], self._source(batches), reads_ahead=False)
             for number, (step, result) in enumerate(trained, start=1):
                 loss = result.loss / step.batch.weight if step.batch.weight else 0.0

@@ -34,6 +34,7 @@ def final_evaluation(plan: Plan, run: Run, best: Checkpoint | None) -> dict[str,
             plan.model,
             dataset,
             batch_size=plan.job.train.batch_size,
+            num_threads=plan.job.train.thread_num,
             breakdown=breakdown,
         )
     if not metrics.examples:

@@ -15,7 +15,7 @@ from protos.errors import GradientError
 from protos.gradients import Values
 from protos.store import Missing, ParameterReader
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.training.blas import one_blas_thread
+from ps_worker.training.blas import blas_threads
 from ps_worker.training.evaluation.breakdown import Breakdown
 from ps_worker.training.lookups import keys_of_batch
 
@@ -40,6 +40,7 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     batch_size: int,
+    num_threads: int = 1,
     on_predictions: OnPredictions | None = None,
     breakdown: Breakdown | None = None,
 ) -> Evaluation:
@@ -52,6 +53,7 @@ def evaluate(
         model: What to predict with.
         batches: Examples.
         batch_size: Size of most batches; a larger one costs more memory from then on.
+        num_threads: Of products of matrices.
         on_predictions: Gets each batch's click probabilities, float32[B], in order, or those of K tasks,
             float32[B, K]; a view, valid only during the call.
         breakdown: Gets the examples that have labels, with the probabilities of a click.
@@ -64,7 +66,7 @@ def evaluate(
     workspace = model.workspace(batch_size)
     tasks = tasks_of(model)
     metrics = Evaluation(tasks)
-    with one_blas_thread():
+    with blas_threads(num_threads):
         for batch in batches:
             keys = keys_of_batch(batch, model.tables)
             if batch.size > workspace.max_batch_size:

@@ -43,23 +43,25 @@ def blas_threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
-def test_products_of_an_evaluation_take_one_thread() -> None:
-    """More would wait for each other; workers evaluate together, beside their servers."""
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_products_of_an_evaluation_take_as_many_threads_as_it_is_told(num_threads: int) -> None:
+    """Not one for each core: they would wait for each other where others have these cores."""
     model, store = small_model(), ParameterStore()
     declare(store, model, job("async"))
     seen = []
 
-    with threadpool_limits(limits=2, user_api="blas"):
+    with threadpool_limits(limits=3 - num_threads, user_api="blas"):
         evaluate(
             store,
             model,
             random_batches(1, 8, seed=1),
             batch_size=8,
+            num_threads=num_threads,
             on_predictions=lambda _: seen.append(blas_threads()),
         )
-        assert blas_threads() == {2}
+        assert blas_threads() == {3 - num_threads}
 
-    assert seen == [{1}]
+    assert seen == [{num_threads}]
 
 
 def labelled(rows: list[int], weights: list[float] | None = None) -> Batch:
