@@ -9,9 +9,9 @@ from tests.support.commands import ROOT, result_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MIN_AUC = 0.70
-MIN_AUC_WITHOUT_LOCKSTEP = (
-    0.68  # depends on timing: in 17 runs bounded_staleness had 0.689 to 0.715
-)
+MIN_AUC_WITHOUT_LOCKSTEP = 0.68
+"""Depends on timing: bounded_staleness had 0.689 to 0.715, a mean of 0.704, in 41 runs of four versions."""
+
 MAX_LOG_LOSS = 0.134  # the base rate alone gives 0.1396
 
 
