@@ -182,9 +182,7 @@ class Coordinator:
         self._clocks = Clocks(self._members)
         self._mailbox = Mailbox(self._members, inbox_bytes=inbox_bytes)
         self._missing_workers = MissingWorkers(members)
-        steps = (
-            self._steps
-        )  # not by self: what this holds is freed with it, not by the garbage collector
+        steps = self._steps  # through self it would be a cycle, for the garbage collector
         self._wait_for_version = _PendingCalls(lambda: steps.version)
         self._wait_for_clocks = _PendingCalls(self._clocks.slowest)
         self._wait_for_others = _PendingCalls(object)  # polled at each change

@@ -45,9 +45,10 @@ def communicator_of(
         batches_before: See `GeoCommunicator`.
     """
     strategy, num_params = job.strategy, model.num_params
-    _tell_of_wire_dtype(job, is_in_process=is_in_process)
+    is_pass = job.device.tables == "pass"
+    _tell_of_wire_dtype(job, sends=not (is_in_process or is_pass or is_heter_trainer))
     # With tables on a device its trainer pushes whole passes, and numbers them here.
-    if job.device.tables == "pass" or (strategy.mode == "async" and is_in_process):
+    if is_pass or (strategy.mode == "async" and is_in_process):
         return DirectCommunicator(store, member=member, num_params=num_params)
     match strategy.mode:
         case "sync":
@@ -84,15 +85,17 @@ def communicator_of(
             )
 
 
-def _tell_of_wire_dtype(job: Job, *, is_in_process: bool) -> None:
+def _tell_of_wire_dtype(job: Job, *, sends: bool) -> None:
     key = f"{job.strategy.mode}.wire_dtype"
     if job.strategy.in_use().get(key, "float32") == "float32":
         return
-    if is_in_process:
-        logger.warning("strategy.%s has no effect: in process nothing is sent", key)
+    if sends:
+        logger.info("numbers go to servers and come from them as bfloat16 (strategy.%s)", key)
     else:
-        logger.info(
-            "sends and gets rows, gradients and dense parameters as bfloat16 (strategy.%s)", key
+        logger.warning(
+            "strategy.%s has no effect here: nothing is sent in process, and passes on a device and heter "
+            "trainers send float32",
+            key,
         )
 
 

@@ -11,9 +11,9 @@ import errno
 import gc
 import logging
 import mmap
-import resource
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,8 +106,8 @@ def _reserved(num_bytes: int) -> mmap.mmap | None:
     try:
         return _map(num_bytes)
     except OSError as error:
-        if error.errno != errno.ENOMEM or _address_space_is_limited():
-            return None
+        if error.errno != errno.ENOMEM or _addresses_in_use() < num_bytes:
+            return None  # a limit: no garbage could make so much room
         # A process can use 128 TiB: garbage holds them, such as the tables of runs that failed.
         gc.collect()
     except (AttributeError, ValueError, OverflowError):  # another system, or more than there can be
@@ -129,6 +129,9 @@ def _map(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
 
 
-def _address_space_is_limited() -> bool:
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return limit != resource.RLIM_INFINITY
+def _addresses_in_use() -> int:
+    """Returns the bytes of addresses of this process, in use or only reserved; 0 where Linux does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+    except OSError:
+        return 0

@@ -1,8 +1,8 @@
 """Arenas: they grow, keep what is in them, and give back zeros."""
 
+import errno
 import gc
 import mmap
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,13 +107,7 @@ class Garbage:
         self.itself = self
 
 
-@pytest.mark.parametrize("is_limited", [False, True])
-def test_address_space_that_garbage_holds_is_taken(
-    is_limited: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not under a limit, where each arena would wait for the collector."""
-    limit = 2**46 if is_limited else resource.RLIM_INFINITY
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+def test_address_space_that_garbage_holds_is_taken() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -122,7 +116,25 @@ def test_address_space_that_garbage_holds_is_taken(
         gc.enable()
         gc.collect()
 
-    assert (SMALL_REGION_BYTES // 16 in rows) == is_limited
+    assert SMALL_REGION_BYTES // 16 not in rows
+
+
+@pytest.mark.parametrize(("region_bytes", "is_worth_it"), [(PAGE, True), (2**47, False)])
+def test_garbage_is_collected_only_where_that_may_make_room(
+    region_bytes: int, is_worth_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a limit of addresses or of memory each arena would wait for the collector."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    collected = []
+    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse)
+    monkeypatch.setattr("ps_server.table.memory.arena.gc.collect", lambda: collected.append(1))
+
+    Arena("f4", num_regions=1, width=4, region_bytes=region_bytes)
+
+    assert bool(collected) == is_worth_it
 
 
 @settings(max_examples=60)
