@@ -13,6 +13,7 @@ from typing import Any
 
 from protos.errors import CheckpointError, SpecConflictError
 from protos.spec import DenseSpec, TableSpec
+from ps_server.optimizers.sum import SUM
 from ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,12 @@ def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
     of_saved, of_job = (
         ", ".join(f"{field} {shape[field]!r}" for field in sorted(fields)) for shape in (has, wants)
     )
+    advice = "declare it as it was saved"
+    if SUM.name in (has["optimizer"], wants["optimizer"]) and "optimizer" in fields:
+        advice = f'{SUM.name!r} is what servers do in mode "geo": train in that mode both times, or in others'
     return (
-        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; declare it as it was "
-        f"saved, or take other parts of the model alone, with checkpoint.load and checkpoint.only"
+        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; {advice}, or take other "
+        f"parts of the model alone, with checkpoint.load and checkpoint.only"
     )
 
 

@@ -321,6 +321,10 @@ MISFITS: dict[str, tuple[dict[str, object], str]] = {
         {"tower": replace(TOWER, optimizer=BY_SGD)},
         "'tower' was saved with optimizer 'sgd', but the job declares optimizer 'adam'; .*only",
     ),
+    "geo": (
+        {"tower": replace(TOWER, optimizer=OptimizerSpec(name="sum"))},
+        "optimizer 'sum', but .* 'adam'; 'sum' is what servers do in mode \"geo\": train in that mode both",
+    ),
     "missing": ({"deep": None}, "has no deep"),
 }
 
