@@ -1,4 +1,4 @@
-"""Address space: what this process has, and a system that grants it to some of its callers."""
+"""Address space and huge pages: what this process and its system have, and one that refuses some."""
 
 import mmap
 from collections.abc import Callable, Iterable
@@ -10,6 +10,12 @@ MMAP = mmap.mmap
 def address_space() -> int:
     """Returns the bytes of addresses of this process, in use or only reserved."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
+def gives_huge_pages_on_request() -> bool:
+    """Whether huge pages are for those who ask alone."""
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return setting.exists() and "[madvise]" in setting.read_text()
 
 
 def map_some(granted: Iterable[bool]) -> Callable[..., mmap.mmap]:

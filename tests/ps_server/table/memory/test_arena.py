@@ -4,7 +4,7 @@ import errno
 import gc
 import mmap
 from collections.abc import Callable
-from pathlib import Path
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -12,21 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena, _tell_of_copying
+from tests.support.address_space import gives_huge_pages_on_request, map_some
 from tests.support.rows import resident_bytes
 
 PAGE = mmap.PAGESIZE
 BuildArena = Callable[..., Arena]
 
 
-def refuse_mapping(*_: object) -> None:
-    raise OSError("no address space left")
-
-
 @pytest.fixture(params=["mapped", "copied"])
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BuildArena:
     """Builds arenas with reserved address space, and where there is none."""
     if request.param == "copied":
-        monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
+        monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
 
     def build_arena(dtype: str = "f4", num_regions: int = 3, width: int = 3, **sizes: int) -> Arena:
         return Arena(dtype, num_regions=num_regions, width=width, **sizes)
@@ -83,7 +80,7 @@ def test_growing_doubles_at_least(build: BuildArena) -> None:
 def test_regions_that_cannot_be_reserved_start_small_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
+    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
     _tell_of_copying.cache_clear()
 
     arenas = [Arena("f4", num_regions=64, width=4) for _ in range(2)]
@@ -145,7 +142,7 @@ def test_released_rows_are_zero_and_their_neighbours_as_they_were(
     """Rows of 12 or 28 bytes straddle pages, so pages may belong to both."""
     with pytest.MonkeyPatch.context() as patch:
         if not is_mapped:
-            patch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
+            patch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
         arena = Arena("f4", num_regions=1, width=width, region_bytes=5 * PAGE)
     rows = arena.region_rows
     arena.array[:] = np.arange(1, rows + 1)[:, None]
@@ -180,11 +177,6 @@ def resident_after_one_byte_a_huge_page(arena: Arena) -> int:
     before = resident_bytes()
     arena.array[:: ROWS_A_HUGE_PAGE // 2] = 1
     return resident_bytes() - before
-
-
-def gives_huge_pages_on_request() -> bool:
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return setting.exists() and "[madvise]" in setting.read_text()
 
 
 @pytest.mark.parametrize("expected_pages", [0.0, 0.9, 8.0, 8.9])

@@ -1,6 +1,7 @@
 """Regions of a table: how they grow, all shards together, and what that costs."""
 
 from collections.abc import Sequence
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from protos.store import Missing
 from ps_server.table.rows import regions
 from ps_server.table.rows.regions import SLOT_BYTES, RowRegions
 from ps_server.table.sparse_table import SparseTable
+from tests.support.address_space import gives_huge_pages_on_request, map_some
 
 DIM = 2
 NUM_SHARDS = 64
@@ -98,15 +100,11 @@ def test_shard_that_is_not_nearly_full_does_not_grow_with_another() -> None:
     assert table.status.size_bytes <= empty + table.new_row_bytes * table.status.rows
 
 
-def refuse_mapping(*_: object) -> None:
-    raise OSError("no address space left")
-
-
 def test_small_shard_grows_beside_a_large_one_where_regions_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their regions are as long as the largest index needs."""
-    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse_mapping)
+    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
     table, (small, large, *_) = new_table(num_shards=4), keys_of_shards([49, 6_000, 0, 0])
     push(table, large)
 
@@ -120,7 +118,7 @@ def test_rows_of_a_large_shard_are_in_huge_pages(
     from_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regions, "HUGE_PAGES_FROM_BYTES", from_bytes)
-    if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+    if not gives_huge_pages_on_request():
         pytest.skip("this system gives huge pages to nobody or to everybody")
     table, keys = new_table(num_shards=2), random_keys(2_000_000)
     before = huge_pages_bytes()
