@@ -47,6 +47,13 @@ Set = Annotated[
         "--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job; repeatable."
     ),
 ]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Run code that a checkpoint names: a model's file, data.pipe_command.",
+    ),
+]
 Json = Annotated[
     bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")
 ]
@@ -125,6 +132,7 @@ def infer(
         ),
     ] = None,
     overrides: Set = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Predict and evaluate with a saved model, without servers."""
@@ -133,7 +141,12 @@ def infer(
     _start()
     with _errors_as_exit_codes():
         result = infer(
-            model, data or [], output=output, id_column=id_column, overrides=overrides or []
+            model,
+            data or [],
+            output=output,
+            id_column=id_column,
+            overrides=overrides or [],
+            allow_code=allow_code,
         )
         _report(result, as_json)
 
@@ -142,6 +155,7 @@ def infer(
 def export(
     model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
     output: Annotated[Path, typer.Option(help="File to write: model.onnx or model.pt2.")],
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Write the dense part of a model in PyTorch as a program for other runtimes."""
@@ -149,7 +163,7 @@ def export(
 
     _start()
     with _errors_as_exit_codes():
-        _report(export(model, output), as_json)
+        _report(export(model, output, allow_code=allow_code), as_json)
 
 
 @app.command()
@@ -159,6 +173,7 @@ def report(
     importance_rows: Annotated[
         int, typer.Option(help="Rows to measure the importance of features over; 0: do not.")
     ] = 20_000,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page about runs: curves, calibration, features, tables, time."""
@@ -166,7 +181,8 @@ def report(
 
     _start()
     with _errors_as_exit_codes():
-        _report(write(runs, output, importance_rows=importance_rows), as_json)
+        result = write(runs, output, importance_rows=importance_rows, allow_code=allow_code)
+        _report(result, as_json)
 
 
 @app.command()

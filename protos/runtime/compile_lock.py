@@ -26,9 +26,9 @@ _LOCK_NAME = "ctr-ps-compile.lock"
 
 def default_lock_path() -> Path:
     """Returns the lock's file, in the folder of the cache that it guards."""
-    if numba.config.CACHE_DIR:
-        return Path(numba.config.CACHE_DIR, _LOCK_NAME)
-    return Path(numba.njit(cache=True)(_no_kernel).stats.cache_path, _LOCK_NAME)
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    folder = given or str(numba.njit(cache=True)(_no_kernel).stats.cache_path)
+    return Path(folder, _LOCK_NAME)
 
 
 def _no_kernel() -> None:

@@ -98,8 +98,36 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
     return job
 
 
+def require_consent(
+    checkpoint: Checkpoint, job: Job, *, allow_code: bool, overrides: Sequence[str] = ()
+) -> None:
+    """Refuses the code that the job of a checkpoint names, unless the caller has it run; logs what is run.
+
+    Whoever writes a checkpoint chooses that code. What an override names is the caller's own.
+
+    Raises:
+        UsageError: If there is such code, and `allow_code` is False.
+    """
+    code = {
+        "model.name": job.model.name if own_model_file(job) else "",
+        "data.pipe_command": job.data.pipe_command,
+    }
+    own = {override.partition("=")[0].strip() for override in overrides}
+    for key, value in code.items():
+        if not value:
+            continue
+        if not allow_code and key not in own:
+            raise UsageError(
+                f"checkpoint {checkpoint.url} names code to run, {key} = {value!r}: allow it, if you trust "
+                f"whoever could write there, by --allow-code, in Python allow_code=True"
+            )
+        logger.info("runs code: %s = %r", key, value)
+
+
 def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Model:
     """Returns the model of a job, whose dense parameters are those of a checkpoint.
+
+    Runs the job's code: `require_consent` comes before.
 
     Raises:
         JobError: If there is no such model, or an option is wrong.

@@ -19,6 +19,7 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
+    require_consent,
     schema_of_checkpoint,
 )
 from ps_worker.data.files.atomic_file import atomic_file
@@ -37,6 +38,7 @@ def infer(
     output: Path | None = None,
     id_column: str | None = None,
     overrides: Sequence[str] = (),
+    allow_code: bool = False,
 ) -> dict[str, Any]:
     """Predicts the rows of files with a saved model.
 
@@ -48,6 +50,7 @@ def infer(
             malformed row is passed over then, unless overridden: line n is that of row n.
         id_column: Name of the column of ids; None: the schema's, if that names one. Only for `output`.
         overrides: `section.key=value`, over the job that trained the model.
+        allow_code: Run the model's file and the command for data that the checkpoint names.
 
     Returns:
         Number of rows, the model's digest, for labelled rows the figures of the evaluation, and for a model
@@ -59,6 +62,7 @@ def infer(
     checkpoint = Checkpoint.open(model_dir)
     strict = [] if output is None else ["data.bad_row_limit=0"]
     job = job_of_checkpoint(checkpoint, [*strict, *overrides])
+    require_consent(checkpoint, job, allow_code=allow_code, overrides=overrides)
     schema = schema_of_checkpoint(checkpoint)
     if id_column is not None and output is None:
         raise UsageError(f"--id {id_column}: ids are written with predictions: give --output, too")

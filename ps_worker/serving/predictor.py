@@ -30,6 +30,7 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
+    require_consent,
     schema_of_checkpoint,
 )
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT
@@ -104,26 +105,32 @@ class _Loaded:
 class Predictor:
     """Predicts clicks with a saved model. Thread-safe."""
 
-    def __init__(self, loaded: _Loaded, *, verifies: bool = False) -> None:
+    def __init__(
+        self, loaded: _Loaded, *, verifies: bool = False, allows_code: bool = False
+    ) -> None:
         """See `load`."""
         self._loaded = loaded
         self._verifies = verifies
+        self._allows_code = allows_code
         self._previous: list[_Loaded] = []
         self._switching = threading.Lock()
 
     @classmethod
-    def load(cls, url: str | Path, *, verify: bool = False) -> Self:
+    def load(cls, url: str | Path, *, verify: bool = False, allow_code: bool = False) -> Self:
         """Opens the checkpoint `url`, or the latest one in that folder.
 
         Args:
             url: A path or a URL; files elsewhere than on this machine are copied into memory.
             verify: Read everything and compare checksums, which takes as long as reading the files;
                 without, sizes, manifest and dense parameters are checked. `switch_to` does the same then.
+            allow_code: Run the file of a model of one's own, which the checkpoint names, as `switch_to` does
+                then; whoever writes the checkpoint chooses that code.
 
         Raises:
-            CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing.
+            CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing or not
+                allowed.
         """
-        return cls(_load(url, verify), verifies=verify)
+        return cls(_load(url, verify, allow_code), verifies=verify, allows_code=allow_code)
 
     @property
     def url(self) -> str:
@@ -198,7 +205,7 @@ class Predictor:
             CtrPsError: As `load`; also if it has another schema, under which keys mean something else.
         """
         with self._switching:
-            loaded = _load(url, self._verifies if verify is None else verify)
+            loaded = _load(url, self._verifies if verify is None else verify, self._allows_code)
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -222,12 +229,13 @@ class Predictor:
             self._loaded = self._previous.pop()
 
 
-def _load(url: str | Path, verify: bool) -> _Loaded:
+def _load(url: str | Path, verify: bool, allow_code: bool) -> _Loaded:
     checkpoint = Checkpoint.open(url)
     if verify:
         checkpoint.verify()
-    schema = schema_of_checkpoint(checkpoint)
-    model = model_of_checkpoint(checkpoint, job_of_checkpoint(checkpoint), schema)
+    schema, job = schema_of_checkpoint(checkpoint), job_of_checkpoint(checkpoint)
+    require_consent(checkpoint, job, allow_code=allow_code)
+    model = model_of_checkpoint(checkpoint, job, schema)
     return _Loaded(SavedModel(checkpoint), schema, model, _has_text_values(checkpoint))
 
 

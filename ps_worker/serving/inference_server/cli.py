@@ -61,6 +61,7 @@ class Settings:
     max_rows: int
     threads: int
     verify: bool
+    allow_code: bool
     drain_s: float
     grpc_debug: bool
 
@@ -95,6 +96,9 @@ def serve(
         bool,
         typer.Option(help="Compare all checksums of a checkpoint before it answers."),
     ] = True,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run the model's file, which a checkpoint names.")
+    ] = False,
     drain: Annotated[
         float,
         typer.Option(
@@ -134,6 +138,7 @@ def serve(
             max_rows=max_rows,
             threads=threads or num_processors(),
             verify=verify,
+            allow_code=allow_code,
             drain_s=drain,
             grpc_debug=grpc_debug,
         )
@@ -184,6 +189,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
             max_rows=settings.max_rows,
             threads=settings.threads,
             verify=settings.verify,
+            allow_code=settings.allow_code,
         )
         stack.callback(model.close)
         metrics = RequestMetrics(model)

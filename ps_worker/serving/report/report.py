@@ -17,6 +17,7 @@ from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
+    require_consent,
     schema_of_checkpoint,
 )
 from ps_worker.data.files.atomic_file import atomic_file
@@ -40,7 +41,9 @@ _BATCH_SIZE = 4096
 logger = logging.getLogger(__name__)
 
 
-def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> dict[str, Any]:
+def report(
+    folders: Sequence[Path], output: Path, *, importance_rows: int, allow_code: bool = False
+) -> dict[str, Any]:
     """Writes a page about runs.
 
     Args:
@@ -48,6 +51,7 @@ def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> di
         output: File to write; it is there when it is whole.
         importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
             0: it is not.
+        allow_code: Run the model's file and the command for data that a checkpoint names.
 
     Returns:
         The path of the page, and the numbers of runs and of runs with importance.
@@ -64,7 +68,7 @@ def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> di
             f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
         )
     runs = read_runs(folders)
-    importance = [_importance(run, importance_rows) for run in runs]
+    importance = [_importance(run, importance_rows, allow_code) for run in runs]
     html = page(
         " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         "Training report",
@@ -91,7 +95,7 @@ def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> di
     }
 
 
-def _importance(run: RunRecords, rows: int) -> Importance | str:
+def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | str:
     """Returns the importance of a run's features, or why there is none."""
     if not rows:
         return "not measured: give --importance-rows above 0."
@@ -102,13 +106,13 @@ def _importance(run: RunRecords, rows: int) -> Importance | str:
     if not run.job.data.test and not run.job.data.valid:
         return "no rows to predict: train with data.test or data.valid."
     try:
-        return _measured(run, rows)
+        return _measured(run, rows, allow_code)
     except CtrPsError as error:
         logger.warning("%s: no feature importance: %s", run.name, error)
         return f"not measured: {error}"
 
 
-def _measured(run: RunRecords, rows: int) -> Importance:
+def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
     """Predicts with the best model of a run, or the last one if none was validated."""
     assert run.job is not None  # as the caller has seen
     root, data = run.job.checkpoint.dir, run.job.data
@@ -116,6 +120,7 @@ def _measured(run: RunRecords, rows: int) -> Importance:
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
     _require_of_run(run, checkpoint, job)
+    require_consent(checkpoint, job, allow_code=allow_code)
     dataset = streamed(job, schema)
     dataset.set_filelist(matching_files(data.test or data.valid))
     with errors_of_model(job):

@@ -264,12 +264,12 @@ def test_saved_model_is_what_ps_worker_infers_with(
     executor.train_from_dataset(dataset)
     fleet.save_persistables(tmp_path / "model")
 
-    inferred = infer(str(tmp_path / "model"), [str(rows)])
+    inferred = infer(str(tmp_path / "model"), [str(rows)], allow_code=True)
 
     expected = executor.infer_from_dataset(dataset)
     assert inferred["auc"] == expected.auc()
     assert inferred["log_loss"] == pytest.approx(expected.log_loss(), rel=1e-6)  # other batches
-    predictor = Predictor.load(tmp_path / "model")
+    predictor = Predictor.load(tmp_path / "model", allow_code=True)
     metrics = ClickMetrics()
     for batch in dataset:
         metrics.add(batch.labels, predictor.predict(batch))
