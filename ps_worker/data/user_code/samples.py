@@ -12,6 +12,7 @@ hashes all values of a batch, because a call per value would dominate the cost.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
@@ -24,6 +25,7 @@ from ctr_model.jit import kernel
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.user_code.data_generator import shown
+from ps_worker.data.user_code.salted_hash import MAX_LINES, require_stable_samples
 
 Value = str | bytes | int
 Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]
@@ -73,12 +75,21 @@ class SampleLoader:
                 f"samples is {samples!r}, which can only be iterated once: pass the function that returns it"
             )
         self._samples = samples
+        self._is_probed = not callable(samples)
         self.schema = schema
         self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         samples = self._samples() if callable(self._samples) else self._samples
+        if not self._is_probed:
+            require_stable_samples(self._first_keys, "the function of samples")
+            self._is_probed = True
         return batches_of_samples(samples, self.schema, batch_size=self.batch_size)
+
+    def _first_keys(self) -> list[list[int]]:
+        samples = islice(self._samples(), MAX_LINES)  # type: ignore[operator]
+        batches = batches_of_samples(samples, self.schema, batch_size=1)
+        return [batch.keys.tolist() for batch in batches]
 
 
 def batches_of_samples(
