@@ -38,7 +38,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help=__doc__,
+    help=__doc__.replace("\n\n", "\n\n\b\n"),  # keeps the lines of a block as they are
 )
 
 Set = Annotated[

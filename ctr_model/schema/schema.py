@@ -241,6 +241,14 @@ class Schema:
         """Number of dense inputs of the model: the columns, then the missing indicators."""
         return self._scaling.width
 
+    def inputs_of_dense(self, index: int) -> list[int]:
+        """Returns the dense inputs of a column by index: itself, and its missing indicator if it has one."""
+        column = self.dense[index]
+        if not column.missing_indicator:
+            return [index]
+        before = sum(each.missing_indicator for each in self.dense[:index])
+        return [index, len(self.dense) + before]
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the whole schema, in hex."""

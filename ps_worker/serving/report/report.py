@@ -5,7 +5,7 @@ its checkpoint, and data.test   --> importance   -->
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from ps_worker.job.model import errors_of_model
 from ps_worker.serving.report import curves, distributions
 from ps_worker.serving.report.charts import legend
 from ps_worker.serving.report.importance import Importance, importance_of_features
-from ps_worker.serving.report.page import page
+from ps_worker.serving.report.page import Section, page
 from ps_worker.serving.report.runs import RunRecords, number, read_runs
 from ps_worker.training.evaluation.saved_store import SavedStore
 
@@ -73,16 +73,16 @@ def report(
         " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         "Training report",
         [
-            curves.overview(runs),
-            curves.training(runs),
-            curves.validation(runs),
-            curves.passes(runs),
-            distributions.calibrated(runs),
-            distributions.by_slot_value(runs),
-            distributions.importance(runs, importance),
-            curves.tables(runs),
-            distributions.staleness(runs),
-            distributions.time_by_part(runs),
+            _part("Runs", lambda: curves.overview(runs)),
+            _part("Training", lambda: curves.training(runs)),
+            _part("Validation", lambda: curves.validation(runs)),
+            _part("Progressive validation", lambda: curves.passes(runs)),
+            _part("Calibration", lambda: distributions.calibrated(runs)),
+            _part("AUC by slot value", lambda: distributions.by_slot_value(runs)),
+            _part("Feature importance", lambda: distributions.importance(runs, importance)),
+            _part("Table growth", lambda: curves.tables(runs)),
+            _part("Staleness", lambda: distributions.staleness(runs)),
+            _part("Time by part of a step", lambda: distributions.time_by_part(runs)),
         ],
         legend=legend(run.name for run in runs),
     )
@@ -93,6 +93,18 @@ def report(
         "runs": len(runs),
         "runs_with_importance": sum(isinstance(each, Importance) for each in importance),
     }
+
+
+def _part(title: str, make: Callable[[], Section]) -> Section:
+    """Returns a section, or what failed in its place: records of a run may be of any process that wrote."""
+    try:
+        return make()
+    except Exception as error:
+        logger.exception("the part %r of the report failed", title)
+        fault = f"This part failed: {type(error).__name__}: {error}"
+        return Section(
+            anchor=title.lower().replace(" ", "-"), title=title, lead="", missing=[fault]
+        )
 
 
 def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | str:
@@ -107,9 +119,10 @@ def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | st
         return "no rows to predict: train with data.test or data.valid."
     try:
         return _measured(run, rows, allow_code)
-    except CtrPsError as error:
-        logger.warning("%s: no feature importance: %s", run.name, error)
-        return f"not measured: {error}"
+    except Exception as error:  # of a model's own code, too
+        is_ours = isinstance(error, CtrPsError)
+        logger.warning("%s: no feature importance: %s", run.name, error, exc_info=not is_ours)
+        return f"not measured: {error if is_ours else f'{type(error).__name__}: {error}'}"
 
 
 def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
