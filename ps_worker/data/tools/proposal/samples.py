@@ -13,7 +13,7 @@ from ctr_model.schema import Schema, criteo_schema
 from protos.errors import DataError, UsageError, counted
 from ps_worker.data.blocks.bad_rows import silent_bad_rows
 from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.columnar.orc import OrcReader
 from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.files.content import stored_size_of
@@ -226,6 +226,7 @@ def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
             )
             first = next(batches, None)
             if first is not None:
+                require_valid(first)
                 tables.append(pa.Table.from_batches([first]))
         total = file.metadata.num_rows
     read = sum(map(len, tables))
@@ -249,6 +250,7 @@ def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
 
 def _first_rows(stripe: pa.RecordBatch, num_rows: int) -> pa.Table:
     """Returns a copy, as a slice would keep the whole stripe in memory."""
+    require_valid(stripe)
     rows = np.arange(min(num_rows, len(stripe)))
     return pa.Table.from_batches([stripe]).take(rows)
 
