@@ -26,6 +26,7 @@ from deploy.job_settings import JobSettings
 from deploy.launcher import Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
 from deploy.supervisor import LEASE_SECONDS, Durability, Policy
+from protos.runtime.environment import arguments
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
@@ -233,7 +234,7 @@ def _chaos_of(text: str | None, **run: int) -> Chaos:
 
 def main() -> None:
     """Entry point of `ps-launch`."""
-    app()
+    app(arguments())
 
 
 if __name__ == "__main__":
