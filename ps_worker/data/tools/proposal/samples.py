@@ -19,7 +19,7 @@ from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.files.content import stored_size_of
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import size_of
-from ps_worker.data.formats import format_of
+from ps_worker.data.formats import doubt_about, format_of
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.text.csv_text import CsvReader
 from ps_worker.data.tools.columns import slots_only
@@ -132,9 +132,10 @@ def _require_names(path: str, format: str | None) -> None:
     if name == "criteo":
         _refuse_criteo(path)
     if name not in FORMATS:
+        fault = doubt_about(path, format) or f"files of format {name!r} do not name their columns"
         raise UsageError(
-            f"{path}: files of format {name!r} do not name their columns, those of {', '.join(FORMATS)} do: "
-            f"give --format if it is one of them; else write a schema by hand (docs/schema.md)"
+            f"{path}: {fault}. Columns are named in {', '.join(FORMATS)}: give --format if it is one of "
+            f"them; else write a schema by hand (docs/schema.md)"
         )
 
 
