@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.content import CODECS, open_content, suffix_of
@@ -118,18 +118,24 @@ def doubt_about(path: str, format: Format | None) -> str:
     """Returns why a file may not be of the default format, as which it is read; "" where it is known to be.
 
     Raises:
-        DataError: If the file cannot be read.
+        DataError: If the file cannot be read, or has an unknown suffix and is no text.
     """
     suffix = suffix_of(without_codec(path))
     if format is not None or suffix in SUFFIXES:
         return ""
     name = f"{suffix!r} is no known suffix" if suffix else "its name has no suffix"
+    fault = f"{name} ({', '.join(SUFFIXES)})"
     head = bytearray(_HEAD_BYTES)
     with open_content(path) as content:
-        line = bytes(head[: content.readinto(memoryview(head))]).partition(b"\n")[0]
+        text = bytes(head[: content.readinto(memoryview(head))])
+    if suffix and b"\0" in text:
+        raise DataError(
+            f"{path}: {fault}, and it is no text: write its rows in one of these formats"
+        )
+    line = text.partition(b"\n")[0]
     has_commas = line.count(b",") > line.count(b"\t")
-    hint = "; its first line has commas: is it csv (--format, data.format)?" if has_commas else ""
-    return f"{name} ({', '.join(SUFFIXES)}){hint}"
+    hint = "; its first line has commas: --format csv, of a job data.format" if has_commas else ""
+    return f"{fault}{hint}"
 
 
 def without_codec(path: str) -> str:

@@ -87,6 +87,7 @@ class Reading:
                 return
             offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
+            doubt_about(split.path, self._format)  # refuses what is no text
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
             try:
                 for block in reader.blocks(split, offset):

@@ -355,7 +355,7 @@ def _print_proposal(console: Console, proposal: Proposal) -> None:
     if proposal.no_label:
         typer.echo(f"no label: {proposal.no_label}")
     for name in proposal.leaks:
-        typer.echo(f"warning: {name!r} {LEAK} It is left out; add it to the schema if it is not")
+        typer.echo(f"warning: {name!r} {LEAK} It is left out: add it to the schema if not")
 
 
 def _names(options: list[str] | None) -> list[str]:

@@ -3,14 +3,16 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import FORMATS, SUFFIXES, doubt_about, format_of, reader_of
+from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.text.criteo import CriteoReader
 
 SCHEMA = Schema.numbered(1, 1)
@@ -36,8 +38,8 @@ def test_end_of_the_name_tells_the_format(path: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "doubt"),
     [
-        ("a.npz", b"PK\x03\x04", r"^'\.npz' is no known suffix \(\.tsv, \.csv, .*\.multislot\)$"),
-        ("a.txt", b"click,user\n1,a\n", r"^'\.txt' .*\); its first line has commas: is it csv"),
+        ("a.xyz", b"PK", r"^'\.xyz' is no known suffix \(\.tsv, \.csv, .*\.multislot\)$"),
+        ("a.txt", b"click,user\n1,a\n", r"^'\.txt' .*\); its first line has commas: --format csv"),
         ("part-0", b"1,a,b\tc\n", r"^its name has no suffix \(.*commas"),
         ("a.txt", b"1\ta,b\tc\n0,1,2,3,4\n", r"^'\.txt' is no known suffix \([^,]*, [^;]*\)$"),
         ("A.TSV", b"1,2\n", "^$"),
@@ -50,6 +52,18 @@ def test_file_that_nothing_tells_the_format_of_is_doubted(
 
     assert re.search(doubt, doubt_about(str(tmp_path / name), None))
     assert doubt_about(str(tmp_path / name), "criteo") == ""
+
+
+def test_file_of_an_unknown_suffix_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, rows=np.arange(9))
+    dataset = QueueDataset(SCHEMA, 4, bad_row_limit=100)
+    dataset.set_filelist([path])
+
+    with pytest.raises(
+        DataError, match=r"rows\.npz: '\.npz' is no known suffix .*, and it is no text"
+    ):
+        next(iter(dataset))
 
 
 def test_compressed_file_with_capitals_is_read(tmp_path: Path) -> None:

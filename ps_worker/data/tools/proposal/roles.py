@@ -186,7 +186,7 @@ def propose(
             role = _role_of(name, array, sample)
             if labels is not None and _is_leak(role, array, labels):
                 leaks.append(name)
-                role = Ignored(name, f"{LEAK} It would be of {role.why}")
+                role = Ignored(name, f"{LEAK} ({role.why})")
             roles.append(role)
     roles += [Ignored(name, why) for name, why in sample.unusable.items()]
     proposal = Proposal(

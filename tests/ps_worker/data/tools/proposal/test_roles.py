@@ -260,8 +260,8 @@ def test_leak_is_left_out_with_what_it_would_be(tmp_path: Path) -> None:
 
     assert found.leaks == ("price", "code")
     assert found.schema().features == ("slot",)
-    assert re.search("almost perfectly.*would be of numbers from 0", role_in(found, "price").why)
-    assert re.search("almost perfectly.*text, 2 distinct", role_in(found, "code").why)
+    assert re.search(r"almost perfectly.*\(numbers from 0", role_in(found, "price").why)
+    assert re.search(r"almost perfectly.*\(text, 2 distinct", role_in(found, "code").why)
     with pytest.raises(UsageError, match=r"no column can be a slot.*'code': predicts .*by hand"):
         proposal_of(tmp_path, {"code": code}).schema()
 
