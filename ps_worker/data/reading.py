@@ -11,6 +11,7 @@ from ps_worker.data.blocks.batching import RowColumnCheck
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.content import suffix_of
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import Format, doubt_about, reader_of
 
@@ -87,7 +88,8 @@ class Reading:
                 return
             offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
-            doubt_about(split.path, self._format)  # refuses what is no text
+            if suffix_of(split.path):
+                doubt_about(split.path, self._format)  # refuses what is no text
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
             try:
                 for block in reader.blocks(split, offset):

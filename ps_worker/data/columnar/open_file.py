@@ -15,11 +15,11 @@ from ps_worker.data.files.listing import is_url, open_file
 
 _Integers = NDArray[np.integer[Any]]
 
-_BOUNDS = {
-    pa.string(): np.int32,
-    pa.binary(): np.int32,
-    pa.large_string(): np.int64,
-    pa.large_binary(): np.int64,
+_BOUNDS: dict[pa.DataType, np.dtype[Any]] = {
+    pa.string(): np.dtype(np.int32),
+    pa.binary(): np.dtype(np.int32),
+    pa.large_string(): np.dtype(np.int64),
+    pa.large_binary(): np.dtype(np.int64),
 }
 """Types of text, by that of the bounds of their values."""
 
@@ -76,7 +76,7 @@ def _require_valid(array: pa.Array) -> None:
             _require_valid(array.field(index))
     elif kind in _BOUNDS and len(array):
         _, memory, data = array.buffers()
-        bounds = np.frombuffer(memory, _BOUNDS[kind])[array.offset :][: len(array) + 1]
+        bounds = _numbers(memory, _BOUNDS[kind], array.offset, len(array) + 1)
         _require_bounds(bounds[:-1], bounds[1:], 0 if data is None else data.size)
 
 
@@ -84,15 +84,19 @@ def _require_indices(array: pa.DictionaryArray) -> None:
     indices, size = array.indices, len(array.dictionary)
     if not len(indices):  # its buffer may be None
         return
-    numbers = np.frombuffer(indices.buffers()[1], indices.type.to_pandas_dtype())
-    numbers = numbers[indices.offset :][: len(indices)]
+    kind = np.dtype(indices.type.to_pandas_dtype())
+    numbers = _numbers(indices.buffers()[1], kind, indices.offset, len(indices))
     # Negative ones are large without a sign. Those of nulls may be anything, and are 0 mostly.
-    if numbers.view(f"u{numbers.itemsize}").max() < size:
+    if numbers.view(f"u{kind.itemsize}").max() < size:
         return
     low, high = pc.min_max(indices).as_py().values()  # but of nulls
     if high is not None and not 0 <= low <= high < size:
         wrong = low if low < 0 else high
         raise pa.ArrowInvalid(f"index {wrong} into a dictionary of {size} values")
+
+
+def _numbers(buffer: pa.Buffer, kind: np.dtype[Any], start: int, size: int) -> _Integers:
+    return np.frombuffer(buffer, kind, size, start * kind.itemsize)
 
 
 def _require_bounds(starts: _Integers, stops: _Integers, size: int) -> None:
