@@ -26,7 +26,6 @@ from deploy.job_settings import JobSettings
 from deploy.launcher import Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
 from deploy.supervisor import LEASE_SECONDS, Durability, Policy
-from protos.runtime.environment import arguments
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
@@ -128,6 +127,7 @@ def command(
     chaos_seed: Annotated[int, typer.Option(help="Choice of the calls that chaos disturbs.")] = 0,
 ) -> None:
     """Train a job or run a script, with servers and workers as processes."""
+    log_dir = log_dir.expanduser()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
     if on == "ray" and (heter_num or chaos):
         raise typer.BadParameter("--heter-num and --chaos are for processes on this machine")
@@ -234,7 +234,7 @@ def _chaos_of(text: str | None, **run: int) -> Chaos:
 
 def main() -> None:
     """Entry point of `ps-launch`."""
-    app(arguments())
+    app()
 
 
 if __name__ == "__main__":
