@@ -29,6 +29,7 @@ from protos.role import (
     default_bind,
     role_from_environment,
 )
+from protos.runtime.environment import arguments
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
@@ -320,4 +321,4 @@ def _errors_as_exit_codes() -> Iterator[None]:
 
 def main() -> None:
     """Runs the command line."""
-    app()
+    app(arguments())

@@ -127,7 +127,8 @@ def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
     if run.state.files != files:
         raise job.error(
             "data.train",
-            f"the run in {run.url} trained on other files, so it cannot be resumed: {_fresh_from(run.url)}",
+            f"the run in {run.url} trained on other files, or in another order, so it cannot be resumed: "
+            f"{_fresh_from(run.url)}",
         )
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)

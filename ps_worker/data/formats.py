@@ -5,16 +5,18 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Reader
-from ps_worker.data.files.content import CODECS
+from ps_worker.data.files.content import CODECS, open_content, suffix_of
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader
 """The name of a format in `FORMATS`, or a factory of custom readers."""
 
 DEFAULT = "criteo"
+
+_HEAD_BYTES = 4096
 
 TEXT_FORMATS = frozenset({"criteo", "csv"})
 """Formats whose slots always have text, which is hashed; files of the others may have keys."""
@@ -109,13 +111,37 @@ def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | Non
 
 def format_of(path: str) -> str:
     """Returns the format that a file's suffix stands for."""
-    return SUFFIXES.get(PurePath(without_codec(path)).suffix, DEFAULT)
+    return SUFFIXES.get(suffix_of(without_codec(path)), DEFAULT)
+
+
+def doubt_about(path: str, format: Format | None) -> str:
+    """Returns why a file may not be of the default format, as which it is read; "" where it is known to be.
+
+    Raises:
+        DataError: If the file cannot be read, or has an unknown suffix and is no text.
+    """
+    suffix = suffix_of(without_codec(path))
+    if format is not None or suffix in SUFFIXES:
+        return ""
+    name = f"{suffix!r} is no known suffix" if suffix else "its name has no suffix"
+    fault = f"{name} ({', '.join(SUFFIXES)})"
+    head = bytearray(_HEAD_BYTES)
+    with open_content(path) as content:
+        text = bytes(head[: content.readinto(memoryview(head))])
+    if suffix and b"\0" in text:
+        raise DataError(
+            f"{path}: {fault}, and it is no text: write its rows in one of these formats"
+        )
+    line = text.partition(b"\n")[0]
+    has_commas = line.count(b",") > line.count(b"\t")
+    hint = "; its first line has commas: --format csv, of a job data.format" if has_commas else ""
+    return f"{fault}{hint}"
 
 
 def without_codec(path: str) -> str:
     """Returns the name of a file without its folder, and without the suffix of its compression."""
     name = PurePath(path)
-    return name.stem if name.suffix in CODECS else name.name
+    return name.stem if suffix_of(name) in CODECS else name.name
 
 
 def has_byte_offsets(path: str, format: Format | None) -> bool:

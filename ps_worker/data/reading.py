@@ -11,8 +11,9 @@ from ps_worker.data.blocks.batching import RowColumnCheck
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.content import suffix_of
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, reader_of
+from ps_worker.data.formats import Format, doubt_about, reader_of
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class Reading:
                 return
             offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
+            if suffix_of(split.path):
+                doubt_about(split.path, self._format)  # refuses what is no text
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
             try:
                 for block in reader.blocks(split, offset):
@@ -125,8 +128,12 @@ class Reading:
             return ""
         return (
             f"{which.format(tried.total)} are malformed, so its schema or its format is probably another one "
-            f"(data.schema, data.format), from {tried.first}"
+            f"(data.schema, data.format), from {tried.first}{self._doubt(split)}"
         )
+
+    def _doubt(self, split: FileSplit) -> str:
+        doubt = doubt_about(split.path, self._format)
+        return doubt and f"; {doubt}"
 
     def end(self, rows: int) -> None:
         """Ends the pass: logs the number of malformed rows next to that of good `rows`.
@@ -151,7 +158,7 @@ class Reading:
             return ""
         return (
             f": the schema or the format is probably another one (data.schema, data.format), from "
-            f"{self.bad_rows.first}"
+            f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
         )
 
 

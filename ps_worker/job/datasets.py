@@ -222,8 +222,8 @@ class TrainingData:
 
 
 def digest_of_files(train_files: Sequence[str]) -> str:
-    """Returns a digest of the list of training files: 16 hex digits."""
-    text = json.dumps(sorted(train_files))
+    """Returns a digest of the list of training files in their order: 16 hex digits."""
+    text = json.dumps(list(train_files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from protos.errors import CheckpointError
+from protos.runtime.environment import with_home
 from ps_server.checkpoint.storage.direct_file import direct_file
 
 _LOCAL_SCHEMES = ("file", "local")
@@ -111,7 +112,7 @@ def place_of(url: str | Path) -> str:
     Raises:
         CheckpointError: If the path or URL is invalid.
     """
-    text = str(url)
+    text = str(with_home(str(url)))
     match = _URL.match(text)
     if _SHORT_URL.match(text) or ("://" in text and match is None):
         raise CheckpointError(

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protos.errors import CheckpointError, CtrPsError
+from protos.runtime.environment import arguments
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.checkpoint.tools.inspection import (
@@ -233,7 +234,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 def main() -> None:
     """Entry point of `ps-ckpt`."""
     try:
-        app()
+        app(arguments())
     except CtrPsError as error:
         typer.echo(f"error: {error}", err=True)
         raise SystemExit(error.exit_code) from error

@@ -54,7 +54,7 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
         num_workers: At least 1.
 
     Returns:
-        A list sorted by name.
+        In the order of `files`.
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
@@ -78,7 +78,7 @@ def file_splits(
         num_workers: At least 1.
 
     Returns:
-        A list sorted by path and start, possibly empty.
+        In the order of `files`, possibly empty.
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
@@ -102,7 +102,7 @@ def splits_of_workers(
         num_workers: At least 1.
 
     Returns:
-        By worker, lists sorted by path and start, possibly empty.
+        By worker, lists in the order of `files`, possibly empty.
 
     Raises:
         UsageError: Names a file that is listed twice.
@@ -158,7 +158,10 @@ def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit
 
 
 def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[FileSplit]]:
-    """Assigns splits, heaviest first, to the worker with the least load; returns those of each."""
+    """Assigns splits, heaviest first, to the worker with the least load; each keeps their order.
+
+    Workers that list files in another order assign them alike.
+    """
     loads = [0.0] * num_workers
     assigned: list[list[FileSplit]] = [[] for _ in range(num_workers)]
     for split in sorted(weights, key=lambda split: (-weights[split], split.path, split.start)):
@@ -166,4 +169,5 @@ def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[Fi
         # An empty split counts as one byte, since opening a file has a cost.
         loads[lightest] += max(weights[split], 1.0)
         assigned[lightest].append(split)
-    return [sorted(own, key=lambda split: (split.path, split.start)) for own in assigned]
+    places = {split: place for place, split in enumerate(weights)}
+    return [sorted(own, key=places.__getitem__) for own in assigned]

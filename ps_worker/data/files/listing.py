@@ -4,6 +4,7 @@ A path is a `str` everywhere. A path with "://" is a URL: `s3://clicks/day-1/par
 """
 
 import glob
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import RawIOBase
@@ -11,27 +12,37 @@ from pathlib import Path
 from typing import Any, cast
 
 from protos.errors import DataError
+from protos.runtime.environment import with_home
+
+_FOLDER = "a folder: name the files in it"
 
 
 def matching_files(patterns: str | Sequence[str]) -> list[str]:
-    """Returns the files that match any of `patterns`, each once, sorted by name.
+    """Returns the files that match `patterns`, each once: in the order given, those of a pattern by name.
 
     Args:
-        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma is
-            part of a name.
+        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders, unless a file
+            has that name. A comma is part of a name; numbers in names are ordered as numbers; `~` is the
+            home folder.
 
     Raises:
         DataError: Names the first pattern that no file matches, or whose file system cannot be listed.
     """
-    found: set[str] = set()
+    found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = _url_matches(pattern) if is_url(pattern) else _local_matches(pattern)
-        files = [path for path, is_file in matches.items() if is_file]
+        files = [path for path, other in matches.items() if not other]
         if not files:
-            hint = ", which is a folder: name the files in it" if matches else ""
+            hint = f", which is {next(iter(matches.values()))}" if matches else ""
             raise DataError(f"no file matches {pattern!r}{hint}")
-        found.update(files)
-    return sorted(found)
+        found |= dict.fromkeys(sorted(files, key=natural_order))
+    return list(found)
+
+
+def natural_order(path: str) -> tuple[list[str | int], str]:
+    """Returns a key to sort paths by: numbers in them count as numbers, so that day-9 is before day-10."""
+    pieces = re.split(r"([0-9]+)", path)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], path
 
 
 def size_of(path: str) -> int:
@@ -77,23 +88,37 @@ def file_errors(path: str) -> Iterator[None]:
         raise DataError(f"cannot read {path!r}: {reason}") from error
 
 
-def _local_matches(pattern: str) -> dict[str, bool]:
-    """Returns the matching paths, and whether each is a file."""
-    paths = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (absolute patterns)
-    return {str(path): path.is_file() for path in paths}
+def _local_matches(pattern: str) -> dict[str, str]:
+    """Returns the matching paths, and what each is instead of a file; "": it is one."""
+    path = Path(with_home(pattern))
+    names = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207 (absolute)
+    return {str(Path(name)): _instead_of_file(Path(name)) for name in names}
 
 
-def _url_matches(pattern: str) -> dict[str, bool]:
+def _instead_of_file(path: Path) -> str:
+    if path.is_file():
+        return ""
+    if path.is_dir():
+        return _FOLDER
+    kind = (
+        "a FIFO" if path.is_fifo() else "a socket or a device" if path.exists() else "a broken link"
+    )
+    return f"{kind}, not a file: write its content to a file, which can be read again"
+
+
+def _url_matches(pattern: str) -> dict[str, str]:
     with file_errors(pattern):
         file_system, name = _file_system_of(pattern)
-        if not glob.has_magic(name):
+        # A file whose name has brackets is likelier than one with a star.
+        is_pattern = glob.has_magic(name) and not ("[" in name and file_system.exists(name))
+        if not is_pattern:
             is_there = file_system.exists(name)
             names = {name: file_system.isfile(name)} if is_there else {}
         else:
             entries = file_system.glob(name, detail=True)
             names = {name: entry["type"] == "file" for name, entry in entries.items()}
     return {
-        _url_like(pattern, file_system.unstrip_protocol(name)): is_file
+        _url_like(pattern, file_system.unstrip_protocol(name)): "" if is_file else _FOLDER
         for name, is_file in names.items()
     }
 

@@ -20,7 +20,7 @@ from protos.errors import UsageError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.text import multislot_scanner as scanner
 from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.text_reader import BadLine, TextReader, shown
+from ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 Values = Literal["keys", "text"]
 
@@ -91,7 +91,7 @@ class MultiSlotScanner:
             num_slots=num_slots,
         )
         bad_lines = [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
-        return rows, starts[:num_rows], bad_lines
+        return without_overflows(self._schema, dense[:num_rows], rows, starts[:num_rows], bad_lines)
 
     def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
         rest = block[entry[scanner.POSITION] : entry[scanner.STOP]].tobytes()

@@ -21,7 +21,7 @@ from ps_worker.data.blocks.reader import Block, Reader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
 from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits, lines_before
 from ps_worker.data.user_code.data_generator import (
     Cells,
     DataGenerator,
@@ -78,7 +78,7 @@ class GeneratorReader:
         A block ends at the end of a batch of `generate_batch`, so that reading can resume after it.
         """
         lines: LineNumbers | None = None
-        rows = _Rows(self._generator, self._schema)
+        rows = _Rows(self._generator, self._schema, split.path)
         begin: int | None = None
         end = 0
         for block, position in line_blocks(split, offset):
@@ -131,7 +131,8 @@ def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int
 class _Rows:
     """Rows from one pass of a generator over a split."""
 
-    def __init__(self, generator: DataGenerator, schema: Schema) -> None:
+    def __init__(self, generator: DataGenerator, schema: Schema, path: str) -> None:
+        self._path = path
         self._run = GeneratorRun(generator)
         self._schema = schema
         self._order: ColumnOrder | None = None
@@ -156,7 +157,12 @@ class _Rows:
         """Returns and removes the rows so far, as the block at `offset`."""
         columns, self._columns = self._columns, SampleColumns(self._schema)
         row_offsets, self._row_offsets = self._row_offsets, []
-        return Block(columns.batch(), offset, np.array(row_offsets, np.int64))
+
+        def place(row: int) -> str:
+            before = lines_before(self._path, row_offsets[row] // _MAX_SAMPLES)
+            return f"{self._path}:{before + 1}"
+
+        return Block(columns.batch(place), offset, np.array(row_offsets, np.int64))
 
     def _add(self, samples: Iterable[Cells], offset: int) -> None:
         """Adds the samples that the line at `offset` completes."""

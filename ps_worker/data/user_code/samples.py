@@ -12,6 +12,7 @@ hashes all values of a batch, because a call per value would dominate the cost.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -100,17 +101,21 @@ def batches_of_samples(
     Raises:
         DataError: Names the sample, the slot or dense column, and the invalid value.
     """
-    columns = SampleColumns(schema)
+    columns, first = SampleColumns(schema), 1
     for number, sample in enumerate(samples, start=1):
         try:
             columns.add(sample)
         except DataError as error:
-            raise DataError(f"sample {number}: {error}") from error
+            raise DataError(f"{_sample_place(number, 0)}: {error}") from error
         if columns.size == batch_size:
-            yield columns.batch()
-            columns = SampleColumns(schema)
+            yield columns.batch(partial(_sample_place, first))
+            columns, first = SampleColumns(schema), number + 1
     if columns.size:
-        yield columns.batch()
+        yield columns.batch(partial(_sample_place, first))
+
+
+def _sample_place(first: int, row: int) -> str:
+    return f"sample {first + row}"
 
 
 @dataclass
@@ -150,8 +155,12 @@ class SampleColumns:
         for slot, value in enumerate(values, start=1):
             self._add_slot(slot, value)
 
-    def batch(self) -> Batch:
-        """Returns the samples as a batch."""
+    def batch(self, place: Callable[[int], str]) -> Batch:
+        """Returns the samples as a batch.
+
+        Raises:
+            DataError: If float32 does not hold a scaled number; names the `place` of its sample.
+        """
         keys = np.array(self._keys, np.uint64)
         _hash_values(
             np.frombuffer(b"".join(self._hashed.data), np.uint8),
@@ -161,10 +170,13 @@ class SampleColumns:
             keys,
         )
         has_labels = self._labels[0] is not None
-        dense = np.array(self._dense, np.float64).reshape(self.size, len(self._schema.dense))
+        numbers = np.array(self._dense, np.float64).reshape(self.size, len(self._schema.dense))
+        dense = self._schema.scale_dense(numbers)
+        for row, fault in self._schema.overflows(numbers, dense).items():
+            raise DataError(f"{place(row)}: {fault}")
         return Batch(
             labels=np.array(self._labels, np.float32) if has_labels else None,
-            dense=self._schema.scale_dense(dense),
+            dense=dense,
             keys=keys,
             offsets=np.array(self._offsets, np.int32),
             num_slots=len(self._schema.slots),

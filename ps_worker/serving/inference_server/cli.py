@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from protos.errors import BindError, CtrPsError, UsageError
 from protos.role import address_to_bind
-from protos.runtime.environment import num_processors
+from protos.runtime.environment import arguments, num_processors
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.wire.debug_services import DebugServices
 from protos.wire.metrics_port import (
@@ -283,7 +283,7 @@ async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[o
 
 def main() -> None:
     """Runs the command."""
-    app()
+    app(arguments())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import pytest
 
 from ps_worker.job import override_job
-from ps_worker.job.datasets import has_text_values
+from ps_worker.job.datasets import digest_of_files, has_text_values
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_text_values_are_known_by_the_formats_that_have_nothing_else(
     job = override_job({}, settings, source="test")
 
     assert has_text_values(job, files) is expected
+
+
+def test_digest_of_files_is_of_their_order() -> None:
+    digests = {digest_of_files(files) for files in (["a", "b"], ["b", "a"], ["a"])}
+
+    assert len(digests) == 3
+    assert digest_of_files(("a", "b")) == digest_of_files(["a", "b"])

@@ -86,6 +86,13 @@ def test_label_that_the_schema_names_may_be_absent(tmp_path: Path) -> None:
     assert infer(f"{tmp_path}/model", [f"{tmp_path}/train.csv"])["auc"] is not None
     new = infer(f"{tmp_path}/model", [f"{tmp_path}/new.csv"])
     assert (new["rows"], new["auc"]) == (3, None)
+    # Predictions are in the order of the files given.
+    (tmp_path / "b.csv").write_text("user\nb\nb\n")
+    (tmp_path / "a.csv").write_text("user\na\n")
+    output = tmp_path / "p.txt"
+    infer(f"{tmp_path}/model", [f"{tmp_path}/b.csv", f"{tmp_path}/a.csv"], output=output)
+    first, second, third = map(float, output.read_text().split())
+    assert first == second < third
 
 
 def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:

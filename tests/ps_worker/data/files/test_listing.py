@@ -1,5 +1,7 @@
 """Which files match, locally and by URL."""
 
+import os
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,15 +25,27 @@ def touch(folder: Path, *names: str) -> list[str]:
 def memory() -> Iterator[fsspec.AbstractFileSystem]:
     """A file system of its own, under memory://bucket."""
     file_system = fsspec.filesystem("memory")
+    file_system.pipe({"/bucket/odd/[1].csv": b"", "/bucket/odd/1.csv": b""})
     file_system.pipe({"/bucket/b.tsv": b"bb", "/bucket/a.tsv": b"a", "/bucket/day/c.tsv": b""})
     yield file_system
     file_system.rm("/bucket", recursive=True)
 
 
-def test_matches_are_sorted_by_name(tmp_path: Path) -> None:
+def test_matches_of_a_pattern_are_sorted_by_name_with_numbers_as_numbers(tmp_path: Path) -> None:
     b, a, _ = touch(tmp_path, "b.tsv", "a.tsv", "c.txt")
+    days = [f"day-{day}/{part}.csv" for day in (1, 2, 9, 10, 11, 100) for part in (1, 2, 10)]
+    expected = touch(tmp_path, *days, "day-x/1.csv")
 
     assert matching_files(str(tmp_path / "*.tsv")) == [a, b]
+    assert matching_files(str(tmp_path / "*/*.csv")) == expected
+
+
+def test_files_are_in_the_order_given(tmp_path: Path) -> None:
+    b, a, c = touch(tmp_path, "b.tsv", "a.tsv", "c.csv")
+
+    assert matching_files([b, a]) == [b, a]
+    assert matching_files([c, str(tmp_path / "*")]) == [c, a, b]
+    assert matching_files([str(tmp_path / "*.csv"), str(tmp_path / "*.tsv")]) == [c, a, b]
 
 
 def test_file_that_two_patterns_match_is_read_once(
@@ -40,7 +54,7 @@ def test_file_that_two_patterns_match_is_read_once(
     a, b = touch(tmp_path, "a.tsv", "b.tsv")
     monkeypatch.chdir(tmp_path)
 
-    assert matching_files([b, str(tmp_path / "*")]) == [a, b]
+    assert matching_files([b, str(tmp_path / "*")]) == [b, a]
     assert matching_files(["./a.tsv", "a.tsv"]) == ["a.tsv"]
 
 
@@ -54,6 +68,34 @@ def test_comma_is_part_of_a_name(tmp_path: Path) -> None:
     (path,) = touch(tmp_path, "a,b.tsv")
 
     assert matching_files(path) == [path]
+
+
+@pytest.mark.parametrize("name", ["part[1].csv", "what?.csv", "a*b.csv"])
+def test_file_of_a_patterns_name_is_meant_before_what_it_matches(tmp_path: Path, name: str) -> None:
+    (path, *_) = touch(tmp_path, name, "part1.csv", "what1.csv", "a-b.csv")
+
+    assert matching_files(path) == [path]
+
+
+def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = touch(tmp_path, "a.tsv", "~.tsv")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert matching_files("~/a.tsv") == matching_files("~/a*") == [a]
+    assert matching_files("~.tsv") == ["~.tsv"]
+    with pytest.raises(DataError, match="no file matches '~/absent'"):
+        matching_files("~/absent")
+    assert matching_files(f"{tmp_path}/~*") == [b]
+
+
+def test_fifo_and_link_to_nothing_are_called_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("absent")
+
+    for name, what in (("fifo", "a FIFO"), ("lin*", "a broken link")):
+        with pytest.raises(DataError, match=rf"{re.escape(name)}', which is {what}, not a file"):
+            matching_files(str(tmp_path / name))
 
 
 def test_pattern_without_match_is_named(tmp_path: Path) -> None:
@@ -76,6 +118,8 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
         ("memory://bucket/*", ["memory:///bucket/a.tsv", "memory:///bucket/b.tsv"]),
         ("memory://bucket/**/c.tsv", ["memory:///bucket/day/c.tsv"]),
         ("memory://bucket/a.tsv", ["memory:///bucket/a.tsv"]),
+        ("memory://bucket/odd/[1].csv", ["memory:///bucket/odd/[1].csv"]),
+        ("memory://bucket/odd/[12].csv", ["memory:///bucket/odd/1.csv"]),
         ("simplecache::memory://bucket/a*", ["simplecache::memory:///bucket/a.tsv"]),
         ("simplecache::memory://bucket/a.tsv", ["simplecache::memory:///bucket/a.tsv"]),
     ],

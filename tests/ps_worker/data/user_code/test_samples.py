@@ -101,6 +101,7 @@ def test_last_batch_is_what_is_left() -> None:
         ((1, [1, 2], ["a", -1, "c"]), r"slot 2 \('ad'\) has -1"),
         ((1, [1, 2], [2**64, "b", "c"]), r"slot 1 \('user'\) has 18446744073709551616"),
         ((1, [float("inf"), 1], GOOD[2]), "dense column 'age' is inf; an unknown number is None"),
+        ((1, [1, 1e39], GOOD[2]), r"sample 2: column 'n' is 1e\+39, beyond the numbers of float32"),
         ((1, [1, 10**400], GOOD[2]), "dense column 'n' has a number too large for a float64"),
         (
             (1, [1, 2], ["\ud800", "b", "c"]),
