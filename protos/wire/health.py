@@ -16,7 +16,7 @@ from protos.wire.security.access import token_in
 from protos.wire.security.credentials import Credentials, WatchedTokens
 
 MAX_CALLS = 64
-"""Of one address, watches and checks each; gRPC keeps up to 512 KiB of a message that nobody reads."""
+"""Of one address, watches and checks each; gRPC keeps up to 64 KiB of a message that nobody reads."""
 
 
 class HealthService:
