@@ -1,5 +1,6 @@
 """Options of channels and servers, each with its reason. The two sides' limits must match."""
 
+import logging
 from typing import Any
 
 from protos.limits import MAX_CHUNKS, MAX_MESSAGE_BYTES
@@ -51,9 +52,16 @@ SERVER_OPTIONS = [
 ]
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether an event of gRPC's servers is: a caller who has gone before its answer is none."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
 def server_options(*, ports: int = 1) -> list[tuple[str, Any]]:
     """Returns the options of a server of this process, one of so many ports that share its connections.
 
     Connections beyond are closed at once, so that files of the process can always be opened.
     """
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
     return [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connection_limit() // ports)]

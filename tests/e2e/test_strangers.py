@@ -1,4 +1,4 @@
-"""Callers without a token beside a job: it goes on, takes others in, and trains the model of an undisturbed run."""
+"""Callers without a token beside a job: it goes on, takes others in, and trains the model that it would alone."""
 
 import resource
 import socket
