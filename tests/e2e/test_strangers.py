@@ -1,4 +1,4 @@
-"""Callers without a token beside a job: it goes on, takes others in, and trains the model that it would alone."""
+"""Callers without a token beside a job: it goes on, takes others in, and trains the same model as alone."""
 
 import resource
 import socket
