@@ -41,9 +41,11 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     # No client of ours compresses, and 16 KiB of gzip would be a message of 16 MiB.
     ("grpc.compression_enabled_algorithms_bitset", 1),
-    # What nobody reads, as of a caller who is refused, takes 64 KiB of memory and no more: with probes, the
-    # default, gRPC lets 4 MiB and more come. A message that is awaited has room for all of itself.
+    # What nobody reads, as of a caller who is refused, takes this much memory and no more: with probes, the
+    # default, gRPC lets 4 MiB and more come. A message that is awaited has room for all of itself as soon as
+    # it begins, before 512 KiB are sent where a round trip takes 0.4 ms at 10 Gbit/s.
     ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 512 * 2**10),
     # Room for the chunks of a worker's largest push, and for all of its other calls.
     ("grpc.max_concurrent_streams", 4 * MAX_CHUNKS),
     # A connection has this long for TLS and for HTTP/2's first frames, and the next for a first call.

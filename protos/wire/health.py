@@ -15,8 +15,8 @@ from grpc_health.v1 import health, health_pb2
 from protos.wire.security.access import token_in
 from protos.wire.security.credentials import Credentials, WatchedTokens
 
-MAX_CALLS = 64
-"""Of one address, watches and checks each; gRPC keeps up to 64 KiB of a message that nobody reads."""
+MAX_CALLS = 32
+"""Of one address, watches and checks each; gRPC keeps up to 512 KiB of a message that nobody reads."""
 
 
 class HealthService:

@@ -21,6 +21,7 @@ DESCRIPTORS = 1024
 SILENT = 2_000
 BOMBS = 1_000
 UNFINISHED = 1_000
+"""Of both servers together, each time."""
 MOST_MB = 100
 SAME = ("model_digest", "auc", "log_loss", "examples")
 
@@ -46,18 +47,22 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def strangers(ports: list[int]) -> Iterator[None]:
-    """Has them send what swells and what does not end to each port, and then connect and be silent."""
+    """Has them send what swells and what does not end to the ports, and then connect and be silent."""
     swelling, unfinished = bomb(16 * 2**20 - 64), message(bytes(2**20))[:-1]
     with ExitStack() as stack:
         for port in ports:
             with suppress(ConnectionError):  # the server may end what sends such messages
                 connection = stack.enter_context(Connection(port))
-                calls = [connection.call(CHECK, {"grpc-encoding": "gzip"}) for _ in range(BOMBS)]
+                calls = [
+                    connection.call(CHECK, {"grpc-encoding": "gzip"})
+                    for _ in range(BOMBS // len(ports))
+                ]
                 connection.send(dict.fromkeys(calls, swelling), end=True)
             for path in (CHECK, WATCH):
                 with suppress(ConnectionError):
                     connection = stack.enter_context(Connection(port))
-                    calls = [connection.call(path) for _ in range(UNFINISHED)]
+                    number = UNFINISHED // len(ports) // 2
+                    calls = [connection.call(path) for _ in range(number)]
                     connection.send(dict.fromkeys(calls, unfinished), end=False)
             for _ in range(SILENT):
                 with suppress(ConnectionError):  # there is no place for it

@@ -78,7 +78,7 @@ def test_messages_without_an_end_take_no_memory(path: str) -> None:
         async with serving() as port:
             return await by_hand(send, port)
 
-    assert run(body()) <= 20 * 2**16
+    assert run(body()) <= 20 * 2**19
 
 
 def test_address_has_as_many_watches_as_the_limit_and_known_callers_any(
