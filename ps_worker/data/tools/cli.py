@@ -354,7 +354,8 @@ def _print_proposal(console: Console, proposal: Proposal) -> None:
     if proposal.no_label:
         typer.echo(printable(f"no label: {proposal.no_label}"))
     for name in proposal.leaks:
-        typer.echo(f"warning: {name!r} {LEAK} Then leave it out, with --ignore {shlex.quote(name)}")
+        advice = f"warning: {name!r} {LEAK} Then leave it out, with --ignore {shlex.quote(name)}"
+        typer.echo(printable(advice))
 
 
 def _names(options: list[str] | None) -> list[str]:
