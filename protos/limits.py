@@ -21,6 +21,9 @@ MAX_NAME_CHARACTERS = 100
 MAX_TABLES = 256
 """Tables of a server; it has as many dense blocks at most."""
 
+MAX_SEGMENTS = 4096
+"""Tensors of a dense block."""
+
 MAX_TOTAL_SHARDS = 2**16
 """Shards of all tables of a server: their digests, of up to 150 bytes each with the name, fit a message."""
 

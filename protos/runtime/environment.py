@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -41,3 +42,26 @@ def num_processors() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux has it
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+RESERVED_DESCRIPTORS = 256
+"""For all but connections of callers: checkpoints, the update log, calls of its own."""
+
+MAX_CONNECTIONS = 16_384
+"""Of all callers: each takes some 20 KiB, and a process is no proxy."""
+
+
+def connection_limit() -> int:
+    """Returns how many connections of callers this process may have.
+
+    Its soft limit of open files is raised to the hard one first.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    except (ValueError, OSError):  # the system has a limit beside it
+        pass
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return min(MAX_CONNECTIONS, soft - min(RESERVED_DESCRIPTORS, soft // 2))

@@ -3,8 +3,9 @@
     GET path --caller allowed?--> route(headers) --> type and bytes
 
 For the people and the scrapers who look after a process, a few requests a second: a connection and a thread
-each, and no more than `MAX_REQUESTS` at once. It knows nothing of tokens or certificates: who opens it says
-how callers are judged, and gives the TLS context.
+each, and no more than `MAX_REQUESTS` at once. Where all places are taken, a connection gets that of one whose
+request has not come, so silent ones keep nobody out. It knows nothing of tokens or certificates: who opens it
+says how callers are judged, and gives the TLS context.
 """
 
 import contextlib
@@ -14,11 +15,12 @@ import socket
 import socketserver
 import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
 from protos.errors import BindError
@@ -26,10 +28,13 @@ from protos.errors import BindError
 logger = logging.getLogger(__name__)
 
 MAX_REQUESTS = 16
-"""At once; a connection more is closed."""
+"""At once; a connection more is closed, unless one of them is silent."""
+
+HEADERS_LIMIT_S = 3.0
+"""From a connection to the end of its request's headers."""
 
 REQUEST_LIMIT_S = 10.0
-"""From a connection to its end. One that sends a byte now and then would have a place for days."""
+"""From there to its end. One that takes a byte now and then would have a place for days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +128,36 @@ class HttpPort:
         self.close()
 
 
+class _Place:
+    """A connection's place, which it has for a limited time."""
+
+    def __init__(self, request: socket.socket, host: str) -> None:
+        self.host = host
+        self.is_silent = True
+        self._connection = request.dup()  # TLS detaches the other one
+        self._timer = self._ends_after(HEADERS_LIMIT_S)
+
+    def hear(self) -> None:
+        """Its request has come."""
+        self.is_silent = False
+        self._timer.cancel()
+        self._timer = self._ends_after(REQUEST_LIMIT_S)
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._connection.close()
+
+    def _ends_after(self, seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, self.hang_up)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+
 class _Server(http.server.ThreadingHTTPServer):
     """A thread for each connection, up to a limit; the handshake of TLS is made by that thread."""
 
@@ -138,24 +173,51 @@ class _Server(http.server.ThreadingHTTPServer):
     ) -> None:
         self.address_family = family
         self._tls = tls
-        self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._lock = threading.Lock()
+        self._places: dict[
+            Any, _Place
+        ] = {}  # by the callers' addresses and ports, the oldest first
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        if not self._take_place(request, client_address):
             self.shutdown_request(request)
             return
         try:
             super().process_request(request, client_address)
         except BaseException:  # no thread
-            self._places.release()
+            self._give_back(client_address)
             raise
 
+    def _take_place(self, request: socket.socket, client_address: Any) -> bool:
+        """Returns whether there is a place: a free one, or that of a silent connection, which is ended.
+
+        That is the oldest of the address that has the most.
+        """
+        with self._lock:
+            if len(self._places) >= MAX_REQUESTS:
+                numbers = Counter(place.host for place in self._places.values())
+                silent = [key for key, place in self._places.items() if place.is_silent]
+                if not silent:
+                    return False
+                ended = max(silent, key=lambda key: numbers[self._places[key].host])
+                self._places[ended].hang_up()
+                self._places.pop(ended).close()
+            self._places[client_address] = _Place(request, client_address[0])
+        return True
+
+    def hear(self, client_address: Any) -> None:
+        """The request of a connection has come."""
+        with self._lock:
+            if (place := self._places.get(client_address)) is not None:
+                place.hear()
+
+    def _give_back(self, client_address: Any) -> None:
+        with self._lock:
+            if (place := self._places.pop(client_address, None)) is not None:
+                place.close()
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        connection = request.dup()
-        end = threading.Timer(REQUEST_LIMIT_S, _hang_up, args=[connection])
-        end.daemon = True
-        end.start()
         try:
             if self._tls is not None:
                 request = self._tls().wrap_socket(request, server_side=True)
@@ -164,9 +226,7 @@ class _Server(http.server.ThreadingHTTPServer):
             logger.debug("connection for metrics from %s failed: %s", client_address, error)
             self.shutdown_request(request)
         finally:
-            end.cancel()
-            connection.close()
-            self._places.release()
+            self._give_back(client_address)
 
     def server_bind(self) -> None:
         # Not HTTPServer's, which asks a name server for the name of this machine.
@@ -177,11 +237,6 @@ class _Server(http.server.ThreadingHTTPServer):
         logger.debug("request for metrics from %s failed", client_address, exc_info=True)
 
 
-def _hang_up(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it has ended
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 class _Handler(http.server.BaseHTTPRequestHandler):
     """Answers requests by `routes`, of callers that `refusal` lets pass."""
 
@@ -189,6 +244,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     refusal: Refusal
     server_version = "ctr-ps"
     sys_version = ""
+
+    def parse_request(self) -> bool:
+        is_request = super().parse_request()
+        cast(_Server, self.server).hear(self.client_address)
+        return is_request
 
     def do_GET(self) -> None:  # as the library calls it
         certificate = (

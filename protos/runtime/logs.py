@@ -26,7 +26,10 @@ FORMAT, LEVEL = "CTR_PS_LOG_FORMAT", "CTR_PS_LOG_LEVEL"
 
 logger = logging.getLogger(__name__)
 
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+# What moves a cursor, ends a line, turns the direction of text, or is no character.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -73,12 +76,23 @@ def configure_logs(
     logging.captureWarnings(capture=True)
 
 
+def printable(text: str) -> str:
+    """Returns a text of others, as a value of data, with what would move a terminal's cursor escaped."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def printable_lines(text: str) -> str:
+    """Returns several lines `printable`."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def log_error(error: CtrPsError) -> None:
-    """Writes the error that ends this process: as an event in JSON, else as a line of its own."""
+    """Writes the error that ends this process: as an event in JSON, else as a line, its others indented."""
     if any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers):
         logger.error("%s", error)
     else:
-        sys.stderr.write(f"error: {error}\n")  # one write: other threads log, too
+        text = printable_lines(str(error)).replace("\n", "\n    ")
+        sys.stderr.write(f"error: {text}\n")  # one write: other threads log, too
 
 
 class TextFormatter(logging.Formatter):
@@ -92,7 +106,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # as the library calls it
         """Returns the line without a traceback."""
         # Texts of callers could otherwise begin lines of their own, or move a terminal's cursor.
-        return _CONTROL.sub(lambda found: repr(found[0])[1:-1], super().formatMessage(record))
+        return printable(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line, and those of a traceback indented."""

@@ -1,49 +1,96 @@
-"""Health checks of gRPC, as probes, load balancers and clients that wait for a server ask them."""
+"""Health checks of gRPC, as probes, load balancers and clients that wait for a server ask them.
+
+Anybody may ask, so an answer costs nothing: requests are not read, whatever service they name, and an address
+has `MAX_CALLS` of a kind open at once. Callers that a server knows, as workers, are not counted.
+"""
 
 import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
+
+from protos.wire.security.access import token_in
+from protos.wire.security.credentials import Credentials, WatchedTokens
+
+MAX_CALLS = 32
+"""Of one address, watches and checks each; gRPC keeps up to 512 KiB of a message that nobody reads."""
 
 
-class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
+class HealthService:
     """The service grpc.health.v1 of a gRPC server of asyncio, which serves until `end`.
 
-    The servicer of grpcio-health-checking (1.85) would do but for its watches: they outlast the server's
+    The servicer of grpcio-health-checking (1.85) reads requests of any size; its watches outlast the server's
     grace, and it forgets all watches of a service when one of them ends.
     """
 
-    def __init__(self, service: str) -> None:
-        """Serves one service, by its full name, and with it the server, whose name is empty."""
-        self._service = service
+    def __init__(self) -> None:
+        """Serves."""
+        self._tokens: WatchedTokens | None = None
         self._ending = asyncio.Event()
+        self._open: Counter[tuple[str, str]] = Counter()
+
+    def add_to(self, server: grpc.aio.Server, credentials: Credentials) -> None:
+        """Adds the methods to a server, which knows its callers by these credentials.
+
+        Raises:
+            UsageError: If there are to be tokens, and none can be read.
+        """
+        self._tokens = WatchedTokens(credentials) if credentials.has_token else None
+        serializer = health_pb2.HealthCheckResponse.SerializeToString
+        methods = {
+            "Check": grpc.stream_unary_rpc_method_handler(
+                self._check, response_serializer=serializer
+            ),
+            "Watch": grpc.stream_stream_rpc_method_handler(
+                self._watch, response_serializer=serializer
+            ),
+        }
+        handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
+        server.add_generic_rpc_handlers((handler,))
 
     def end(self) -> None:
         """Says from now on that nothing is served, and ends all watches."""
         self._ending.set()
 
-    async def Check(  # noqa: N802 - the name in the protocol
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> health_pb2.HealthCheckResponse:
-        """Says whether a service is served; an unknown one is NOT_FOUND."""
-        answer = self._answer(request)
-        if answer.status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r}")
-        return answer
+    async def _check(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
+        await self._take_place("check", context)
+        return self._answer()
 
-    async def Watch(  # noqa: N802 - the name in the protocol
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
-    ) -> None:
-        """Says whether a service is served, and when it is no more; then it ends, as UNAVAILABLE."""
-        await context.write(self._answer(request))
+    async def _watch(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """Says whether the server serves, and when it does no more; then it ends, as UNAVAILABLE."""
+        await self._take_place("watch", context)
+        await context.write(self._answer())
         if not self._ending.is_set():
             await self._ending.wait()
-            await context.write(self._answer(request))
+            await context.write(self._answer())
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
 
-    def _answer(self, request: health_pb2.HealthCheckRequest) -> health_pb2.HealthCheckResponse:
+    async def _take_place(self, kind: str, context: grpc.aio.ServicerContext) -> None:
+        """Counts a call until it has ended; refuses it if too many of its address are open."""
+        if self._knows(context):
+            return
+        place = kind, context.peer().rpartition(":")[0]
+        if self._open[place] >= MAX_CALLS:
+            text = f"{MAX_CALLS} calls of this kind are open from this address"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._open[place] += 1
+        context.add_done_callback(lambda _: self._give_back(place))
+
+    def _knows(self, context: grpc.aio.ServicerContext) -> bool:
+        """Whether a caller is known; all are who reach a server without tokens."""
+        if self._tokens is None:
+            return True
+        token = token_in(context.invocation_metadata())
+        return token is not None and self._tokens.access_of(token) is not None
+
+    def _give_back(self, place: tuple[str, str]) -> None:
+        self._open[place] -= 1
+        self._open = +self._open  # without those that are 0
+
+    def _answer(self) -> Any:
         response = health_pb2.HealthCheckResponse
-        if request.service not in ("", self._service):
-            return response(status=response.SERVICE_UNKNOWN)
         is_ending = self._ending.is_set()
         return response(status=response.NOT_SERVING if is_ending else response.SERVING)

@@ -82,6 +82,7 @@ _DECLARATIONS = frozenset({CREATE_TABLE.name, CREATE_DENSE.name})
 _REMEMBERED_SHRINKS = 4096
 _REMEMBERED_LOADS = 64
 
+_VALUES_A_SEGMENT = 3000  # its checks take 10 µs and more
 _VALUES_A_KEY = 10  # a guess at the dim: a pull's keys do not say what they will read
 
 
@@ -315,9 +316,15 @@ class Handlers:
             case PushGrad() | PushState():
                 return argument.chunk.num_chunks * argument.chunk.num_values
         if call.name in _DECLARATIONS:
-            is_ready = self._kernels is None or self._kernels.are_ready(_spec_of(argument))
-            return 0 if is_ready else math.inf
+            return self._work_of_declaration(_spec_of(argument))
         return math.inf if call.name in _LONG_CALLS else 0
+
+    def _work_of_declaration(self, spec: TableSpec | DenseSpec) -> float:
+        if self._kernels is not None and not self._kernels.are_ready(spec):
+            return math.inf
+        if isinstance(spec, DenseSpec):
+            return spec.length + _VALUES_A_SEGMENT * len(spec.segments)
+        return 0
 
     def _handler_of(self, name: str) -> Callable[[Any], Any]:
         method = method_name(name)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import grpc
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health
 
 from protos.errors import AbortedError, IdleError, LogError
 from protos.wire.calls import CALLS
-from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.channel import server_options
 from protos.wire.debug_services import DebugServices
 from protos.wire.health import HealthService
 from protos.wire.security.authorization import interceptors_of
@@ -75,13 +75,13 @@ class Server:
         self._address = address
         self._settings = settings
         self._activity = Activity(clock)
-        self._health = HealthService(SERVICE)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._credentials = credentials or Credentials()
+        self._health = HealthService()
         debug = DebugServices() if settings.grpc_debug else None
         guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
-            options=SERVER_OPTIONS, interceptors=interceptors_of(self._credentials, guarded)
+            options=server_options(), interceptors=interceptors_of(self._credentials, guarded)
         )
         self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
         self._backlog = backlog or Backlog()
@@ -99,7 +99,7 @@ class Server:
         self._is_recovered = False
         store.call_on_failure(self._hear_of_failure)
         self._service.add_to(self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._health.add_to(self._server, self._credentials)
         if debug:
             debug.add_to(self._server, [SERVICE, health.SERVICE_NAME])
 

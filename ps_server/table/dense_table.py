@@ -79,6 +79,10 @@ class DenseTable:
                 f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
             )
         for segment in spec.segments:
+            if segment.length < 1:
+                raise SpecError(
+                    f"dense block {spec.name!r} has a tensor {segment.name!r} without elements: leave it out"
+                )
             if segment.name and math.prod(segment.shape) != segment.length:
                 raise SpecError(
                     f"dense block {spec.name!r} has a tensor {segment.name!r} of shape "

@@ -14,7 +14,7 @@ import grpc
 
 from protos.errors import CtrPsError, TransportError
 from protos.wire.calls import Call
-from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.channel import server_options
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.heter import ATTEND, HETER_CALLS, TRAIN
 from protos.wire.security.authorization import Authority, Authorization
@@ -47,7 +47,7 @@ class HeterService:
         credentials = credentials or Credentials()
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_CALLS, "heter-calls"),
-            options=SERVER_OPTIONS,
+            options=server_options(),
             interceptors=[Authorization(Authority(credentials, HETER_CALLS.values()))]
             if credentials.tell_callers_apart
             else [],

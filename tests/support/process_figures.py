@@ -45,6 +45,14 @@ class Peak:
             self.sockets = max(self.sockets, num_sockets)
 
 
+def resident_bytes(pid: int | str = "self", *, peak: bool = False) -> int:
+    """Returns the resident memory of a process, or the most that it has had."""
+    name = "VmHWM" if peak else "VmRSS"
+    found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)
+    assert found is not None
+    return 1024 * int(found[1])
+
+
 def _target(link: Path) -> str:
     with suppress(FileNotFoundError):  # closed since it was listed
         return str(link.readlink())

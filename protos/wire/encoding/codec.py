@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from protos.errors import ProtocolError
+from protos.limits import MAX_SEGMENTS
 from protos.store import Numbers
 from protos.wire.encoding.arrays import decode_numbers, encode_numbers
 from protos.wire.encoding.frame import Frame
@@ -31,6 +32,9 @@ T = TypeVar("T")
 
 _PLAIN = (int, float, str, bool, bytes)
 _REPEATED: Mapping[Any, Callable[[Any], Any]] = {Sequence: list, tuple: tuple, frozenset: frozenset}
+
+_MOST: Mapping[str, int] = {"ctr_ps.v1.DenseSpec.segments": MAX_SEGMENTS}
+"""Elements of repeated fields, of which millions fit a message: decoding them would take a minute."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,7 +200,7 @@ def _codec_of(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
     if origin is Literal or (isinstance(annotation, type) and issubclass(annotation, enum.Enum)):
         return _choice(annotation, field)
     if origin in _REPEATED:
-        return _repeated(_codec_of(arguments[0], field), _REPEATED[origin])
+        return _repeated(_codec_of(arguments[0], field), _REPEATED[origin], field)
     if origin is Mapping:
         return _mapping(arguments[1], _message_of(field).fields_by_name["value"])
     raise TypeError(f"{field.full_name}: no codec for {annotation}")
@@ -228,11 +232,19 @@ def _choice(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
     return FieldCodec(codes.__getitem__, decode)
 
 
-def _repeated(each: FieldCodec[Any], collect: Callable[[Any], Any]) -> FieldCodec[Any]:
-    return FieldCodec(
-        lambda values: [each.encode(value) for value in values],
-        lambda found: collect(map(each.decode, found)),
-    )
+def _repeated(
+    each: FieldCodec[Any], collect: Callable[[Any], Any], field: FieldDescriptor
+) -> FieldCodec[Any]:
+    most = _MOST.get(field.full_name)
+
+    def decode(found: Any) -> Any:
+        if most is not None and len(found) > most:
+            raise ProtocolError(
+                f"{field.full_name} has {len(found)} elements, expected up to {most}"
+            )
+        return collect(map(each.decode, found))
+
+    return FieldCodec(lambda values: [each.encode(value) for value in values], decode)
 
 
 def _mapping(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:

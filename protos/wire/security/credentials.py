@@ -12,6 +12,7 @@ CTR_PS_TLS_CA speaks TLS, and shows its certificate if it has one. Files are rea
 server at the next connection or call, by a caller when a call failed.
 """
 
+import contextlib
 import logging
 import os
 import ssl
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -109,6 +111,7 @@ class Credentials:
     def _token_text(self) -> tuple[str, str]:
         if self.token:
             return self.token, TOKEN
+        _warn_of_readers(self.token_file)
         return _read(self.token_file, TOKEN_FILE).decode("utf-8", "replace"), self.token_file
 
     def files(self) -> tuple[str, ...]:
@@ -383,6 +386,22 @@ def _read(path: str, variable: str) -> bytes:
         raise UsageError(
             f"{variable} names {path!r}, which cannot be read: {error.strerror}"
         ) from error
+
+
+@cache
+def _warn_of_readers(path: str) -> None:
+    """Warns once of a file of tokens that its group or others may read."""
+    with contextlib.suppress(OSError):  # reading it says why
+        status = Path(path).stat()
+        # A file of another owner, as of a Secret of Kubernetes, is read by its group.
+        readers = 0o044 if status.st_uid == os.getuid() else 0o004
+        if status.st_mode & readers:
+            logger.warning(
+                "%s %r has mode %o, so other users of this machine can read its tokens: chmod 600 it",
+                TOKEN_FILE,
+                path,
+                status.st_mode & 0o777,
+            )
 
 
 def _is_true(text: str) -> bool:

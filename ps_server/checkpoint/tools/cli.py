@@ -19,9 +19,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from protos.errors import CheckpointError, CtrPsError
 from protos.runtime.environment import arguments
+from protos.runtime.logs import log_error, printable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.checkpoint.tools.inspection import (
@@ -95,7 +97,7 @@ def verify(
 def _verify_all(url: str) -> None:
     damaged = []
     for verdict in verify_all(url):
-        typer.echo(f"{verdict.name} {verdict.kind or '-'} {verdict.problem or 'whole'}")
+        typer.echo(printable(f"{verdict.name} {verdict.kind or '-'} {verdict.problem or 'whole'}"))
         if verdict.problem:
             damaged.append(verdict.name)
     if damaged:
@@ -183,7 +185,7 @@ def _show_summary(checkpoint: Checkpoint) -> None:
         summary["files"] = f"{summary['files']} of the delta, {chain_files} of the chain"
         summary["bytes"] = f"{summary['bytes']} of the delta, {chain_bytes} of the chain"
     for name, value in summary.items():
-        typer.echo(f"{name:<12} {value}")
+        typer.echo(printable(f"{name:<12} {value}"))
 
 
 def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
@@ -221,9 +223,10 @@ def _numbers(values: Sequence[float]) -> str:
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     table = Table(box=None, pad_edge=False)
     for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        header = Text(printable(name))
+        table.add_column(header, justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
+        table.add_row(*(Text(printable(str(each))) for each in row))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -236,7 +239,7 @@ def main() -> None:
     try:
         app(arguments())
     except CtrPsError as error:
-        typer.echo(f"error: {error}", err=True)
+        log_error(error)
         raise SystemExit(error.exit_code) from error
 
 

@@ -25,6 +25,7 @@ from rich.text import Text
 from protos.errors import AccessError, CtrPsError, TransportError, UsageError
 from protos.role import require_endpoints, split_endpoints
 from protos.runtime.environment import arguments
+from protos.runtime.logs import log_error, printable
 from protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
 from ps_worker.cluster.watching.servers import Servers
 
@@ -73,7 +74,7 @@ def drawn(endpoints: Sequence[str], looks: Sequence[Look]) -> Group:
     if rates := _rates(looks):
         parts.append(Text(f"examples/s {_curve(rates)} {rates[-1]:,.0f}"))
     parts += [
-        Text(f"{endpoint}  {server}", style="red")
+        Text(printable(f"{endpoint}  {server}"), style="red")
         for endpoint, server in zip(endpoints, looks[-1].servers, strict=True)
         if isinstance(server, CtrPsError)
     ]
@@ -164,7 +165,7 @@ def _tables(status: StoreStatus) -> Table:
     )
     for name, each in status.tables.items():
         table.add_row(
-            name,
+            Text(printable(name)),
             f"{each.rows:,}",
             f"{each.size_bytes / MIB:,.1f}",
             str(each.shards),
@@ -196,7 +197,7 @@ def top(
     try:
         _top(endpoints or os.environ.get(SERVERS, ""), every, once=once)
     except CtrPsError as error:
-        typer.echo(f"error: {error}", err=True)
+        log_error(error)
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt:
         raise typer.Exit from None

@@ -8,7 +8,6 @@ ps-data split 'data/planted/train/*.tsv' --out data/split --ratio 9:1 --seed 1
 ps-data convert 'data/planted/train/*.tsv' --out data/planted/parquet
 """
 
-import logging
 import re
 import shlex
 import sys
@@ -22,6 +21,7 @@ from rich.console import Console
 from ctr_model.schema import Schema, SchemaError, Transform
 from protos.errors import CtrPsError, DataError, UsageError, counted
 from protos.runtime.environment import arguments
+from protos.runtime.logs import configure_logs, log_error, printable
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files, natural_order
 from ps_worker.data.formats import format_of
@@ -353,9 +353,10 @@ def _console() -> Console:
 def _print_proposal(console: Console, proposal: Proposal) -> None:
     console.print(proposal_table(proposal))
     if proposal.no_label:
-        typer.echo(f"no label: {proposal.no_label}")
+        typer.echo(printable(f"no label: {proposal.no_label}"))
     for name in proposal.leaks:
-        typer.echo(f"warning: {name!r} {LEAK} It is left out: add it to the schema if not")
+        advice = f"warning: {name!r} {LEAK} It is left out: add it to the schema if not"
+        typer.echo(printable(advice))
 
 
 def _names(options: list[str] | None) -> list[str]:
@@ -383,11 +384,11 @@ def _numbered(columns: str) -> Schema:
 
 def main() -> None:
     """Entry point of `ps-data`."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     try:
+        configure_logs()
         app(arguments())
     except CtrPsError as error:
-        typer.echo(f"ps-data: {error}", err=True)
+        log_error(error)
         sys.exit(error.exit_code)
 
 

@@ -19,6 +19,8 @@ from typing import IO, Self, cast
 from protos.errors import DataError
 from ps_worker.data.files.content import open_content
 
+_SECRETS = ("CTR_PS_TOKEN", "CTR_PS_TLS_")  # a parser of text calls no server
+
 _CHUNK_BYTES = 1 << 16
 _STDERR_LINES = 20
 _STDERR_BYTES = 1 << 14
@@ -43,7 +45,7 @@ class PipeProcess:
             command: For bash, with pipefail, so that a failure anywhere in a pipeline is reported.
             path: File whose decompressed content is its stdin.
             stall_limit_s: The longest time without reading, printing or ending.
-            variables: Of its environment, besides those of this process.
+            variables: Of its environment, besides those of this process without its token and certificates.
 
         Raises:
             DataError: If the command cannot be started.
@@ -55,6 +57,7 @@ class PipeProcess:
         self._feed_error: Exception | None = None
         self._is_closed = False
         self._stderr = b""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
         # Kept open to detect input that the command leaves unread.
         self._unread, write_end = os.pipe()
         try:
@@ -64,7 +67,7 @@ class PipeProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env={**os.environ, **variables},
+                env={**own, **variables},
                 start_new_session=True,
             )
         except OSError as error:

@@ -7,6 +7,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from protos.runtime.logs import printable
+
 _FILE_WIDTH = 200  # characters a line of output to a file or a pipe
 
 
@@ -33,7 +35,7 @@ def result_tables(result: Mapping[str, Any]) -> Group:
     figures.add_column(overflow="fold")
     for name, value in given.items():
         if name not in tables:
-            figures.add_row(_words(name), Text(_shown(value)))
+            figures.add_row(_words(name), _cell(value))
     return Group(figures, *(_table(name, rows) for name, rows in tables.items()))
 
 
@@ -64,8 +66,12 @@ def _table(name: str, rows: Sequence[Mapping[str, Any]]) -> Group:
         is_text = any(isinstance(row.get(column), str) for row in rows)
         table.add_column(_words(column), justify="left" if is_text else "right", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_shown(row.get(column))) for column in columns))
-    return Group(Text(f"\n{name.replace('_', ' ')}", "bold"), table)
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    return Group(Text(f"\n{printable(name.replace('_', ' '))}", "bold"), table)
+
+
+def _cell(value: object) -> Text:
+    return Text(printable(_shown(value)))  # values of data, too
 
 
 def _shown(value: object) -> str:
@@ -82,7 +88,7 @@ def _shown(value: object) -> str:
 
 
 def _words(name: str) -> Text:
-    return Text(name.replace("_per_s", "/s").replace("_", " "))
+    return Text(printable(name.replace("_per_s", "/s").replace("_", " ")))
 
 
 def _is_empty(value: object) -> bool:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from threadpoolctl import threadpool_limits
 
-from protos.errors import BindError, CtrPsError, UsageError
+from protos.errors import CtrPsError, UsageError
 from protos.role import address_to_bind
-from protos.runtime.environment import arguments, num_processors
+from protos.runtime.environment import arguments, connection_limit, num_processors
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.wire.debug_services import DebugServices
 from protos.wire.metrics_port import (
@@ -46,6 +46,9 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 GRACE_S = 10.0
 """Seconds that requests in flight may take when it ends."""
+
+PORTS = 2
+"""That share the connections of the process: HTTP and gRPC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +236,7 @@ async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Await
 
     debug = DebugServices() if settings.grpc_debug else None
     service = GrpcService(served.model, served.metrics, served.is_ready, debug=debug)
-    server = service.server(served.credentials)
+    server = service.server(served.credentials, ports=PORTS)
     host, port = parse_address(settings.grpc)
     port = bind(server, address_to_bind(host, port), served.credentials)
     await server.start()
@@ -256,25 +259,31 @@ async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[o
     """Serves over HTTP; returns what ends that."""
     from aiohttp import web  # of an extra
 
+    from ps_worker.serving.inference_server.http_listener import HttpListener
     from ps_worker.serving.inference_server.http_service import RUNNER_OPTIONS, HttpService
 
     readers = Readers(served.credentials)
     service = HttpService(served.model, served.metrics, served.is_ready, readers)
     runner = web.AppRunner(service.application(), shutdown_timeout=GRACE_S, **RUNNER_OPTIONS)
     await runner.setup()
+    assert runner.server is not None
     host, port = parse_address(address)
-    site = web.TCPSite(runner, host, port, ssl_context=server_context(served.credentials))
     try:
-        await site.start()
-    except OSError as error:
+        listener = HttpListener(
+            runner.server,
+            host,
+            port,
+            max_connections=connection_limit() // PORTS,
+            tls=server_context(served.credentials),
+            **RUNNER_OPTIONS,
+        )
+    except CtrPsError:
         await runner.cleanup()
-        raise BindError(
-            f"cannot bind {address_to_bind(host, port)} for HTTP: {error.strerror}"
-        ) from error
-    logger.info("HTTP at %s", address_to_bind(host, runner.addresses[0][1]))
+        raise
+    logger.info("HTTP at %s", address_to_bind(host, listener.address[1]))
 
     async def end() -> None:
-        await site.stop()
+        await listener.close()
         await service.finish(GRACE_S)
         await runner.cleanup()
 

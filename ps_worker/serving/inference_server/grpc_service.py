@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health, health_pb2_grpc
+from grpc_health.v1 import health
 
 from protos.errors import CtrPsError, DataError
 from protos.runtime.environment import own_version
 from protos.v1 import open_inference_pb2 as messages
-from protos.wire.channel import SERVER_OPTIONS
+from protos.wire.channel import server_options
 from protos.wire.debug_services import DebugServices
 from protos.wire.grpc_status import details_of, status_of
 from protos.wire.health import HealthService
@@ -57,10 +57,9 @@ _CONTENTS = {
 """Field of `InferTensorContents`, by datatype."""
 
 
-GUARDED = [
-    Method(_SERVICE.full_name, name)
-    for name in ("ServerMetadata", "ModelMetadata", "ModelReady", "ModelInfer")
-]
+_GUARDED_NAMES = ("ServerMetadata", "ModelMetadata", "ModelReady", "ModelInfer")
+
+GUARDED = [Method(_SERVICE.full_name, name) for name in _GUARDED_NAMES]
 """Whether a process is live and ready, anybody may ask, as of servers of parameters; not of what models."""
 
 
@@ -80,16 +79,16 @@ class GrpcService:
         self._metrics = metrics
         self._is_ready = is_ready
         self._debug = debug
-        self._health = HealthService(_SERVICE.full_name)
+        self._health = HealthService()
 
-    def server(self, credentials: Credentials) -> grpc.aio.Server:
+    def server(self, credentials: Credentials, *, ports: int = 1) -> grpc.aio.Server:
         """Returns a server with these methods, that asks callers for their access; it is not bound yet.
 
-        It answers gRPC's health checks, too.
+        It answers gRPC's health checks, too; `ports` of the process share its connections.
         """
         guarded = [*GUARDED, *(self._debug.methods if self._debug else ())]
         server = grpc.aio.server(
-            options=SERVER_OPTIONS,
+            options=server_options(ports=ports),
             interceptors=interceptors_of(credentials, guarded),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
@@ -102,7 +101,12 @@ class GrpcService:
             "ModelInfer": self._model_infer,
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(
+            # What anybody may ask is empty, and a stream that nobody reads: else gRPC takes 16 MiB for it.
+            name: (
+                grpc.unary_unary_rpc_method_handler
+                if name in _GUARDED_NAMES
+                else grpc.stream_unary_rpc_method_handler
+            )(
                 self._method(name, answer),
                 request_deserializer=GetMessageClass(
                     _SERVICE.methods_by_name[name].input_type
@@ -114,7 +118,7 @@ class GrpcService:
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
         )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        self._health.add_to(server, credentials)
         if self._debug:
             self._debug.add_to(server, [_SERVICE.full_name, health.SERVICE_NAME])
         return server

@@ -66,7 +66,13 @@ RUNNER_OPTIONS: Mapping[str, Any] = {
 }
 """With which an application's runner is made."""
 
-_SIZE = f"a request has up to {MAX_MESSAGE_BYTES // 2**20} MiB"
+MAX_JSON_BYTES = 4 * 2**20
+"""Of a request: while JSON is parsed, a second at most, nobody is answered. Numbers may be binary tensors."""
+
+_SIZE = (
+    f"a request has up to {MAX_MESSAGE_BYTES // 2**20} MiB, its JSON up to {MAX_JSON_BYTES // 2**20} MiB: "
+    f"send more as binary tensors"
+)
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready"})
 """Whether a process is live and ready, anybody may ask."""
@@ -327,6 +333,8 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
     end = len(body) if length is None else int(length)
     if end > len(body):
         raise DataError(f"{HEADER_LENGTH} is {end}, and the request has {len(body)} bytes")
+    if end > MAX_JSON_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_JSON_BYTES, end)
     try:
         head = json.loads(body[:end])
     except json.JSONDecodeError as error:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from protos.runtime.logs import printable_lines
 from ps_worker.serving.report.axes import shown
 
 Cell = object
@@ -63,7 +64,7 @@ def page(title: str, subtitle: str, sections: Sequence[Section], legend: str = "
         legend: HTML that names the series of all charts.
     """
     links = "".join(f'<a href="#{each.anchor}">{escape(each.title)}</a>' for each in sections)
-    return (
+    return printable_lines(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'

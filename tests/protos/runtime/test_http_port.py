@@ -7,7 +7,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from email.message import Message
 from http import HTTPStatus
 
@@ -142,8 +142,36 @@ def test_port_in_use_is_named() -> None:
         HttpPort(HOST, port.port, {})
 
 
-def test_connection_that_dribbles_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_keep_nobody_out(port: HttpPort) -> None:
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((HOST, port.port), timeout=20))
+            for _ in range(2 * http_port.MAX_REQUESTS)
+        ]
+        silent[-1].sendall(b"GET /echo HTTP/1.1\r\nAccept: ")
+
+        assert get(port, "/echo").status == HTTPStatus.OK
+
+        silent[-1].sendall(b"text/css\r\n\r\n")
+        assert silent[-1].recv(15) == b"HTTP/1.0 200 OK"
+        assert silent[0].recv(1) == b"", "the oldest has given way"
+
+
+def test_connection_that_takes_no_answer_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_port, "REQUEST_LIMIT_S", 0.2)
+    leave = threading.Event()
+
+    def slow(headers: Message) -> Page:
+        leave.wait(20)
+        return Page("text/plain", b"done")
+
+    with HttpPort(HOST, 0, {"/slow": slow}) as port, pytest.raises(ConnectionError):
+        get(port, "/slow")
+    leave.set()
+
+
+def test_connection_that_dribbles_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_port, "HEADERS_LIMIT_S", 0.2)
     with (
         HttpPort(HOST, 0, {}) as port,
         socket.create_connection((HOST, port.port), timeout=20) as connection,

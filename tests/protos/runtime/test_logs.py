@@ -9,7 +9,13 @@ import sys
 import pytest
 
 from protos.errors import UsageError
-from protos.runtime.logs import JsonFormatter, LogFormat, TextFormatter, configure_logs
+from protos.runtime.logs import (
+    JsonFormatter,
+    LogFormat,
+    TextFormatter,
+    configure_logs,
+    log_error,
+)
 
 SERVER = {
     "TRAINING_ROLE": "PSERVER",
@@ -95,14 +101,23 @@ def test_text_begins_a_line_with_each_event_and_indents_the_rest() -> None:
     assert begin[0].endswith(r"INFO server-1 rows=5\nof two lines")
     assert "WARNING server-1" in begin[1]
     assert begin[2].endswith("ERROR server-1 failed")
-    assert begin[3:] == ["error: wrong", "usage"]
+    assert begin[3:] == ["error: wrong"]
+    assert "    usage" in lines
     assert "    ZeroDivisionError: division by zero" in lines
 
 
 def test_text_of_others_moves_no_cursor() -> None:
-    line = TextFormatter().format(record("a\r\x1b[2Jb\tc"))
+    line = TextFormatter().format(record("a\r\x1b[2Jb\tc\u202ed\u2028\u2066e\udc80"))
 
-    assert line.endswith(r" INFO a\r\x1b[2Jb" + "\tc")
+    assert line.endswith(r" INFO a\r\x1b[2Jb" + "\tc" + r"\u202ed\u2028\u2066e\udc80")
+
+
+def test_error_that_ends_a_process_begins_no_other_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log_error(UsageError("a worker said: \x1b]0;x\x07\nerror: forged\r\u2028error: forged"))
+
+    assert capsys.readouterr().err == (
+        "error: a worker said: \\x1b]0;x\\x07\n    error: forged\\r\\u2028error: forged\n"
+    )
 
 
 def test_process_without_a_role_is_not_named() -> None:

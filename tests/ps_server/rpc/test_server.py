@@ -274,24 +274,6 @@ def test_watches_of_health_are_told_of_the_end_and_put_it_off_by_nothing():
     run(body())
 
 
-def test_health_of_a_service_that_is_not_there_is_unknown():
-    async def body() -> None:
-        server = Server(joined(ParameterStore()), settings(), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
-            request = health_pb2.HealthCheckRequest(service="other")
-            with pytest.raises(grpc.aio.AioRpcError, match="no service 'other'") as error:
-                await stub.Check(request, timeout=10)
-            assert error.value.code() == grpc.StatusCode.NOT_FOUND
-            watch = stub.Watch(request, timeout=10)
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-            watch.cancel()
-        await server.stop()
-
-    run(body())
-
-
 def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeypatch, tmp_path):
     """A lease may be shorter than the time in which a worker looks for a server that was away."""
     monkeypatch.setattr("ps_server.rpc.server.REACHED_AGAIN_S", 1.0)

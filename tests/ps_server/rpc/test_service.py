@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import threading
 import tracemalloc
 from collections.abc import Callable, Coroutine
@@ -25,8 +26,8 @@ from protos.wire.grpc_status import METADATA_KEY
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.service import INLINE_VALUES, abort_with
 from ps_server.rpc.service import Service as RpcService
-from ps_server.rpc.service import abort_with
 from ps_server.store import ParameterStore
 from tests.support.stores import joined, member, push_id
 
@@ -335,6 +336,16 @@ def test_work_of_a_push_is_that_of_all_its_chunks(num_chunks: int):
     request = requests.PushGrad(chunk=chunk, push_id=push_id(), shard_map_epoch=FIRST_EPOCH)
 
     assert Service().handlers.work(calls.PUSH_GRAD, request) == num_chunks * (8 + 2 * 4)
+
+
+def test_work_of_a_dense_block_counts_its_segments():
+    """Hundreds of small ones are no call for the event loop."""
+    segment = DenseSegment(length=1, initializer=InitializerSpec())
+    spec = DenseSpec(name="d", segments=(segment,) * 200, optimizer=OptimizerSpec(name="adam"))
+
+    work = Service().handlers.work(calls.CREATE_DENSE, requests.CreateDense(spec=spec))
+
+    assert INLINE_VALUES < work < math.inf
 
 
 def test_work_of_a_pull_of_state_is_that_of_what_is_copied():

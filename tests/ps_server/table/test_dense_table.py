@@ -142,11 +142,15 @@ def test_gradient_over_no_examples_is_refused(examples: int) -> None:
         (
             {
                 "segments": (
-                    DenseSegment(length=0, initializer=InitializerSpec(kind="xavier")),
+                    DenseSegment(length=1, initializer=InitializerSpec(kind="xavier")),
                     DenseSegment(length=1, initializer=ZEROS),
                 )
             },
             "initializer 'xavier'",
+        ),
+        (
+            {"segments": (DenseSegment(length=0, initializer=ZEROS, name="none", shape=(0,)),)},
+            "dense block 'd' has a tensor 'none' without elements: leave it out",
         ),
         (
             {"segments": (DenseSegment(length=6, initializer=ZEROS, name="bias", shape=(2, 2)),)},

@@ -91,7 +91,7 @@ def in_short(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def test_call_that_waits_ends_when_the_server_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "CHANNEL_OPTIONS", in_short(CHANNEL_OPTIONS))
-    monkeypatch.setattr("ps_server.rpc.server.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
+    monkeypatch.setattr("protos.wire.channel.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
     with cluster(num_servers=0) as servers:
         endpoint = servers.start_server(joined(ParameterStore(num_workers=2)))
         with proxy_to(endpoint) as proxy:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protos.errors import counted
+from protos.runtime.logs import printable
 from ps_worker.data.tools.profiling.profile import NumberProfile, Profile, SlotProfile
 
 
@@ -14,7 +15,7 @@ def profile_table(profile: Profile) -> Group:
     """Returns the output of `ps-data profile`."""
     slots = _table("slot", ("missing", "distinct"), "most frequent values")
     for slot in profile.slots:
-        slots.add_row(*map(Text, _slot_cells(slot, profile.rows)))
+        slots.add_row(*map(_cell, _slot_cells(slot, profile.rows)))
     clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
     head = f"{counted(profile.rows, 'row', ',')}, {clicks}, {counted(profile.bad_rows, 'malformed row', ',')}"
     return Group(head, number_table(profile.numbers), slots, *_notes(profile))
@@ -24,8 +25,12 @@ def number_table(numbers: Sequence[NumberProfile]) -> Table:
     """Returns the statistics of dense columns, a line each."""
     table = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
     for number in numbers:
-        table.add_row(*map(Text, _number_cells(number)))  # no markup: a name may contain brackets
+        table.add_row(*map(_cell, _number_cells(number)))
     return table
+
+
+def _cell(text: str) -> Text:
+    return Text(printable(text))  # no markup: a name may contain brackets
 
 
 def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:

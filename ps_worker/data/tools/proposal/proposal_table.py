@@ -3,6 +3,7 @@
 from rich.table import Table
 from rich.text import Text
 
+from protos.runtime.logs import printable
 from ps_worker.data.tools.proposal.roles import Proposal
 
 
@@ -21,5 +22,7 @@ def proposal_table(proposal: Proposal) -> Table:
     lines += [(each.name, "slot", each.why) for each in proposal.slots]
     lines += [(each.name, "ignored", each.why) for each in proposal.ignored]
     for line in lines:
-        table.add_row(*map(Text, line))  # no markup: a name may contain brackets
+        table.add_row(
+            *(Text(printable(each)) for each in line)
+        )  # no markup: a name may contain brackets
     return table

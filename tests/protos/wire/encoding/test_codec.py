@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos.errors import ProtocolError
+from protos.limits import MAX_SEGMENTS
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -248,6 +249,16 @@ def test_table_spec_survives_the_wire(spec: TableSpec) -> None:
 @given(spec=DENSE_SPECS)
 def test_dense_spec_survives_the_wire(spec: DenseSpec) -> None:
     assert through(CREATE_DENSE.request, CreateDense(spec=spec)) == CreateDense(spec=spec)
+
+
+def test_dense_block_of_too_many_segments_is_not_decoded() -> None:
+    segment = DenseSegment(length=1, initializer=InitializerSpec())
+    spec = DenseSpec(
+        name="d", segments=(segment,) * (MAX_SEGMENTS + 1), optimizer=OptimizerSpec(name="sgd")
+    )
+
+    with pytest.raises(ProtocolError, match=f"segments has {MAX_SEGMENTS + 1} elements"):
+        through(CREATE_DENSE.request, CreateDense(spec=spec))
 
 
 def test_given_values_of_a_dense_block_survive_the_wire() -> None:

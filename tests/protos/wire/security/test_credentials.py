@@ -97,6 +97,22 @@ def test_file_that_cannot_be_read_names_the_variable(tmp_path: Path) -> None:
         Credentials(token_file=missing).metadata()
 
 
+def test_file_of_tokens_that_others_can_read_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, mode in enumerate([0o600, 0o640, 0o604, 0o400]):
+        file = tmp_path / f"token-{number}"
+        file.write_text(TOKEN)
+        file.chmod(mode)
+        for _ in range(2):
+            Credentials(token_file=str(file)).tokens()
+
+    assert [each.split(" has mode ")[1] for each in caplog.messages] == [
+        f"{mode}, so other users of this machine can read its tokens: chmod 600 it"
+        for mode in (640, 604)
+    ]
+
+
 def test_certificate_with_another_key_is_an_error(tmp_path: Path) -> None:
     authority = CertificateAuthority(tmp_path)
     one, other = authority.credentials("one"), authority.credentials("other")

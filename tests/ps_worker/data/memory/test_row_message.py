@@ -73,6 +73,16 @@ def test_counts_that_wrap_around_are_refused() -> None:
         unpack_rows(header + bytes(8 * num_keys) + counts.tobytes(), num_dense=0, num_slots=1)
 
 
+def test_rows_without_bytes_of_their_own_are_no_more_than_their_keys() -> None:
+    """Else a message of 32 bytes would be rows by the billion."""
+    header = struct.pack("<QQIIII", 2**60, 0, 0, 1, 0, 0)
+
+    with pytest.raises(
+        ProtocolError, match=f"received 0 keys, expected one for each of {2**60} x 1"
+    ):
+        unpack_rows(header, num_dense=0, num_slots=1)
+
+
 def test_counts_that_do_not_fit_the_keys_are_refused() -> None:
     data = bytearray(pack_rows(numbered_lists(range(4))))
     data[-2:] = np.uint16(9).tobytes()

@@ -153,9 +153,9 @@ def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["check", "absent.tsv"], 6, "ps-data: no file matches 'absent.tsv'"),
-        (["check", "x", "--schema", "absent"], 2, "ps-data: no schema 'absent'"),
-        (["generate", "x", "--files", "9", "--rows", "8"], 2, "ps-data: cannot distribute 8 rows"),
+        (["check", "absent.tsv"], 6, "error: no file matches 'absent.tsv'"),
+        (["check", "x", "--schema", "absent"], 2, "error: no schema 'absent'"),
+        (["generate", "x", "--files", "9", "--rows", "8"], 2, "error: cannot distribute 8 rows"),
         (["generate", "x", "--rows", "many"], 2, "--rows"),
         (
             ["profile", "x.tsv", "--columns", "13,26"],
@@ -168,7 +168,7 @@ def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
             2,
             "both name the columns",
         ),
-        (["profile", "x.tsv", "--schema", "absent"], 2, "ps-data: no schema 'absent'"),
+        (["profile", "x.tsv", "--schema", "absent"], 2, "error: no schema 'absent'"),
         (
             ["profile", "x.tsv", "--out", "absent/s.toml"],
             6,
@@ -181,8 +181,8 @@ def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
             "ratio is 9, expected two or three",
         ),
         (["split", "x.tsv", "--out", "sets"], 6, "would be empty"),
-        (["split", "absent.tsv", "--out", "sets"], 6, "ps-data: no file matches 'absent.tsv'"),
-        (["convert", "absent.tsv", "--out", "folder"], 6, "ps-data: no file matches 'absent.tsv'"),
+        (["split", "absent.tsv", "--out", "sets"], 6, "error: no file matches 'absent.tsv'"),
+        (["convert", "absent.tsv", "--out", "folder"], 6, "error: no file matches 'absent.tsv'"),
         (["convert", "x.tsv", "--out", "x.tsv"], 6, "cannot write to 'x.tsv'"),
         (["--help"], 0, "generate"),
     ],

@@ -14,6 +14,7 @@ import pytest
 
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, DataError, UsageError
+from protos.wire.security.credentials import TLS_KEY, TOKEN, TOKEN_FILE
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
@@ -95,6 +96,15 @@ def test_pipelines_run_in_a_shell(split: FileSplit) -> None:
 
 def test_command_may_print_nothing(split: FileSplit) -> None:
     assert keys(reader("cat > /dev/null").blocks(split)) == []
+
+
+def test_command_is_told_no_secret(split: FileSplit, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (TOKEN, TOKEN_FILE, TLS_KEY):
+        monkeypatch.setenv(name, "secret")
+    shown = " ".join(f"${{{name}-7}}" for name in (TOKEN, TOKEN_FILE, TLS_KEY))
+    command = f"cat > /dev/null; for key in {shown}; do echo 1 1 1 $key 1 0; done"
+
+    assert keys(reader(command).blocks(split)) == [7, 7, 7]
 
 
 def test_last_line_needs_no_end(split: FileSplit) -> None:

@@ -67,6 +67,14 @@ def test_lists_of_figures_are_tables() -> None:
     ]
 
 
+def test_values_of_data_say_nothing_to_a_terminal() -> None:
+    tables = {"\x1b[2J\u202e": {"rows": 1}}
+
+    cells = cells_of(replace(SUMMARY, tables=tables))
+
+    assert [r"\x1b[2J\u202e", "1"] in cells
+
+
 def test_what_is_empty_is_left_out() -> None:
     text = "\n".join(lines_of(replace(SUMMARY, auc=None, passes=(), tables=None, staleness={})))
 

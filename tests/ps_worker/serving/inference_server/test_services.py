@@ -376,16 +376,29 @@ def test_bodies_that_are_not_of_the_protocol_are_refused(
     run(body)
 
 
-def test_request_has_up_to_sixteen_mib(model: ServedModel, trained: Trained) -> None:
+def test_request_has_up_to_sixteen_mib_and_four_of_json(
+    model: ServedModel, trained: Trained
+) -> None:
+    """Beyond, a body is not read, or not parsed; what follows the JSON is told by its length alone."""
     content = json.dumps(json_request(trained)).encode()
+    json_bytes = http_service.MAX_JSON_BYTES
+    cases = [
+        (json_bytes, None, 200),
+        (json_bytes + 1, None, 413),
+        (MAX_MESSAGE_BYTES - 1, json_bytes, 400),
+        (MAX_MESSAGE_BYTES - 1, json_bytes + 1, 413),
+        (MAX_MESSAGE_BYTES + 1, json_bytes, 413),
+    ]
 
     async def body() -> None:
         async with http_client(model) as client:
-            for size, status in ((MAX_MESSAGE_BYTES - 1, 200), (MAX_MESSAGE_BYTES + 1, 413)):
+            for size, length, status in cases:
                 response = await client.post(
-                    "/v2/models/ctr/infer", data=io.BytesIO(content.ljust(size))
+                    "/v2/models/ctr/infer",
+                    data=io.BytesIO(content.ljust(size)),
+                    headers={} if length is None else {HEADER_LENGTH: str(length)},
                 )
-                assert response.status == status
+                assert response.status == status, (size, length)
 
     run(body)
 
@@ -429,15 +442,26 @@ def test_encoded_body_is_the_request(
     ("encoding", "content", "status", "why"),
     [
         ("gzip", b"{}", 400, "says gzip, but the body is not"),
-        ("deflate", b"{}", 400, "not one whole stream of deflate"),
+        ("deflate", b"{}", 400, "it ends before its stream does"),
         ("br", b"{}", 400, "Content-Encoding is 'br', expected gzip or deflate"),
-        ("gzip", gzip.compress(b"{}")[:-4], 400, "not one whole stream of gzip"),
+        ("gzip", gzip.compress(b"{}")[:-4], 400, "it ends before its stream does"),
         ("gzip", gzip.compress(b"{}") + b"more", 400, "says gzip, but the body is not"),
-        ("deflate", compress(b"{}") + b"more", 400, "not one whole stream of deflate"),
+        ("deflate", compress(b"{}") + b"more", 400, "it has more than 1 stream"),
+        ("gzip", gzip.compress(b"") * 800_000, 400, "it has more than 1024 streams"),
         ("gzip", gzip.compress(b" " * (MAX_MESSAGE_BYTES + 1)), 413, "a request has up to 16 MiB"),
         ("identity", b" " * (MAX_MESSAGE_BYTES + 1), 413, "a request has up to 16 MiB"),
     ],
-    ids=["gzip", "deflate", "unknown", "cut", "more", "more behind", "large inside", "large"],
+    ids=[
+        "gzip",
+        "deflate",
+        "unknown",
+        "cut",
+        "more",
+        "more behind",
+        "members",
+        "large inside",
+        "large",
+    ],
 )
 def test_body_that_is_not_as_its_encoding_says_or_too_large_is_refused_without_a_traceback(
     model: ServedModel,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from protos.errors import DataError, UsageError
+from ps_worker.serving.report.page import page as whole_page
 from ps_worker.serving.report.report import report
 from ps_worker.serving.report.runs import read_runs
 
@@ -115,6 +116,10 @@ def test_text_of_users_is_no_markup(page: Page) -> None:
     assert "<i>noise</i>" in page.texts["slots"]
     assert "<i>noise</i>" in page.texts["importance"]
     assert "whole <b>" in page.texts["runs"]
+
+
+def test_text_of_users_has_no_control_characters() -> None:
+    assert r"<h1>a\x1b[2J\u202e</h1>" in whole_page("a\x1b[2J\u202e", "", ())
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,12 @@ def test_brackets_of_a_value_are_shown(tmp_path: Path) -> None:
     assert "[bold]a[/nothing]" in printed(profile_of(tmp_path, "1\t1\t2\t[bold]a[/nothing]\tx\n"))
 
 
+def test_value_says_nothing_to_a_terminal(tmp_path: Path) -> None:
+    text = printed(profile_of(tmp_path, "1\t1\t2\t\x1b]0;x\x07\u202e\tx\n"))
+
+    assert r"\x1b]0;x\x07\u202e" in text
+
+
 def test_table_says_what_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps_worker.data.tools.profiling.number_stats.MAX_SAMPLE", 100)
     monkeypatch.setattr("ps_worker.data.tools.profiling.value_counts.MAX_EXACT", 256)

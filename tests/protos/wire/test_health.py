@@ -1,0 +1,122 @@
+"""Health checks: an answer for anybody, which costs a server nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos.wire import health
+from protos.wire.channel import server_options
+from protos.wire.health import HealthService
+from protos.wire.security.access import metadata_of_token
+from protos.wire.security.credentials import Credentials, bind
+from tests.support.http2 import CHECK, WATCH, Connection, bomb, message
+from tests.support.process_figures import resident_bytes
+
+T = TypeVar("T")
+
+TOKEN = "trainer-0123456789"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@asynccontextmanager
+async def serving(credentials: Credentials | None = None) -> AsyncIterator[int]:
+    """Serves nothing but health checks; yields the port."""
+    credentials = credentials or Credentials(token=TOKEN)
+    server = grpc.aio.server(options=server_options())
+    HealthService().add_to(server, credentials)
+    port = bind(server, "127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+def run(body: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(body, 60))
+
+
+async def by_hand(use: Callable[[Connection], T], port: int) -> T:
+    """Uses a connection in a thread."""
+
+    def use_it() -> T:
+        with Connection(port) as connection:
+            return use(connection)
+
+    with ThreadPoolExecutor(1) as pool:
+        return await asyncio.get_running_loop().run_in_executor(pool, use_it)
+
+
+def test_messages_that_swell_take_no_memory() -> None:
+    def send(connection: Connection) -> None:
+        calls = [connection.call(CHECK, {"grpc-encoding": "gzip"}) for _ in range(40)]
+        connection.send(dict.fromkeys(calls, bomb(16 * 2**20 - 64)), end=True)
+        connection.wait_for_end(*calls)
+
+    async def body() -> int:
+        async with serving() as port:
+            before = resident_bytes(peak=True)
+            await by_hand(send, port)
+            return resident_bytes(peak=True) - before
+
+    assert run(body()) < 20 * 2**20
+
+
+@pytest.mark.parametrize("path", [CHECK, WATCH])
+def test_messages_without_an_end_take_no_memory(path: str) -> None:
+    def send(connection: Connection) -> int:
+        calls = [connection.call(path) for _ in range(20)]
+        return connection.send(dict.fromkeys(calls, message(bytes(2**22))[:-1]), end=False)
+
+    async def body() -> int:
+        async with serving() as port:
+            return await by_hand(send, port)
+
+    assert run(body()) <= 20 * 2**19
+
+
+def test_address_has_as_many_watches_as_the_limit_and_known_callers_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "MAX_CALLS", 2)
+
+    async def body() -> None:
+        async with (
+            serving() as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+            metadata = metadata_of_token(TOKEN)
+            first, second = (stub.Watch(request, timeout=30) for _ in range(2))
+            known = [stub.Watch(request, metadata=metadata, timeout=30) for _ in range(4)]
+            for watch in (first, second, *known):
+                assert (await watch.read()).status == SERVING
+            refused = stub.Watch(request, timeout=30)
+            assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert (await stub.Check(request, timeout=30)).status == SERVING
+
+            first.cancel()
+            while (await (again := stub.Watch(request, timeout=30)).read()) is grpc.aio.EOF:
+                await again.code()  # the place is given back a little after
+            assert not again.done()
+
+    run(body())
+
+
+def test_check_is_answered_whatever_service_it_names() -> None:
+    async def body() -> None:
+        async with (
+            serving() as port,
+            grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        ):
+            request = health_pb2.HealthCheckRequest(service="readiness")
+            answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=30)
+            assert answer.status == SERVING
+
+    run(body())
