@@ -33,7 +33,15 @@ from protos.errors import (
     TransportError,
     UnknownTableError,
 )
-from protos.futures import Combined, Future, Shared, results, results_of_all_ended
+from protos.futures import (
+    Answer,
+    Combined,
+    Future,
+    Shared,
+    first_error_of,
+    results,
+    results_of_all_ended,
+)
 from protos.gradients import (
     DenseGrad,
     Gradients,
@@ -107,7 +115,7 @@ class _RowsOnTheirWay:
     """A call for embeddings, and where in the whole answer its rows belong."""
 
     positions: Mapping[str, Positions]
-    answer: Future[Pulled]
+    answer: Answer[Pulled]
 
     def write(self, out: Mapping[str, Values]) -> Version:
         """Writes the rows where they belong, and returns their version."""
@@ -155,7 +163,7 @@ class ClusterClient:
         """Ends the connections; calls that are on their way fail."""
         self._transport.close()
 
-    def _call_all(self, call: Call[Q, A], argument: Q) -> list[Future[A]]:
+    def _call_all(self, call: Call[Q, A], argument: Q) -> list[Answer[A]]:
         """Starts a call to every server."""
         return [self._transport.call(server, call, argument) for server in self._servers]
 
@@ -316,6 +324,7 @@ class ClusterClient:
 
         def combine() -> Pulled:
             out = _empty_rows(keys, dims)
+            first_error_of([call.answer for call in pending])
             versions = [call.write(out) for call in pending]
             return Pulled(out, min(versions))
 
@@ -364,6 +373,7 @@ class ClusterClient:
 
         def combine() -> Version:
             versions = []
+            first_error_of([call for _, call in pending])
             for server, call in pending:
                 pulled = call.result()
                 self._write_pieces(server, pulled, into)
@@ -550,7 +560,7 @@ class ClusterClient:
         return self._acknowledged(pending, push_id, None)
 
     def _acknowledged(
-        self, pending: Sequence[Future[Version]], push_id: PushId, at: Version | None
+        self, pending: Sequence[Answer[Version]], push_id: PushId, at: Version | None
     ) -> Future[Version]:
         """Returns the version of a push once all of it is acknowledged."""
 
@@ -661,6 +671,7 @@ class ClusterClient:
         pending = [self._transport.call(server, calls.BARRIER, request) for server in others]
 
         def combine() -> Reduced:
+            first_error_of([reduction, *pending])
             reduced = reduction.result()
             version = self._common_version(request, [reduced.version, *results(pending)])
             return Reduced(reduced.values, version)

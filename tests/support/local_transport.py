@@ -29,6 +29,15 @@ class Answer(Generic[T]):
             self._outcome = _outcome_of(self._compute)
         return self._outcome()
 
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def when_failed(self, tell: Callable[[Exception], None]) -> None:
+        """Nothing fails before it is asked for."""
+
+    def fail(self, error: Exception) -> None:
+        self._outcome = self._outcome or _raising(error)
+
 
 def _outcome_of(compute: Callable[[], T]) -> Callable[[], T]:
     try:
