@@ -203,9 +203,11 @@ class ParameterStore:
         *,
         terms: Mapping[str, str],
         lease: Lease | None = None,
+        only_asks: bool = False,
     ) -> Future[Joined]:
-        """See `protos.store.Store`; of this process alone."""
-        return self._coordinator.join(Member(worker, incarnation), terms, lease)
+        """See `protos.store.Store`; of this process alone. Who only asks is told when the place is free."""
+        member = Member(worker, incarnation)
+        return self._coordinator.join(member, terms, lease, only_asks=only_asks)
 
     def hear_of(self, member: Member) -> None:
         """A process gives a sign of life; raises ProtocolError unless it has its place in the job."""
@@ -221,6 +223,7 @@ class ParameterStore:
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
+        self._coordinator.require_no_failure()
         if is_last:
             self._coordinator.end_lease(worker)
 

@@ -370,7 +370,7 @@ class GrpcTransport:
             timeout_s=self._deadlines.of(call, argument)
             if ready_s is None
             else ready_s or AT_ONCE_S,
-            budget_s=self._budget_s if call.retry and ready_s is None else 0.0,
+            budget_s=self._budget_s if ready_s is None else 0.0,
         )
         answer.send(wait_for_ready=bool(ready_s))
         return answer
