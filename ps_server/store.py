@@ -310,7 +310,12 @@ class ParameterStore:
         is_applying = before is not None and before.step == at  # the version may not say so yet
         if at >= self._coordinator.version and not is_applying:
             return None
-        return require_values_at(at, before, num_evicted=self._parameters.num_evicted())
+        return require_values_at(
+            at,
+            before,
+            newest=self._coordinator.version,
+            num_evicted=self._parameters.num_evicted(),
+        )
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`; done when returned."""

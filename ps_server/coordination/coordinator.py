@@ -440,6 +440,12 @@ class Coordinator:
         if self._members.incarnation_of(push_id.worker) is not None:
             self._members.require_place(Member(push_id.worker, push_id.incarnation))
 
+    def _require_number(self, worker: int, what: str, number: int) -> None:
+        if number > MAX_VERSION:
+            raise ProtocolError(
+                f"{self._members.name(worker)} says {what} {number}, expected up to {MAX_VERSION}"
+            )
+
     def require_member(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker."""
         self._members.require(worker)
@@ -781,6 +787,7 @@ class Coordinator:
             self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
         )
         with self._change():
+            self._require_number(worker, "step", step)
             if number is not None:
                 if (outcome := self._passed.outcome(name, worker, number)) is not None:
                     brought = None if contribution is None else contribution.values
@@ -841,6 +848,7 @@ class Coordinator:
         with self._change():
             if after_barrier is not None and after_barrier < self._passed.newest(worker):
                 return Answered(at_least)  # it comes late, and its worker has counted from 0 since
+            self._require_number(worker, "clock", clock)
             self._clocks.advance(worker, clock, at_least)
         return self._wait(poll, describe, self._wait_for_clocks)
 
@@ -886,6 +894,7 @@ class Coordinator:
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`; after a failure, too."""
         with self._change(even_if_failed=True):
+            self._require_number(worker, "step", step)
             self._leave(worker, step)
 
     def _leave(self, worker: int, step: Version) -> None:
