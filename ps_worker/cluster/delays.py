@@ -37,8 +37,9 @@ class Delays:
             self._count += 1
             heapq.heappush(self._due, _Due(time.monotonic() + seconds, self._count, do))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
             else:
                 self._changed.notify()
 

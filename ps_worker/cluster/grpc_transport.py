@@ -35,6 +35,9 @@ _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 SENDS_AGAIN = "sends-again"
 """Name of the thread, which is there while calls wait for that."""
 
+_TIME_IS_UP = (grpc.FutureTimeoutError, TimeoutError)  # the second if chaos disturbs the call
+_HAS_FAILED = (grpc.RpcError, grpc.FutureCancelledError)
+
 AT_ONCE_S = 1.0
 """For a call that waits for no server: to connect, or be refused."""
 
@@ -73,21 +76,22 @@ class Deadlines:
 class _Answer(Generic[A]):
     """The answer to a call, which is sent again when that may help, whoever waits for it. Thread-safe.
 
-    It ends once, from the thread of gRPC that takes answers, or the one that sends calls again. A failure
-    needs no look at it by anybody: calls to several servers come through in any order.
+        gRPC's answer --> the waiting thread, which decodes it
+        a failure --> gRPC's thread, which has the call sent again by `Delays`, or ends it with an error
+
+    So calls to several servers come through in any order, and one that is answered costs no detour.
     """
 
     __slots__ = (
         "_awaited",
         "_call",
-        "_changed",
         "_connection",
         "_error",
         "_has_ended",
-        "_message",
         "_on_failure",
         "_request",
         "_retry",
+        "_rpc",
         "_server",
         "_timeout_s",
         "_transport",
@@ -113,9 +117,9 @@ class _Answer(Generic[A]):
         self._timeout_s = timeout_s
         self._retry = Retry(budget_s)
         self._awaited = awaited(argument)
-        self._changed = threading.Condition(threading.Lock())
+        # The transport's lock is held to change these.
+        self._rpc: Any = None  # of the last try
         self._has_ended = False
-        self._message: Any = None
         self._error: Exception | None = None
         self._on_failure: list[Callable[[Exception], None]] = []
 
@@ -136,14 +140,22 @@ class _Answer(Generic[A]):
                 after
                 or TransportError(f"{self._call.name} to server {endpoint}: this client is closed")
             )
-        else:
-            rpc.add_done_callback(self._answered)
+            return
+        with self._transport.changed:
+            self._rpc = rpc
+            is_failed = self._has_ended
+            if after is not None:
+                self._transport.changed.notify_all()
+        if is_failed:  # meanwhile, by another server's error
+            rpc.cancel()
+        rpc.add_done_callback(self._answered)
 
     def _answered(self, rpc: Any) -> None:
         try:
             failure = rpc.exception()
             if failure is None:
-                self._end(rpc.result(), None)
+                with self._transport.changed:
+                    self._has_ended, self._on_failure = True, []
             else:
                 self._failed(failure)
         except Exception as error:  # carried to the waiting thread, as an executor does
@@ -155,11 +167,11 @@ class _Answer(Generic[A]):
         endpoint = transport.endpoints[self._server]
         error = error_of(failure, endpoint, self._call.name)
         error.__cause__ = failure
-        if transport.is_closed:
+        if transport.is_closed or self._has_ended:
             self.fail(error)
             return
         if isinstance(error, UnknownCallerError):
-            transport.later.after(0.0, partial(self._send_with_newer_credentials, error))
+            transport.later.after(0.0, partial(self._send_again, error))
             return
         asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
         if failure.code() not in _GONE and asked_s is None:
@@ -177,41 +189,38 @@ class _Answer(Generic[A]):
             transport.log.sends_again(endpoint, self._call.name, failure.code().name)
         transport.later.after(pause_s, partial(self._send_again, error))
 
-    def _send_with_newer_credentials(self, error: CtrPsError) -> None:
-        """Sends it again if the files have changed: it did nothing, so any call may."""
-        if self._transport.has_newer(self._connection):
-            self._send_again(error)
-        else:
-            self.fail(error)
-
     def _send_again(self, error: CtrPsError) -> None:
-        if self._transport.is_closed:
-            self.fail(error)
-        elif not self._has_ended:
-            self._transport.has_newer(self._connection)
-            self._transport.retries += 1
-            # A try fails at once while the server is not there, so it is waited for within the budget; one
-            # that is there, within the deadline: a call that waits for other workers may take longer.
-            self.send(after=error)
-
-    def _end(self, message: Any, error: Exception | None) -> None:
-        with self._changed:
-            if self._has_ended:
-                return
-            self._has_ended, self._message, self._error = True, message, error
-            told, self._on_failure = self._on_failure, []
-            self._changed.notify_all()
-        if error is not None:
-            for tell in told:
-                tell(error)
+        try:
+            has_newer = self._transport.has_newer(self._connection)
+            # An unknown caller's call did nothing, so any may be sent again: with newer credentials.
+            is_over = isinstance(error, UnknownCallerError) and not has_newer
+            if is_over or self._transport.is_closed:
+                self.fail(error)
+            elif not self._has_ended:
+                self._transport.retries += 1
+                # A try fails at once while the server is not there, so it is waited for within the budget;
+                # one that is there, within the deadline: other workers may take longer than the budget.
+                self.send(after=error)
+        except Exception as unforeseen:  # carried to the waiting thread, as above
+            self.fail(unforeseen)
 
     def fail(self, error: Exception) -> None:
         """See `protos.futures.Answer`."""
-        self._end(None, error)
+        with self._transport.changed:
+            if self._has_ended:
+                return
+            self._has_ended, self._error = True, error
+            told, self._on_failure = self._on_failure, []
+            rpc = self._rpc
+            self._transport.changed.notify_all()
+        for tell in told:
+            tell(error)
+        if rpc is not None and not rpc.done():
+            rpc.cancel()  # by another server's error, for who waits for it
 
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
         """See `protos.futures.Answer`."""
-        with self._changed:
+        with self._transport.changed:
             if not self._has_ended:
                 self._on_failure.append(tell)
                 return
@@ -220,21 +229,47 @@ class _Answer(Generic[A]):
 
     def wait(self, seconds: float) -> bool:
         """See `protos.futures.Answer`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._has_ended, seconds)
+        until = time.monotonic() + seconds
+        while True:
+            rpc = self._rpc
+            try:
+                if rpc is not None:
+                    rpc.result(timeout=max(until - time.monotonic(), 0.0))
+                    return True
+            except _TIME_IS_UP:
+                return False
+            except _HAS_FAILED as failure:
+                failure.with_traceback(None)  # it holds this frame, and gRPC the failure
+            if not self._is_settled(rpc, max(until - time.monotonic(), 0.0)):
+                return False
+            if self._error is not None:
+                return True
+
+    def _is_settled(self, rpc: Any, seconds: float | None = None) -> bool:
+        """Waits until it is known what follows from the failure of a try: another one, or an error."""
+        with self._transport.changed:
+            return self._transport.changed.wait_for(
+                lambda: self._error is not None or self._rpc is not rpc, seconds
+            )
 
     def result(self) -> A:
         """Returns the answer, or raises what the server raised, or TransportError."""
-        if self._awaited is not None:
-            began = self._transport.clock()
-            while not self.wait(call_log.FIRST_WAIT_S):
-                self._transport.log.waits(self._awaited, self._transport.clock() - began)
-        with self._changed:
-            while not self._has_ended:
-                self._changed.wait()
-        if self._error is not None:
-            raise self._error
-        return self._call.answer.decode(self._message)
+        began = None if self._awaited is None else self._transport.clock()
+        while True:
+            rpc = self._rpc
+            try:
+                if rpc is not None:
+                    limit_s = None if began is None else call_log.FIRST_WAIT_S
+                    return self._call.answer.decode(rpc.result(timeout=limit_s))
+            except _TIME_IS_UP:
+                if began is not None and self._awaited is not None:
+                    self._transport.log.waits(self._awaited, self._transport.clock() - began)
+                continue
+            except _HAS_FAILED as failure:
+                failure.with_traceback(None)  # it holds this frame, and gRPC the failure
+            self._is_settled(rpc)
+            if self._error is not None:
+                raise self._error
 
 
 class _OpenCall:
@@ -289,6 +324,7 @@ class GrpcTransport:
         clock: In seconds.
         log: Of calls that take long.
         later: Where calls wait that are sent again.
+        changed: Held while an answer changes; notified when a failed call is sent again, or ends.
     """
 
     def __init__(
@@ -321,6 +357,7 @@ class GrpcTransport:
         self.clock = clock
         self.log = CallLog(clock)
         self.later = Delays(SENDS_AGAIN)
+        self.changed = threading.Condition(threading.Lock())
         self._closed = threading.Event()
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from threading import Event, Timer
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
@@ -265,6 +265,13 @@ class LostReply(grpc.RpcError):
 
     def exception(self) -> "LostReply":
         return self
+
+    def result(self, timeout: float | None = None) -> NoReturn:
+        self._call.result(timeout)
+        raise self
+
+    def done(self) -> bool:
+        return bool(self._call.done())
 
     def code(self) -> grpc.StatusCode:
         return self._code
