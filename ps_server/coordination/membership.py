@@ -1,11 +1,12 @@
 """The workers of a job: how many there are, who has joined on which terms, who is lost, and who has left.
 
-    join --> present --leave--> left
-               |  ^
-               |  `-- a sign of life, or another process in its place
-       silent for a lease --> lost
+    ask --the place is free--> join --> present --leave--> left
+                                          |  ^
+                                          |  `-- a sign of life, or another process in its place
+                                  silent for a lease --> lost
 
 A worker that has left stays so; another process may take its place then, to leave the other servers.
+A process asks all servers before it takes a place on any: one that is alive for one keeps its place on all.
 
 Sans-IO, as every rule in this package: events in, answers out; time is an event, too. No clock, no locks.
 """
@@ -13,7 +14,7 @@ Sans-IO, as every rule in this package: events in, answers out; time is an event
 import math
 from collections.abc import Collection, Mapping
 
-from protos.errors import JobError, NotJoinedError, ProtocolError
+from protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
 from protos.role import Members
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.job_state import MembersState
@@ -49,17 +50,25 @@ class Membership:
         self.replaced: set[int] = set()
         self.lease: Lease | None = None
         self._incarnations: dict[int, int] = {}
-        self._candidates: dict[int, int] = {}  # processes that wait for the place of another one
+        self._candidates: dict[int, int] = {}  # the last process that asked for a place
         self._silent_s: dict[int, float] = {}
         self._terms = {name: (value, "the server") for name, value in members.terms.items()}
 
-    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> bool:
-        """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.
+    def join(
+        self,
+        member: Member,
+        terms: Mapping[str, str],
+        lease: Lease | None,
+        *,
+        only_asks: bool = False,
+    ) -> bool:
+        """A process takes the place of a worker, or asks for it; once it has the place, a no-op.
 
         Args:
             member: The worker and the process.
             terms: Settings that all processes have in common, by name.
             lease: How the job loses a worker.
+            only_asks: It takes nothing; `may_join` says when it can.
 
         Returns:
             Whether it has taken the place of another process now.
@@ -90,11 +99,22 @@ class Membership:
         for term, value in terms.items():
             self._terms.setdefault(term, (value, name))
         self.lease = self.lease or lease
-        self._candidates[worker] = member.incarnation
+        if only_asks:
+            self._candidates[worker] = member.incarnation
+            return False
+        if not self._is_free(worker):
+            raise self._is_alive(worker)
+        return self._take_place(member)
+
+    def _is_free(self, worker: int) -> bool:
         # One that has left may not have left the other servers: another process leaves these for it.
-        if worker not in self._incarnations or worker in self.left or worker in self.lost:
-            return self._take_place(worker)
-        return False
+        return worker not in self._incarnations or worker in self.left or worker in self.lost
+
+    def _is_alive(self, worker: int) -> ProtocolError:
+        return ProtocolError(
+            f"{self.name(worker)} of this job is another process, which is alive: two processes have "
+            f"{self.all.variables(worker)}"
+        )
 
     def _require_agreement(self, worker: int, terms: Mapping[str, str]) -> None:
         """Raises JobError if others have other terms: a wrong job file differs in more than one setting."""
@@ -124,30 +144,30 @@ class Membership:
             f"start it again from its checkpoint. Else two processes have {self.all.variables(worker)}"
         )
 
-    def _take_place(self, worker: int) -> bool:
-        """The candidate takes the place of a worker; returns whether another process had it."""
+    def _take_place(self, member: Member) -> bool:
+        """A process takes a free place; returns whether another one had it."""
+        worker = member.worker
         is_replaced = worker in self._incarnations
         if is_replaced:
             self.replaced.add(worker)
-        self._incarnations[worker] = self._candidates.pop(worker)
+        self._incarnations[worker] = member.incarnation
+        self._candidates.pop(worker, None)
         self._silent_s[worker] = 0.0
         self.lost.discard(worker)
         return is_replaced
 
-    def has_place(self, member: Member) -> bool:
-        """Whether a process that joined has its place now.
+    def may_join(self, member: Member) -> bool:
+        """Whether a process has its place, or asked for it and could take it now.
 
         Raises:
-            ProtocolError: If it waits no more: the process that has the place is alive.
+            ProtocolError: If it asks in vain: the process that has the place is alive.
         """
-        if self._incarnations.get(member.worker) == member.incarnation:
+        worker = member.worker
+        if self._incarnations.get(worker) == member.incarnation:
             return True
-        if self._candidates.get(member.worker) == member.incarnation:
-            return False
-        raise ProtocolError(
-            f"{self.name(member.worker)} of this job is another process, which is alive: two processes have "
-            f"{self.all.variables(member.worker)}"
-        )
+        if self._candidates.get(worker) == member.incarnation:
+            return self._is_free(worker)
+        raise self._is_alive(worker)
 
     def hear_of(self, member: Member) -> None:
         """A process gives a sign of life; raises ProtocolError unless it has a place."""
@@ -162,13 +182,13 @@ class Membership:
         if self._incarnations.get(worker) == member.incarnation:
             if worker not in self.left or worker not in self.lost:
                 return
-            raise ProtocolError(
+            raise PlaceLostError(
                 f"{name} was silent for longer than its lease, and the others have gone on "
                 f"without it"
             )
         self.require(worker)
         if worker in self._incarnations:
-            raise ProtocolError(
+            raise PlaceLostError(
                 f"{name} of this job is another process by now: this one was silent for longer than "
                 f"its lease, or two have {self.all.variables(worker)}"
             )
@@ -201,10 +221,9 @@ class Membership:
                 silent.append(worker)
         return silent
 
-    def lose(self, worker: int) -> bool:
-        """A worker is lost; returns whether a process that waited for its place has taken it."""
+    def lose(self, worker: int) -> None:
+        """A worker is lost."""
         self.lost.add(worker)
-        return worker in self._candidates and self._take_place(worker)
 
     def incarnation_of(self, worker: int) -> int | None:
         """Returns the incarnation of the process that has a worker's place; None: nobody has."""
