@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import BadRowError, UsageError
+from protos.errors import BadRowError, DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.files.listing import stamp_of
 from ps_worker.data.formats import Format, require_format
 from ps_worker.data.reading import Reading
 
@@ -79,11 +81,15 @@ class FileDataset:
         self._bad_row_log = BadRowLog()
 
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
-        """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them."""
+        """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them.
+
+        A file that changes afterwards is refused when it is read.
+        """
         if isinstance(files, str):
             raise UsageError(f"files is {files!r}, expected a list of paths")
         self._splits = [
-            file if isinstance(file, FileSplit) else FileSplit(str(file)) for file in files
+            _stamped(file if isinstance(file, FileSplit) else FileSplit(str(file)))
+            for file in files
         ]
         self._bad_row_log = BadRowLog()
 
@@ -146,6 +152,15 @@ class FileDataset:
         if self._splits is None:
             raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
         return self._splits
+
+
+def _stamped(split: FileSplit) -> FileSplit:
+    """Returns a split with the stamp of its file, if that is there: reading says that it is not."""
+    if split.stamp is not None:
+        return split
+    with suppress(DataError):
+        return replace(split, stamp=stamp_of(split.path))
+    return split
 
 
 def _rows_within_limit(reading: Reading) -> Iterator[Batch]:
