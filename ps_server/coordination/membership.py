@@ -12,6 +12,7 @@ Sans-IO, as every rule in this package: events in, answers out; time is an event
 
 import math
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 
 from protos.errors import JobError, NotJoinedError, ProtocolError
 from protos.role import Members
@@ -99,7 +100,7 @@ class Membership:
     def _require_agreement(self, worker: int, terms: Mapping[str, str]) -> None:
         """Raises JobError if others have other terms: a wrong job file differs in more than one setting."""
         differences = [
-            f"{_setting(name, value)} ({holder} has {_setting(name, expected)})"
+            f"{_setting(name, value, expected)} ({holder} has {_setting(name, expected, value)})"
             for name, value in terms.items()
             for expected, holder in [self._terms.get(name, (value, ""))]
             if value != expected
@@ -284,7 +285,13 @@ class Membership:
         self.left.add(worker)
 
 
-def _setting(name: str, value: str) -> str:
-    """Returns a setting as a job file has it, cut to what a message can hold."""
-    shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}..."
-    return f"{name} = {shown or 'nothing'}"
+def _setting(name: str, value: str, other: str) -> str:
+    """Returns a setting as a job file has it, cut to what a message can hold.
+
+    Of one with several lines it shows the first, and the first that differs from `other`.
+    """
+    (first, *lines), (_, *others) = value.split("\n"), other.split("\n")
+    differing = (line for line, its in zip_longest(lines, others) if line != its)
+    shown = [first or "nothing"] + [f"with {next(differing, '') or 'nothing'}"] * bool(lines)
+    cut = [text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..." for text in shown]
+    return f"{name} = {' '.join(cut)}"

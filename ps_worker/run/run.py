@@ -622,12 +622,10 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
     return {
         **members.terms,
         "version of ctr-ps": own_version(),
-        "train.seed": str(job.train.seed),
-        "train.compute": job.train.compute,
-        "train.clip_norm": str(job.train.clip_norm),
-        "train.dropout": str(job.train.dropout),
-        "train.weight_decay": str(job.train.weight_decay),
-        "train.base_rate": str(job.train.base_rate),
+        **{
+            f"train.{key}": str(value)
+            for key, value in job.train.model_dump(exclude={"log_every_s"}).items()
+        },
         "cluster.lease_s": str(job.cluster.lease_s),
         "cluster.on_worker_loss": job.cluster.on_worker_loss,
         **{

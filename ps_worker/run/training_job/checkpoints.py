@@ -143,6 +143,7 @@ class JobCheckpoints:
             is_between_epochs=is_between_epochs,
             num_workers=self._run.num_workers,
             files=self._files,
+            signature=self._plan.signatures["data.train"],
             order=order_of_data(self._job),
             validations=list(self._validator.validations),
             steps_since_validation=self._validator.steps.since,

@@ -47,7 +47,8 @@ def start_of(plan: Plan, run: Run, data: TrainingData) -> Start:
         return Start(files=files)
     job = plan.job
     _require_folder(job, run)
-    earlier = earlier_run(job, num_workers=run.num_workers, files=files)
+    signature = plan.signatures["data.train"]
+    earlier = earlier_run(job, num_workers=run.num_workers, files=files, signature=signature)
     if run.is_replacement:
         return Start(files=files, earlier=earlier)  # the process before this one has loaded it
     warm_start = None if earlier else warm_start_of(job, plan.model)

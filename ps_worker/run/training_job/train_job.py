@@ -32,6 +32,9 @@ from ps_worker.run.training_job.validation.validator import Validator
 
 logger = logging.getLogger(__name__)
 
+_NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
+"""Settings of [data] that may differ from machine to machine, while what they name is the same."""
+
 
 def train_job(
     plan: Plan,
@@ -75,7 +78,7 @@ def train_job(
             num_heter=num_heter,
             heter=heter,
             is_in_process=is_in_process,
-            terms=_terms(plan),
+            terms=terms_of_plan(plan),
         ) as run,
     ):
         on_joined(run)
@@ -112,6 +115,7 @@ def _parts_of_workers(plan: Plan, num_workers: int) -> list[list[FileSplit]]:
         lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
         plan.train_files,
         num_workers,
+        plan.stamps,
     )
 
 
@@ -138,16 +142,16 @@ def _log_parts(
         )
 
 
-def _terms(plan: Plan) -> dict[str, str]:
+def terms_of_plan(plan: Plan) -> dict[str, str]:
     """Returns the settings in which all workers must agree, besides model and strategy."""
     job = plan.job
     return {
         "schema": plan.schema.fingerprint,
-        "train.epochs": str(job.train.epochs),
-        "data.shuffle": str(job.data.shuffle),
-        "data.negative_rate": str(job.data.negative_rate),
-        "data.negative_correction": job.data.negative_correction,
         "checkpoint.resume": str(job.checkpoint.resume),
-        "data.valid": ", ".join(job.data.valid),
+        **{
+            f"data.{name}": str(value)
+            for name, value in job.data.model_dump(exclude=_NAMES_OF_FILES).items()
+        },
+        **plan.signatures,
         **{f"valid.{name}": str(value) for name, value in job.valid.model_dump().items()},
     }
