@@ -116,7 +116,7 @@ class Coordination(Protocol):
         terms: Mapping[str, str],
         lease: Lease | None = None,
     ) -> Future[Joined]:
-        """Takes a worker's place in the job, before it trains; joining again is a no-op.
+        """Takes a worker's place in the job, before it trains; joining again brings further terms.
 
         Where lost workers are waited for, a process may take the place of another one: once that one's
         lease has run out, and for that it waits.

@@ -55,7 +55,7 @@ class Membership:
         self._terms = {name: (value, "the server") for name, value in members.terms.items()}
 
     def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> bool:
-        """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.
+        """A process takes the place of a worker, or begins to wait for it; taking it again adds terms.
 
         Args:
             member: The worker and the process.
@@ -70,11 +70,10 @@ class Membership:
             JobError: If another process has terms that differ; says which.
         """
         worker, name = member.worker, self.name(member.worker)
-        if len(terms) > MAX_TERMS or any(
-            len(text) > MAX_TERM for text in (*terms, *terms.values())
-        ):
+        num_terms = len(self._terms.keys() | terms.keys())
+        if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
-                f"{name} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
+                f"{name} brings {num_terms} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
@@ -83,6 +82,8 @@ class Membership:
         if len(self._incarnations) == self.all.total:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
+            self._require_agreement(worker, terms)
+            self._terms = {term: (value, name) for term, value in terms.items()} | self._terms
             return False
         if worker in self._incarnations:
             self._require_vacant(worker)

@@ -73,6 +73,7 @@ class FileDataset:
         self.batch_size = batch_size
         self.thread_num = thread_num
         self._format = format
+        self._format_shown = format if isinstance(format, str) else _name_of(format)
         self._bad_row_limit = bad_row_limit
         self._reader_num = reader_num
         self._seed = seed
@@ -111,12 +112,30 @@ class FileDataset:
 
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
+        self._format_shown = f"{command} | {columns and list(columns)} {values}"
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format."""
         from ps_worker.data.user_code.generator_reader import generated
 
         self._format = generated(generator)
+        self._format_shown = type(generator).__qualname__
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """How files are read: workers that train together have it in common, their files aside."""
+        settings = {
+            "kind": type(self).__name__,
+            "schema": self.schema.fingerprint,
+            "batch_size": self.batch_size,
+            "thread_num": self.thread_num,
+            "reader_num": self._reader_num,
+            "bad_row_limit": self._bad_row_limit,
+            "format": self._format_shown,
+            "seed": self._seed,
+            "negatives": self._negatives,
+        }
+        return {f"dataset.{name}": str(value) for name, value in settings.items()}
 
     def head(self) -> Iterator[Batch]:
         """Reads the files in order, for a look at their first rows; it is no pass, and samples no negatives.
@@ -152,6 +171,10 @@ class FileDataset:
         if self._splits is None:
             raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
         return self._splits
+
+
+def _name_of(format: Format | None) -> str:
+    return "" if format is None else getattr(format, "__qualname__", type(format).__qualname__)
 
 
 def _stamped(split: FileSplit) -> FileSplit:

@@ -203,6 +203,10 @@ class Run:
         """Whether the next barrier is one that the lost process before this one has passed."""
         return self._barriers_passed < self._membership.joined.barriers_passed
 
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Has the servers compare settings with those of other workers; see `Membership.agree`."""
+        self._membership.agree(terms)
+
     def load(
         self, url: str, *, only: Sequence[str] = (), token: str = "", head: Iterable[Batch] = ()
     ) -> None:

@@ -52,9 +52,10 @@ class Membership:
         self.has_left = False
         self._store = store
         self._renewal: LeaseRenewal | None = None
-        lease = Lease(seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss))
-        answer = store.join(worker, self.member.incarnation, terms=terms, lease=lease)
-        self.joined: Joined = answer.result()
+        self._lease = lease = Lease(
+            seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss)
+        )
+        self.joined: Joined = self._join(terms)
         if not is_in_process:
             self._renewal = LeaseRenewal(
                 store, worker, lease.seconds, on_refusal=self._abort_if_forgotten
@@ -77,6 +78,18 @@ class Membership:
                 abort_by(error, self._store, self.member.worker)
         finally:
             self.close()
+
+    def _join(self, terms: Mapping[str, str]) -> Joined:
+        worker, incarnation = self.member.worker, self.member.incarnation
+        return self._store.join(worker, incarnation, terms=terms, lease=self._lease).result()
+
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Brings further terms, of which other workers bring the same sooner or later.
+
+        Raises:
+            JobError: If another worker has brought other ones; the job ends for all.
+        """
+        self._join(terms)
 
     def _abort_if_forgotten(self, refusal: CtrPsError) -> None:
         """Ends the job if a server has forgotten it, or some of it: the others would wait for what is gone.
