@@ -148,6 +148,17 @@ class Coordination(Protocol):
         """
         ...
 
+    def confirm_place(self, worker: int) -> None:
+        """Returns when all servers say that a worker has its place; one that is restarted is waited for.
+
+        For what is done outside the servers, as replacing a file that others rely on.
+
+        Raises:
+            ProtocolError: If it has no place in the job any more.
+            TransportError: If a server cannot be reached.
+        """
+        ...
+
     def disconnect(self) -> None:
         """Fails this process's calls that wait for an answer, and all later ones; from any thread."""
         ...

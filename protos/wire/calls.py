@@ -175,8 +175,7 @@ def _whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
 
 # It may wait for a lease to run out.
 JOIN: Call[Join, Joined] = _call("Join", record(Join), record(Joined), deadline=Deadline.WORKERS)
-# The next one comes soon.
-RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields, retry=False)
+RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields)
 CREATE_TABLE: Call[TableSpec, None] = _call(
     "CreateTable", _value("spec", TableSpec), no_fields, deadline=Deadline.KERNELS
 )

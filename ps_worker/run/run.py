@@ -492,6 +492,10 @@ class Run:
             log_shrunk({name: shrunk[name] for name in names})
         return shrunk
 
+    def confirm_place(self) -> None:
+        """Returns when this process is known to have its place; see `Coordination.confirm_place`."""
+        self.store.confirm_place(self.worker)
+
     def leave(self) -> None:
         """Leaves the run for good, when the store has all its gradients.
 

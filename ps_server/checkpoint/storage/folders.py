@@ -10,6 +10,7 @@ operation.
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -199,7 +200,8 @@ class LocalFolder:
 
     def put(self, file: str, content: bytes) -> None:
         """See `Folder`."""
-        path, beside = self.path / file, self.path / f"{file}.next"
+        # A name of its own: one process may be paused here while another one writes the same file.
+        path, beside = self.path / file, self.path / f"{file}.{secrets.token_hex(8)}.next"
         with _errors("write", path):
             try:
                 beside.write_bytes(content)

@@ -107,6 +107,7 @@ class JobCheckpoints:
 
     def write_best(self) -> None:
         """Has BEST name the best validation's checkpoint, as after a process that ended between the two."""
+        self._run.confirm_place()
         best, folder = self._validator.validations.best, self._job.checkpoint.dir
         if best is None or not best.checkpoint:
             forget_best(folder)  # of what the run trained after the checkpoint that it resumes from
@@ -154,11 +155,11 @@ class JobCheckpoints:
 
 
 def _saver_of(job: Job, run: Run, earlier: EarlierRun | None) -> Saver:
-    settings, step = job.checkpoint, run.progress.steps
+    settings, step, confirm = job.checkpoint, run.progress.steps, run.confirm_place
     if earlier is None:
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
         overwritten = checkpoints_of_runs(settings.dir) if is_to_overwrite else ()
-        return Saver(run.store, settings, step=step, overwritten=overwritten)
+        return Saver(run.store, settings, step=step, overwritten=overwritten, confirm=confirm)
     own = checkpoints_of_runs(settings.dir)
-    return Saver(run.store, settings, step=step, latest=earlier.url, own=own)
+    return Saver(run.store, settings, step=step, latest=earlier.url, own=own, confirm=confirm)

@@ -70,6 +70,7 @@ def clear_folder(job: Job, run: Run, start: Start) -> None:
     folder = job.checkpoint.dir
     if not run.is_first or not folder:
         return
+    run.confirm_place()
     for name in remove_unfinished(folder):
         logger.info("removed files of an unfinished save: %s", name)
     if start.earlier is None and not run.has_trained_before:
