@@ -168,7 +168,7 @@ def read_manifest(target: Folder) -> Manifest:
     return read_published(target).manifest
 
 
-def write_latest(root: str | Path, name: str, *, before: str | None = None) -> None:
+def write_latest(root: str | Path, name: str, before: str | None = None) -> None:
     """Makes `name` the latest of the checkpoints in `root`.
 
     Args:

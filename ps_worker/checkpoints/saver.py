@@ -210,9 +210,10 @@ class Saver:
         attachments = begin()
 
         def write(on_snapshot: Callable[[], None]) -> None:
+            self._confirm()
             self._save(url, attachments, on_snapshot)
             self._confirm()
-            write_latest(self._settings.dir, name, before=self._latest_before)
+            write_latest(self._settings.dir, name, self._latest_before)
             self.latest = url
             # Once more: this process may have been paused for so long that another one is in its place.
             self._confirm()

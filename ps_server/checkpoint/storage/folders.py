@@ -70,6 +70,14 @@ class Folder(Protocol):
         """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
         ...
 
+    def create_new(self, file: str, content: bytes) -> bool:
+        """Writes a file, and returns True; False: one is there already, and stays as it is.
+
+        Of several processes that come at the same time one is first, in a local or mounted folder and where
+        the store's fsspec package creates files exclusively, as that for S3; elsewhere more may be.
+        """
+        ...
+
     def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
         """Opens a new file for writing; it is complete and durable when the block ends without an error."""
         ...
@@ -212,6 +220,16 @@ class LocalFolder:
                     beside.unlink(missing_ok=True)
                 raise
             _sync(self.path)
+
+    def create_new(self, file: str, content: bytes) -> bool:
+        """See `Folder`."""
+        with _errors("write", self.path / file):
+            try:
+                with (self.path / file).open("xb") as sink:
+                    sink.write(content)
+            except FileExistsError:
+                return False
+            return True
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:

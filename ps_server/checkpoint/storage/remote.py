@@ -95,6 +95,20 @@ class RemoteFolder:
         with _errors("write", f"{self.url}/{file}"):
             self._file_system.pipe_file(f"{self._path}/{file}", content)
 
+    def create_new(self, file: str, content: bytes) -> bool:
+        """See `Folder`."""
+        if self.has(file):
+            return False
+        with _errors("write", f"{self.url}/{file}"):
+            try:
+                self._file_system.pipe_file(f"{self._path}/{file}", content, mode="create")
+            except Exception:
+                # One was there after all, or the package cannot create exclusively.
+                if self._file_system.exists(f"{self._path}/{file}"):
+                    return False
+                self._file_system.pipe_file(f"{self._path}/{file}", content)
+        return True
+
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:
         """See `Folder`."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from protos.errors import counted
 from protos.store import Store
+from ps_worker.checkpoints.claim import Claim, claimed
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ps_worker.data.formats import reader_of
@@ -87,19 +88,27 @@ def train_job(
         without_rows = [] if data.is_shuffled_globally else _without_rows(parts)
         _log_parts(parts, worker, without_rows)
         run_folder = _folder_of(plan.job, run)
-        start = start_of(plan, run, data)
-        with run_folder as folder:
-            run.start(data.head(), num_training=num_workers - len(without_rows))
-            clear_folder(job, run, start)
-            metrics = MetricsWriter(folder, run)
-            validator = Validator(plan, run, metrics)
-            checkpoints = JobCheckpoints(plan, run, validator, start)
-            training = Training(plan, run, data, metrics, validator, checkpoints, is_told_to_end)
-            trained = training.train(start.earlier)
-            summarizer = Summarizer(plan, run, metrics, validator.validations, checkpoints)
-            summary = summarizer.summarize(trained, data.bad_rows, start.warm_start)
+        with _claimed(plan.job, run) as claim:
+            start = start_of(plan, run, data, claim)
+            with run_folder as folder:
+                run.start(data.head(), num_training=num_workers - len(without_rows))
+                clear_folder(job, run, start)
+                metrics = MetricsWriter(folder, run)
+                validator = Validator(plan, run, metrics)
+                checkpoints = JobCheckpoints(plan, run, validator, start)
+                training = Training(
+                    plan, run, data, metrics, validator, checkpoints, is_told_to_end
+                )
+                trained = training.train(start.earlier)
+                summarizer = Summarizer(plan, run, metrics, validator.validations, checkpoints)
+                summary = summarizer.summarize(trained, data.bad_rows, start.warm_start)
         run.leave()
     return summary
+
+
+def _claimed(job: Job, run: Run) -> AbstractContextManager[Claim | None]:
+    """Returns the claim on the folder of checkpoints, on worker 0 if the job names one."""
+    return claimed(job, is_of_this_run=run.is_replacement) if run.is_first else nullcontext()
 
 
 def _folder_of(job: Job, run: Run) -> AbstractContextManager[RunFolder | None]:

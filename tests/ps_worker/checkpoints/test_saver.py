@@ -338,10 +338,12 @@ def test_new_run_makes_its_older_version_the_latest(tmp_path: Path) -> None:
     assert (tmp_path / "LATEST").read_text() == "step-3\n"
 
 
-@pytest.mark.parametrize("calls", [0, 1, 2])
+@pytest.mark.parametrize("calls", range(4))
 def test_place_is_confirmed_before_each_file_that_is_replaced(calls: int, tmp_path: Path) -> None:
     store = in_process()
-    saver_of(store, tmp_path).save("step-1", 1, {})
+    earlier = saver_of(store, tmp_path)
+    earlier.save("step-1", 1, {})
+    earlier.finish()
     left = iter(range(calls))
     section = CheckpointSection(dir=str(tmp_path), keep_last=1)
 
@@ -351,13 +353,13 @@ def test_place_is_confirmed_before_each_file_that_is_replaced(calls: int, tmp_pa
 
     saver = Saver(store, section, own=["step-1"], confirm=confirm)
     saver.save("step-2", 2, {}, is_best=True)
-    if calls == 2:
+    if calls == 3:
         saver.finish()
     else:
         with pytest.raises(ProtocolError):
             saver.finish()
 
-    latest = "step-1\n" if calls == 0 else "step-2\n"
-    assert (tmp_path / "LATEST").read_text() == latest
-    assert (tmp_path / "BEST").exists() == (calls == 2)
-    assert ("step-1" in names(tmp_path)) == (calls < 2)
+    assert ("step-2" in names(tmp_path)) == (calls > 0)
+    assert (tmp_path / "LATEST").read_text() == ("step-2\n" if calls > 1 else "step-1\n")
+    assert (tmp_path / "BEST").exists() == (calls > 2)
+    assert ("step-1" in names(tmp_path)) == (calls < 3)

@@ -48,6 +48,13 @@ def folder(root: str) -> Folder:
     return made
 
 
+def test_file_is_created_once(folder: Folder) -> None:
+    assert folder.create_new("OWNER", b"one")
+    assert not folder.create_new("OWNER", b"two")
+
+    assert folder.read("OWNER") == b"one"
+
+
 def test_url_leads_to_the_same_folder(folder: Folder) -> None:
     folder.child("child").make()
     folder.child("child").put("file", b"content")

@@ -22,6 +22,7 @@ from protos.spec import OptimizerSpec
 from protos.store import InferenceSettings, Missing, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
+from ps_worker.checkpoints.claim import claimed
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, load_job, override_job
 from ps_worker.job.checks import require_optimizers
@@ -618,6 +619,26 @@ def test_fresh_run_is_refused_where_an_earlier_one_has_saved(rows: Path, tmp_pat
     )
     assert checkpoints_in(folder) == {"epoch-1", "epoch-2"}
     assert digest_in(folder) == before
+
+
+@pytest.mark.parametrize("setting", ["resume", "overwrite"])
+def test_run_is_refused_where_another_one_is_saving(
+    setting: str, rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows)
+    before = digest_in(folder)
+    other = override_job({}, [f"checkpoint.dir={folder}"], source="test")
+
+    with (
+        claimed(other, is_of_this_run=False),
+        pytest.raises(JobError, match="is in use by another"),
+    ):
+        run_in(folder, rows, f"checkpoint.{setting}=true", "train.epochs=2")
+
+    assert digest_in(folder) == before
+    run_in(folder, rows, f"checkpoint.{setting}=true", "train.epochs=2")
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {"LATEST"}
 
 
 @pytest.mark.parametrize("mode", ["full", "delta"])
