@@ -227,6 +227,9 @@ class ParameterStore:
         if is_last:
             self._coordinator.end_lease(worker)
 
+    def confirm_place(self, worker: int) -> None:
+        """See `protos.store.Store`; no-op, since nobody else can have it."""
+
     def disconnect(self) -> None:
         """See `protos.store.Store`; no-op, since there is no connection."""
 

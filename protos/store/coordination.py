@@ -134,7 +134,7 @@ class Coordination(Protocol):
         terms: Mapping[str, str],
         lease: Lease | None = None,
     ) -> Future[Joined]:
-        """Takes a worker's place in the job, before it trains; joining again is a no-op.
+        """Takes a worker's place in the job, before it trains; joining again brings further terms.
 
         Where lost workers are waited for, a process may take the place of another one: once that one's
         lease has run out, and for that it waits.
@@ -167,6 +167,17 @@ class Coordination(Protocol):
             PlaceLostError: If it has no place in the job any more.
             AbortedError: If the job has ended.
             TransportError: If a server has been away for too long.
+        """
+        ...
+
+    def confirm_place(self, worker: int) -> None:
+        """Returns when all servers say that a worker has its place; one that is restarted is waited for.
+
+        For what is done outside the servers, as replacing a file that others rely on.
+
+        Raises:
+            ProtocolError: If it has no place in the job any more.
+            TransportError: If a server cannot be reached.
         """
         ...
 

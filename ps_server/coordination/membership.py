@@ -13,6 +13,7 @@ Sans-IO, as every rule in this package: events in, answers out; time is an event
 
 import math
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 
 from protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
 from protos.role import Members
@@ -62,7 +63,7 @@ class Membership:
         *,
         only_asks: bool = False,
     ) -> bool:
-        """A process takes the place of a worker, or asks for it; once it has the place, a no-op.
+        """A process takes the place of a worker, or asks for it; taking it again adds terms.
 
         Args:
             member: The worker and the process.
@@ -78,11 +79,10 @@ class Membership:
             JobError: If another process has terms that differ; says which.
         """
         worker, name = member.worker, self.name(member.worker)
-        if len(terms) > MAX_TERMS or any(
-            len(text) > MAX_TERM for text in (*terms, *terms.values())
-        ):
+        num_terms = len(self._terms.keys() | terms.keys())
+        if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
-                f"{name} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
+                f"{name} brings {num_terms} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
@@ -91,6 +91,8 @@ class Membership:
         if len(self._incarnations) == self.all.total:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
+            self._require_agreement(worker, terms)
+            self._terms = {term: (value, name) for term, value in terms.items()} | self._terms
             return False
         if worker in self._incarnations:
             self._require_vacant(worker)
@@ -119,7 +121,7 @@ class Membership:
     def _require_agreement(self, worker: int, terms: Mapping[str, str]) -> None:
         """Raises JobError if others have other terms: a wrong job file differs in more than one setting."""
         differences = [
-            f"{_setting(name, value)} ({holder} has {_setting(name, expected)})"
+            f"{_setting(name, value, expected)} ({holder} has {_setting(name, expected, value)})"
             for name, value in terms.items()
             for expected, holder in [self._terms.get(name, (value, ""))]
             if value != expected
@@ -303,7 +305,13 @@ class Membership:
         self.left.add(worker)
 
 
-def _setting(name: str, value: str) -> str:
-    """Returns a setting as a job file has it, cut to what a message can hold."""
-    shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}..."
-    return f"{name} = {shown or 'nothing'}"
+def _setting(name: str, value: str, other: str) -> str:
+    """Returns a setting as a job file has it, cut to what a message can hold.
+
+    Of one with several lines it shows the first, and the first that differs from `other`.
+    """
+    (first, *lines), (_, *others) = value.split("\n"), other.split("\n")
+    differing = (line for line, its in zip_longest(lines, others) if line != its)
+    shown = [first or "nothing"] + [f"with {next(differing, '') or 'nothing'}"] * bool(lines)
+    cut = [text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..." for text in shown]
+    return f"{name} = {' '.join(cut)}"

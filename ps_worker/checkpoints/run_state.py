@@ -38,6 +38,7 @@ class RunState:
         is_between_epochs: No worker has started another epoch.
         num_workers: Workers of the run.
         files: The training files, as `digest_of_files`.
+        signature: What they were, as `signature_of`; empty: of an older release, which did not say.
         order: The order of their rows, as `order_of_data`.
         validations: All so far.
         steps_since_validation: Of worker 0, in the unfinished epoch, where validations are due by steps.
@@ -53,6 +54,7 @@ class RunState:
     validations: list[Validation] = field(default_factory=list)
     steps_since_validation: int = 0
     has_text_values: bool = False
+    signature: str = ""
 
     def to_json(self) -> str:
         """Returns a text that `from_json` reads back."""

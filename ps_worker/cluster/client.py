@@ -326,6 +326,12 @@ class ClusterClient:
         for server in [server for server in self._servers if renewals[server].wait(0.0)]:
             renewals.pop(server).result()
 
+    def confirm_place(self, worker: int) -> None:
+        """See `protos.store.Store`."""
+        acknowledged = self._acknowledgements[worker].told()
+        request = requests.Renew(member=self._member(worker), acknowledged=acknowledged)
+        results_of_all_ended(self._call_all(calls.RENEW, request))
+
     def disconnect(self) -> None:
         """See `protos.store.Store`."""
         self.close()
@@ -865,6 +871,7 @@ class ClusterClient:
             attachments=request.attachments,
             base=base,
             is_inference=request.inference is not None,
+            confirm=lambda: self.confirm_place(self._member().worker),
         )
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:

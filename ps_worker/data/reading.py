@@ -13,6 +13,7 @@ from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.content import suffix_of
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.files.listing import require_unchanged
 from ps_worker.data.formats import Format, doubt_about, reader_of
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,8 @@ class Reading:
         """Yields the blocks of splits that no other reader has taken, with the index of the split.
 
         Raises:
-            DataError: See `Reader.blocks`; of a file whose rows are all malformed it says so.
+            DataError: See `Reader.blocks`; of a file whose rows are all malformed it says so. Also if a file
+                is another one than was listed, before it is read or at its end.
         """
         while True:
             try:
@@ -88,6 +90,7 @@ class Reading:
                 return
             offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
+            _require_listed(split)
             if suffix_of(split.path):
                 doubt_about(split.path, self._format)  # refuses what is no text
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
@@ -103,6 +106,7 @@ class Reading:
                 if is_empty and (verdict := self._verdict(split)):
                     raise BadRowError(f"{error}; {verdict}") from error
                 raise
+            _require_listed(split)
             if is_empty:
                 self._log_empty(split)
             self._done.append(index)
@@ -160,6 +164,11 @@ class Reading:
             f": the schema or the format is probably another one (data.schema, data.format), from "
             f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
         )
+
+
+def _require_listed(split: FileSplit) -> None:
+    if split.stamp is not None:
+        require_unchanged(split.path, split.stamp)
 
 
 def _is_whole(split: FileSplit) -> bool:

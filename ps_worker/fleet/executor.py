@@ -54,6 +54,7 @@ class Executor:
                 f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
         run = FLEET.run_of("training")
+        FLEET.agree_on(dataset, "training")
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
         with closing(_batches(_positioned(dataset, start))) as batches:
@@ -77,6 +78,7 @@ class Executor:
             print(step.loss)
         """
         run = FLEET.run_of("training")
+        FLEET.agree_on(reader, "training")
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 

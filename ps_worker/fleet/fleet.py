@@ -24,6 +24,8 @@ from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
+from ps_worker.data.files.listing import stamp_of
+from ps_worker.data.files.signature import signature_of
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
 from ps_worker.fleet.task import Task
@@ -34,6 +36,8 @@ from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.figures.worker_metrics import metrics_port
 from ps_worker.run.run import Run
 from ps_worker.run.termination import Termination
+
+_MOST_LISTS = 16
 
 R = TypeVar("R", ServerRole, WorkerRole, HeterRole)
 
@@ -55,6 +59,8 @@ class Fleet:
         self._run: Run | None = None
         self._resources = ExitStack()  # the run, and the store that it is on
         self._has_called = False  # the servers, as a worker
+        self._file_lists: list[str] = []  # signatures of those divided before training
+        self._has_agreed = False
         self._is_over = False
 
     @property
@@ -167,7 +173,10 @@ class Fleet:
             DataError: If one is not there.
         """
         role = self._worker_role("fleet.split_files()")
-        return split_files([str(file) for file in files], role.worker_index, role.num_workers)
+        paths = [str(file) for file in files]
+        own = split_files(paths, role.worker_index, role.num_workers)
+        self._note_files(paths)
+        return own
 
     def file_splits(
         self, files: Sequence[str | Path], schema: Schema, *, format: Format | None = None
@@ -183,12 +192,38 @@ class Fleet:
             DataError: If one is not there, or cannot be read.
         """
         role = self._worker_role("fleet.file_splits()")
-        return file_splits(
+        paths = [str(file) for file in files]
+        own = file_splits(
             lambda path: reader_of(path, schema, BadRows(), format),
-            [str(file) for file in files],
+            paths,
             role.worker_index,
             role.num_workers,
         )
+        self._note_files(paths)
+        return own
+
+    def _note_files(self, paths: Sequence[str]) -> None:
+        """Keeps the signature of files that all workers divide, for `agree_on`."""
+        is_alone = self.worker_num() == 1
+        if not (is_alone or self._has_agreed or len(self._file_lists) == _MOST_LISTS):
+            self._file_lists.append(signature_of(paths, {path: stamp_of(path) for path in paths}))
+
+    def agree_on(self, data: object, call: str) -> None:
+        """Has the servers compare what this worker trains on first with what the others do.
+
+        The settings of its dataset, and the files that `split_files` and `file_splits` have divided.
+
+        Raises:
+            JobError: If they differ; the job ends for all.
+        """
+        run = self.run_of(call)
+        if self._has_agreed or run.num_workers == 1:
+            return
+        own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
+        settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})
+        files = {f"files {number}": each for number, each in enumerate(self._file_lists, start=1)}
+        run.agree({**settings, **files})
+        self._has_agreed = True
 
     # The run.
 

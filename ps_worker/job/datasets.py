@@ -9,9 +9,10 @@ middle of one; but with several readers of streamed files they have no order.
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema, SchemaError
@@ -21,6 +22,7 @@ from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.files.listing import FileStamp
 from ps_worker.data.formats import (
     TEXT_FORMATS,
     Format,
@@ -80,14 +82,25 @@ def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> Queu
     )
 
 
-def evaluated(job: Job, schema: Schema, files: Sequence[str]) -> QueueDataset:
+def evaluated(
+    job: Job,
+    schema: Schema,
+    files: Sequence[str],
+    stamps: Mapping[str, FileStamp | None] = MappingProxyType({}),
+) -> QueueDataset:
     """Returns the rows of files, with the column of `valid.group_by` if that is no slot.
+
+    Args:
+        job: How to read them.
+        schema: Their columns.
+        files: In their order.
+        stamps: Of the files, if they were listed before.
 
     Raises:
         JobError: If it is no slot, and a file is of a format without other named columns.
     """
     dataset = streamed(job, _with_group(job, schema, files) if job.valid.group_by else schema)
-    dataset.set_filelist(files)
+    dataset.set_filelist([FileSplit(path, stamp=stamps.get(path)) for path in files])
     return dataset
 
 

@@ -10,6 +10,7 @@ operation.
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -68,6 +69,14 @@ class Folder(Protocol):
 
     def put(self, file: str, content: bytes) -> None:
         """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
+        ...
+
+    def create_new(self, file: str, content: bytes) -> bool:
+        """Writes a file, and returns True; False: one is there already, and stays as it is.
+
+        Of several processes that come at the same time one is first, in a local or mounted folder and where
+        the store's fsspec package creates files exclusively, as that for S3; elsewhere more may be.
+        """
         ...
 
     def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
@@ -200,7 +209,8 @@ class LocalFolder:
 
     def put(self, file: str, content: bytes) -> None:
         """See `Folder`."""
-        path, beside = self.path / file, self.path / f"{file}.next"
+        # A name of its own: one process may be paused here while another one writes the same file.
+        path, beside = self.path / file, self.path / f"{file}.{secrets.token_hex(8)}.next"
         with _errors("write", path):
             try:
                 beside.write_bytes(content)
@@ -211,6 +221,16 @@ class LocalFolder:
                     beside.unlink(missing_ok=True)
                 raise
             _sync(self.path)
+
+    def create_new(self, file: str, content: bytes) -> bool:
+        """See `Folder`."""
+        with _errors("write", self.path / file):
+            try:
+                with (self.path / file).open("xb") as sink:
+                    sink.write(content)
+            except FileExistsError:
+                return False
+            return True
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:

@@ -7,14 +7,14 @@ same assignment without communicating, independent of the order of their lists.
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from protos.errors import UsageError
-from ps_worker.data.files.listing import size_of
+from ps_worker.data.files.listing import FileStamp, stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ class FileSplit:
         path: Local path or URL.
         start: First unit.
         stop: End, exclusive; None: the end of the file.
+        stamp: Of the file as it was listed, and must be when it is read; None: not known.
     """
 
     path: str
     start: int = 0
     stop: int | None = None
+    stamp: FileStamp | None = field(default=None, compare=False)
 
 
 class FileSplitter(Protocol):
@@ -62,7 +64,8 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
         DataError: Names a file that does not exist.
     """
     _refuse_duplicates(files)
-    weights = {FileSplit(path): float(size_of(path)) for path in files}
+    stamps = {path: stamp_of(path) for path in files}
+    weights = {FileSplit(path): float(_size(stamp)) for path, stamp in stamps.items()}
     return [split.path for split in _of_worker(_assigned(weights, num_workers), worker)]
 
 
@@ -89,7 +92,10 @@ def file_splits(
 
 
 def splits_of_workers(
-    reader_of: Callable[[str], FileSplitter], files: Sequence[str], num_workers: int
+    reader_of: Callable[[str], FileSplitter],
+    files: Sequence[str],
+    num_workers: int,
+    stamps: Mapping[str, FileStamp | None] | None = None,
 ) -> list[list[FileSplit]]:
     """Returns the splits that each worker reads; every row goes to exactly one worker.
 
@@ -100,6 +106,7 @@ def splits_of_workers(
         reader_of: Returns the reader of a file.
         files: The same for all workers, without duplicates.
         num_workers: At least 1.
+        stamps: Of the files, if they were listed before; None: as they are now.
 
     Returns:
         By worker, lists in the order of `files`, possibly empty.
@@ -109,13 +116,15 @@ def splits_of_workers(
         DataError: Names a file that cannot be read.
     """
     _refuse_duplicates(files)
-    sizes = {path: size_of(path) for path in files}
-    num_full = sum(size > 0 for size in sizes.values())
+    stamps = {path: stamp_of(path) for path in files} if stamps is None else stamps
+    num_full = sum(_size(stamps[path]) > 0 for path in files)
     num_splits = 1 if num_full >= num_workers else num_workers
     weights: dict[FileSplit, float] = {}
-    for path, size in sizes.items():
+    for path in files:
+        stamp = stamps[path]
         splits = [FileSplit(path)] if num_splits == 1 else reader_of(path).splits(path, num_splits)
-        weights |= dict.fromkeys(splits, size / len(splits))
+        stamped = [replace(split, stamp=stamp) for split in splits]
+        weights |= dict.fromkeys(stamped, _size(stamp) / len(splits))
     return _assigned(weights, num_workers)
 
 
@@ -143,6 +152,10 @@ def shown(split: FileSplit) -> str:
     if split == FileSplit(split.path):
         return split.path
     return f"{split.path}[{split.start}:{'' if split.stop is None else split.stop}]"
+
+
+def _size(stamp: FileStamp | None) -> int:
+    return 0 if stamp is None else stamp.size
 
 
 def _refuse_duplicates(files: Sequence[str]) -> None:

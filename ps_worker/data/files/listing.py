@@ -4,9 +4,13 @@ A path is a `str` everywhere. A path with "://" is a URL: `s3://clicks/day-1/par
 """
 
 import glob
+import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +19,18 @@ from protos.errors import DataError
 from protos.runtime.environment import with_home
 
 _FOLDER = "a folder: name the files in it"
+
+_MODIFIED = (
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "modified",
+    "created",
+)
+"""How file systems of fsspec call what says that a file was replaced, the surest first."""
 
 
 def matching_files(patterns: str | Sequence[str]) -> list[str]:
@@ -56,6 +72,85 @@ def size_of(path: str) -> int:
             return Path(path).stat().st_size
         file_system, name = _file_system_of(path)
         return file_system.size(name) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What tells a file from an earlier or later one of the same name without reading it.
+
+    Attributes:
+        size: In bytes.
+        modified: When, or the ETag of an object; empty: its file system does not say.
+    """
+
+    size: int
+    modified: str
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.size} bytes{self.modified and f' of {self.modified}'}"
+
+
+def stamp_of(path: str, *, is_cached: bool = True) -> FileStamp | None:
+    """Returns the stamp of a file; None: it is no regular file, and may be read once.
+
+    Args:
+        path: Local path or URL.
+        is_cached: A file system may answer from a listing that it has made before.
+
+    Raises:
+        DataError: If the file does not exist.
+    """
+    with file_errors(path):
+        if not is_url(path):
+            status = Path(path).stat()
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
+            at = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{nanoseconds:09}"
+            return FileStamp(status.st_size, at)
+        file_system, name = _file_system_of(path)
+        if not is_cached:
+            file_system.invalidate_cache(name)
+        entry = file_system.info(name)
+        modified = next((str(entry[key]) for key in _MODIFIED if entry.get(key)), "")
+        return FileStamp(entry.get("size") or 0, modified)
+
+
+def require_unchanged(path: str, listed: FileStamp) -> None:
+    """Checks that a file is the one that was listed.
+
+    Raises:
+        DataError: If it has changed since, or does not exist any more.
+    """
+    if (now := stamp_of(path, is_cached=False)) != listed:
+        raise DataError(
+            f"{path} has changed since it was listed: it had {listed}, and now {now or 'is no file'}; files "
+            f"must stay as they are while a run reads them: write new rows to a new file, and start again"
+        )
+
+
+def ends_of(path: str, size: int, num_bytes: int) -> bytes:
+    """Returns the first and the last bytes of a file; all of one that is no longer than both.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    ranges = [(0, num_bytes), (max(size - num_bytes, num_bytes), size)]
+    with file_errors(path):
+        if is_url(path):  # by requests of ranges: a file that is open may read far ahead
+            file_system, name = _file_system_of(path)
+            return b"".join(
+                file_system.cat_file(name, start=start, end=min(stop, size))
+                for start, stop in ranges
+                if start < size
+            )
+        with Path(path).open("rb", buffering=0) as file:
+            return b"".join(
+                os.pread(file.fileno(), stop - start, start)
+                for start, stop in ranges
+                if start < size
+            )
 
 
 def open_file(path: str) -> RawIOBase:

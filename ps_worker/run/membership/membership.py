@@ -52,9 +52,10 @@ class Membership:
         self.has_left = False
         self._store = store
         self._renewal: LeaseRenewal | None = None
-        lease = Lease(seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss))
-        answer = store.join(worker, self.member.incarnation, terms=terms, lease=lease)
-        self.joined: Joined = answer.result()
+        self._lease = lease = Lease(
+            seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss)
+        )
+        self.joined: Joined = self._join(terms)
         if not is_in_process:
             self._renewal = LeaseRenewal(store, worker, lease, on_refusal=self._abort_by)
 
@@ -75,6 +76,18 @@ class Membership:
                 self._abort_by(error)
         finally:
             self.close()
+
+    def _join(self, terms: Mapping[str, str]) -> Joined:
+        worker, incarnation = self.member.worker, self.member.incarnation
+        return self._store.join(worker, incarnation, terms=terms, lease=self._lease).result()
+
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Brings further terms, of which other workers bring the same sooner or later.
+
+        Raises:
+            JobError: If another worker has brought other ones; the job ends for all.
+        """
+        self._join(terms)
 
     def _abort_by(self, error: BaseException) -> None:
         """Ends the job by an error, on all servers: one that ended it may not have reached the others.

@@ -71,6 +71,19 @@ def test_processes_agree_on_their_terms() -> None:
     members.join(Member(2, 7), {"epochs": "2"}, None)
 
 
+def test_of_terms_of_several_lines_the_first_that_differs_is_told() -> None:
+    members = Membership(Members(2))
+    members.join(Member(0, 5), {"data.train": "3 files\na 1\nb 1\nc 1"}, None)
+
+    with pytest.raises(JobError) as refused:
+        members.join(Member(1, 6), {"data.train": "2 files\na 1\nc 1"}, None)
+
+    assert str(refused.value).startswith(
+        "worker 1 has other settings than the rest of the job: data.train = 2 files with c 1 (worker 0 has "
+        "data.train = 3 files with b 1). Give"
+    )
+
+
 def test_all_that_processes_disagree_on_is_told() -> None:
     members = Membership(Members(2))
     members.join(Member(0, 5), {"train.seed": "0", "epochs": "2", "shuffle": "none"}, None)

@@ -10,7 +10,14 @@ import fsspec
 import pytest
 
 from protos.errors import DataError
-from ps_worker.data.files.listing import matching_files, open_file, size_of
+from ps_worker.data.files.listing import (
+    ends_of,
+    matching_files,
+    open_file,
+    require_unchanged,
+    size_of,
+    stamp_of,
+)
 
 
 def touch(folder: Path, *names: str) -> list[str]:
@@ -191,3 +198,27 @@ def test_missing_file_is_named(path: str) -> None:
 def test_folder_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"cannot read '{tmp_path}': Is a directory"):
         open_file(str(tmp_path))
+
+
+def test_object_that_is_replaced_has_another_stamp() -> None:
+    """Also behind a listing that was made before."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/stamps/part", b"one")
+    (url,) = matching_files("memory://stamps/*")
+    listed = stamp_of(url)
+    assert listed is not None
+    require_unchanged(url, listed)
+
+    memory.pipe_file("/stamps/part", b"two")
+
+    with pytest.raises(DataError, match=r"memory://.*stamps/part has changed since it was listed"):
+        require_unchanged(url, listed)
+
+
+def test_both_ends_of_a_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_bytes(b"0123456789")
+
+    assert ends_of(str(path), 10, 3) == b"012789"
+    assert ends_of(str(path), 10, 7) == b"0123456789"
+    assert ends_of(str(path), 10, 20) == b"0123456789"
