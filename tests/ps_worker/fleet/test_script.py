@@ -43,6 +43,10 @@ def executor_of(*, optimizer=SGD, dense=None, **strategy) -> fleet.Executor:
     return executor
 
 
+def vector_of(metrics: ClickMetrics) -> bytes:
+    return metrics.to_vector(metrics.bounds()).tobytes()
+
+
 def log_loss(executor: fleet.Executor) -> float:
     return executor.infer_from_dataset(BATCHES).log_loss()
 
@@ -204,7 +208,7 @@ def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_pa
     predictor, found = Predictor.load(tmp_path / "export"), ClickMetrics()
     for batch in BATCHES:
         found.add(batch.labels, predictor.predict(batch))
-    assert found.to_vector().tobytes() == expected.to_vector().tobytes()
+    assert vector_of(found) == vector_of(expected)
     fleet.init()
     executor_of(mode="sync")
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
@@ -223,19 +227,19 @@ def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:
     executor = executor_of(mode="sync")
     executor.train_from_dataset(BATCHES)
     fleet.save_persistables(tmp_path / "model")
-    figures = executor.infer_from_dataset(BATCHES).to_vector()
+    figures = vector_of(executor.infer_from_dataset(BATCHES))
     executor.train_from_dataset(BATCHES)
-    trained_on = executor.infer_from_dataset(BATCHES).to_vector()
+    trained_on = vector_of(executor.infer_from_dataset(BATCHES))
     fleet.stop_worker()
 
     fleet.init()
     executor = executor_of(mode="sync")
-    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() != figures.tobytes()
+    assert vector_of(executor.infer_from_dataset(BATCHES)) != figures
     fleet.load_model(tmp_path / "model")
-    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() == figures.tobytes()
+    assert vector_of(executor.infer_from_dataset(BATCHES)) == figures
     executor.train_from_dataset(BATCHES)
 
-    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() == trained_on.tobytes()
+    assert vector_of(executor.infer_from_dataset(BATCHES)) == trained_on
 
 
 def built_in_model(schema: Schema) -> Model:
