@@ -4,6 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from ps_worker.job.model import errors_of_model
 from ps_worker.training.evaluation.breakdown import breakdown_of
 from ps_worker.training.evaluation.evaluator import evaluate, figures
 from ps_worker.training.evaluation.saved_store import SavedStore
+
+_DIGITS = "%.9g"
+"""Of a prediction: with nine digits text is read as the float32 that it was."""
 
 
 def infer(
@@ -131,12 +135,15 @@ def _predictions_to(
     with atomic_file(output) as file:
 
         def write(predictions: NDArray[np.float32]) -> None:
-            if batches.ids is None:
-                np.savetxt(file, predictions, fmt="%.7f", delimiter="\t")
-                return
-            values = predictions.reshape(len(batches.ids), -1)
-            rows = zip(batches.ids.tolist(), values.tolist(), strict=True)
-            lines = ("\t".join([name, *(f"{each:.7f}" for each in row)]) for name, row in rows)
-            file.write("".join(f"{line}\n" for line in lines).encode())
+            values = predictions.reshape(len(predictions), -1)  # [B, K]
+            columns = values.T.tolist()
+            names = [_DIGITS] * len(columns)
+            if batches.ids is not None:
+                columns.insert(0, batches.ids.tolist())
+                names.insert(0, "%s")
+            line = "\t".join(names) + "\n"
+            # One format of all lines: a call a line takes four times as long.
+            text = line * len(values) % tuple(chain.from_iterable(zip(*columns, strict=True)))
+            file.write(text.encode())
 
         yield write
