@@ -11,8 +11,9 @@ from protos.errors import BadRowError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, require_format
+from ps_worker.data.formats import Format, require_format, values_of_files
 from ps_worker.data.reading import Reading
+from ps_worker.data.slot_values import SlotValues
 
 if TYPE_CHECKING:
     from ps_worker.data.text.multislot import Values
@@ -76,6 +77,7 @@ class FileDataset:
         self._seed = seed
         self._negatives = negatives
         self._splits: list[FileSplit] | None = None
+        self._slot_values: SlotValues | None = None
         self._bad_row_log = BadRowLog()
 
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
@@ -86,6 +88,8 @@ class FileDataset:
             file if isinstance(file, FileSplit) else FileSplit(str(file)) for file in files
         ]
         self._bad_row_log = BadRowLog()
+        if not callable(self._format):
+            self._slot_values = None
 
     def set_pipe_command(
         self, command: str, *, columns: Sequence[str] | None = None, values: "Values" = "keys"
@@ -105,12 +109,22 @@ class FileDataset:
 
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
+        self._slot_values = SlotValues(dict.fromkeys(self.schema.slots, (values, "lists")))
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format."""
         from ps_worker.data.user_code.generator_reader import generated
 
-        self._format = generated(generator)
+        self._slot_values = SlotValues()
+        self._format = generated(generator, self._slot_values)
+
+    @property
+    def slot_values(self) -> SlotValues | None:
+        """What the values of slots are, of a generator when they are read; None: nothing is known."""
+        if self._slot_values is None and self._splits is not None and not callable(self._format):
+            files = [split.path for split in self._splits]
+            self._slot_values = values_of_files(files, self.schema, self._format)
+        return self._slot_values
 
     def head(self) -> Iterator[Batch]:
         """Reads the files in order, for a look at their first rows; it is no pass, and samples no negatives.

@@ -54,6 +54,7 @@ class Executor:
                 f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
         run = FLEET.run_of("training")
+        FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
         with closing(_batches(_positioned(dataset, start))) as batches:
@@ -77,6 +78,7 @@ class Executor:
             print(step.loss)
         """
         run = FLEET.run_of("training")
+        FLEET.trains_on(reader)
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 

@@ -20,12 +20,14 @@ from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, S
 from protos.wire.metrics_port import metrics_address
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
+from ps_worker.checkpoints.attachments import values_of_checkpoint
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.fleet.task import Task
 from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.words.unknown import called_as
@@ -56,6 +58,7 @@ class Fleet:
         self._resources = ExitStack()  # the run, and the store that it is on
         self._has_called = False  # the servers, as a worker
         self._is_over = False
+        self._values: list[SlotValues] = []  # of what was trained on
 
     @property
     def is_running(self) -> bool:
@@ -439,9 +442,16 @@ class Fleet:
         run = self._first_run("fleet.load_model()")
         checkpoint = Checkpoint.open(dirname)
         run.load(checkpoint.url, only=only, token=checkpoint.token)
+        self._values.append(values_of_checkpoint(checkpoint))
         if resume:
             manifest = checkpoint.manifest
             run.resume(manifest.version, manifest.workers, batches=manifest.batches)
+
+    def trains_on(self, dataset: object) -> None:
+        """Notes whose values of slots are trained on, which checkpoints say."""
+        values = getattr(dataset, "slot_values", None)
+        if isinstance(values, SlotValues) and all(values is not each for each in self._values):
+            self._values = [*self._values, values]
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
@@ -532,7 +542,12 @@ class Fleet:
         return self.run_of(call)
 
     def _attachments(self) -> dict[str, bytes]:
-        return {} if self._task is None else self._task.attachments()
+        if self._task is None:
+            return {}
+        values = SlotValues()
+        for each in self._values:
+            values.merge(each)
+        return self._task.attachments(values)
 
 
 def _named(role: Role) -> str:

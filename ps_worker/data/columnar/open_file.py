@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
 
 from protos.errors import DataError
 from ps_worker.data.files.listing import is_url, open_file
@@ -25,3 +27,17 @@ def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
         raise DataError(
             f"{path}: not a valid {format_name} file, or it cannot be read: copy or write it again ({error})"
         ) from error
+
+
+def fields_of(path: str, format: str) -> pa.Schema:
+    """Returns the columns of a file of format "parquet" or "orc", with its metadata.
+
+    Raises:
+        DataError: See `open_columnar`.
+    """
+    with open_columnar(path, format.capitalize()) as source:
+        return (
+            pq.ParquetFile(source).schema_arrow
+            if format == "parquet"
+            else orc.ORCFile(source).schema
+        )

@@ -8,9 +8,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from protos.errors import DataError
+
+Files = str | Path | Sequence[str | Path]
+"""Paths, patterns and URLs of files."""
+
+
+def are_files(data: object) -> TypeGuard[Files]:
+    """Whether data are the names of files."""
+    if isinstance(data, str | Path):
+        return True
+    return isinstance(data, Sequence) and any(isinstance(each, str | Path) for each in data)
+
+
+def files_of(files: Files) -> list[str]:
+    """Returns the files that are named; see `matching_files`."""
+    patterns = [files] if isinstance(files, str | Path) else files
+    return matching_files([str(pattern) for pattern in patterns])
 
 
 def matching_files(patterns: str | Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block, Reader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.text.column_order import ColumnOrder, Kind
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
 from ps_worker.data.user_code.data_generator import (
@@ -37,12 +38,12 @@ _BLOCK_ROWS = 1024
 _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of its own
 
 
-def generated(generator: DataGenerator) -> MakeReader:
-    """Returns a format for datasets that parses files with a generator."""
+def generated(generator: DataGenerator, seen: SlotValues | None = None) -> MakeReader:
+    """Returns a format that parses files with a generator; `seen` is told what the values of slots are."""
     is_probed = threading.Event()
 
     def make(schema: Schema, _: BadRows) -> Reader:
-        return GeneratorReader(generator, schema, is_probed)
+        return GeneratorReader(generator, schema, is_probed, seen)
 
     return make
 
@@ -55,7 +56,11 @@ class GeneratorReader:
     """
 
     def __init__(
-        self, generator: DataGenerator, schema: Schema, is_probed: threading.Event | None = None
+        self,
+        generator: DataGenerator,
+        schema: Schema,
+        is_probed: threading.Event | None = None,
+        seen: SlotValues | None = None,
     ) -> None:
         """Takes the generator.
 
@@ -63,7 +68,9 @@ class GeneratorReader:
             generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
             is_probed: Set once its first lines were asked for twice; of all readers of a dataset.
+            seen: Is told what the values of slots are.
         """
+        self._seen = seen
         self._is_probed = is_probed or threading.Event()
         self._generator = generator
         self._schema = schema
@@ -78,7 +85,7 @@ class GeneratorReader:
         A block ends at the end of a batch of `generate_batch`, so that reading can resume after it.
         """
         lines: LineNumbers | None = None
-        rows = _Rows(self._generator, self._schema)
+        rows = _Rows(self._generator, self._schema, self._seen)
         begin: int | None = None
         end = 0
         for block, position in line_blocks(split, offset):
@@ -131,11 +138,11 @@ def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int
 class _Rows:
     """Rows from one pass of a generator over a split."""
 
-    def __init__(self, generator: DataGenerator, schema: Schema) -> None:
+    def __init__(self, generator: DataGenerator, schema: Schema, seen: SlotValues | None) -> None:
         self._run = GeneratorRun(generator)
-        self._schema = schema
+        self._schema, self._seen = schema, seen
         self._order: ColumnOrder | None = None
-        self._columns = SampleColumns(schema)
+        self._columns = SampleColumns(schema, seen=seen)
         self._row_offsets: list[int] = []
 
     @property
@@ -154,7 +161,7 @@ class _Rows:
 
     def taken(self, offset: int) -> Block:
         """Returns and removes the rows so far, as the block at `offset`."""
-        columns, self._columns = self._columns, SampleColumns(self._schema)
+        columns, self._columns = self._columns, SampleColumns(self._schema, seen=self._seen)
         row_offsets, self._row_offsets = self._row_offsets, []
         return Block(columns.batch(), offset, np.array(row_offsets, np.int64))
 
