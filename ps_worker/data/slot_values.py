@@ -54,6 +54,11 @@ class SlotValues:
         for slot, kinds in other._kinds.copy().items():
             self.note(slot, *kinds)
 
+    @property
+    def are_known(self) -> bool:
+        """Whether anything is known of a slot."""
+        return any(self._kinds.values())
+
     def has_lists(self, slot: str) -> bool:
         """Whether rows had any number of values of a slot."""
         return "lists" in self._kinds.get(slot, ())

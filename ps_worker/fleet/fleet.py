@@ -447,6 +447,13 @@ class Fleet:
             manifest = checkpoint.manifest
             run.resume(manifest.version, manifest.workers, batches=manifest.batches)
 
+    def slot_values(self) -> SlotValues:
+        """Returns what the values of slots were in the data that was trained on."""
+        found = SlotValues()
+        for each in self._values:
+            found.merge(each)
+        return found
+
     def trains_on(self, dataset: object) -> None:
         """Notes whose values of slots are trained on, which checkpoints say."""
         values = getattr(dataset, "slot_values", None)
@@ -542,12 +549,7 @@ class Fleet:
         return self.run_of(call)
 
     def _attachments(self) -> dict[str, bytes]:
-        if self._task is None:
-            return {}
-        values = SlotValues()
-        for each in self._values:
-            values.merge(each)
-        return self._task.attachments(values)
+        return {} if self._task is None else self._task.attachments(self.slot_values())
 
 
 def _named(role: Role) -> str:

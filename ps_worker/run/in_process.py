@@ -32,7 +32,7 @@ from ps_worker.data.files.file_split import file_splits
 from ps_worker.data.files.listing import Files, are_files, files_of
 from ps_worker.data.formats import reader_of
 from ps_worker.data.slot_values import SlotValues
-from ps_worker.data.user_code.samples import Sample, batches_of_samples
+from ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ps_worker.job import Job, override_job
 from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
 from ps_worker.job.datasets import TrainingData, format_of_job, streamed, values_of_job
@@ -326,6 +326,8 @@ class Trainer:
         if _are_samples(data):
             size, seen = self.job.train.batch_size, self._values if meant is None else None
             return batches_of_samples(data, schema, batch_size=size, seen=seen, meant=meant)
+        if isinstance(data, SampleLoader) and meant is not None:
+            return data.to_predict(meant)
         return _checked(cast("Iterable[Batch]", data))
 
     def _head(self, data: Data) -> Iterable[Batch]:

@@ -36,7 +36,6 @@ from ps_worker.data.files.listing import Files, are_files, files_of
 from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
 from ps_worker.job import Job
-from ps_worker.job.datasets import streamed
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.training.lookups import keys_of_batch
 
@@ -186,6 +185,10 @@ class Predictor:
                 f"predict() was given {type(data).__name__}, expected a Batch or files; predict_samples() "
                 f"takes samples (label, numbers, values of slots)"
             )
+        from ps_worker.job.datasets import (
+            streamed,
+        )  # late: a process that is asked online reads none
+
         rows = streamed(loaded.job, replace(loaded.schema, is_for_prediction=True, id=None))
         rows.set_filelist(files_of(data))
         return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in rows)])

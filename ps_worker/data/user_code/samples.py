@@ -84,10 +84,16 @@ class SampleLoader:
         self.slot_values = SlotValues()
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._batches(None, self.slot_values)
+
+    def to_predict(self, meant: SlotValues) -> Iterator[Batch]:
+        """Returns the batches whose values mean what they meant in training; see `batches_of_samples`."""
+        return self._batches(meant, None)
+
+    def _batches(self, meant: SlotValues | None, seen: SlotValues | None) -> Iterator[Batch]:
         samples = self._samples() if callable(self._samples) else self._samples
-        return batches_of_samples(
-            samples, self.schema, batch_size=self.batch_size, seen=self.slot_values
-        )
+        size = self.batch_size
+        return batches_of_samples(samples, self.schema, batch_size=size, seen=seen, meant=meant)
 
 
 def batches_of_samples(

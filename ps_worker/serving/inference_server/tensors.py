@@ -169,8 +169,11 @@ def samples_of(
     _require_columns(tensors, by_name, schema)
     num_rows = _num_rows(tensors, max_rows)
     dense = [_numbers(by_name[column.name], num_rows) for column in schema.dense]
+    lengths = {
+        name.removesuffix(LENGTHS): by_name[name] for name in by_name.keys() - set(schema.features)
+    }
     slots = [
-        _values(by_name[slot], by_name.get(f"{slot}{LENGTHS}"), has_lists=values.has_lists(slot))
+        _values(by_name[slot], lengths.get(slot), has_lists=values.has_lists(slot))
         for slot in schema.slots
     ]
     return [

@@ -305,7 +305,9 @@ def test_whole_numbers_to_predict_mean_what_they_meant_in_training(
     expected = predictor.predict(batch)[0]
     unknown = predictor.predict(replace(batch, keys=np.uint64([1])))[0]
     assert expected > unknown + 0.01
+    loader = SampleLoader(asked, schema, batch_size=2)
     np.testing.assert_allclose(trainer.predict(asked), expected, rtol=1e-6)
+    np.testing.assert_allclose(trainer.predict(loader), expected, rtol=1e-6)
     np.testing.assert_allclose(predictor.predict_samples(asked), expected, rtol=1e-6)
     if kinds[0] == "keys" and "text" not in kinds:
         with pytest.raises(DataError, match="has '7', and the model was trained on keys"):

@@ -151,6 +151,15 @@ def test_lengths_that_are_none_are_refused(lengths: Tensor, why: str) -> None:
         samples(tensors, max_rows=1)
 
 
+def test_a_slot_may_have_the_name_of_lengths() -> None:
+    schema = Schema(dense=(), slots=("user", "user.lengths"))
+    tensors = [texts("user", b"a"), texts("user.lengths", b"b")]
+
+    found = samples_of(tensors, schema, max_rows=1, values=SlotValues())
+
+    assert found == [(None, [], [b"a", b"b"])]
+
+
 @pytest.mark.parametrize("datatype", ["BOOL", "FP32"])
 def test_a_boolean_is_0_or_1(datatype: str) -> None:
     found = tensor_of_values("price", datatype, [3], [True, False, True])
