@@ -33,7 +33,7 @@ def predictions_of(logits: np.ndarray) -> np.ndarray:
 def drawn(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns labels and predictions of a hard case."""
     rng = np.random.default_rng(1)
-    noise = rng.normal(0, 1, 100_000)
+    noise = rng.normal(0, 1, 40_000)
     click_rate, _, shape = name.partition(" ")
     base = math.log(float(click_rate)) - math.log1p(-float(click_rate))
     order = 1 / (
@@ -84,7 +84,7 @@ def test_auc_is_scikit_learns_at_any_click_rate_and_of_many_workers(name: str) -
     bounds = np.max([part.bounds() for part in parts], axis=0)
     vectors = [part.to_vector(bounds) for part in parts]
 
-    assert whole == pytest.approx(roc_auc_score(labels, probabilities), abs=5e-5)
+    assert whole == pytest.approx(roc_auc_score(labels, probabilities), abs=1e-4)
     assert ClickMetrics.from_vector(np.sum(vectors, axis=0), bounds).auc() == whole
     assert vectors[0].size <= 2 * CELLS + 8
 
@@ -192,6 +192,19 @@ def test_metrics_survive_as_a_vector(rows: list[tuple[bool, float]]) -> None:
 
     assert restored.to_vector(bounds).tobytes() == metrics.to_vector(bounds).tobytes()
     assert restored.auc() == metrics.auc()
+
+
+@pytest.mark.parametrize("others", [[0.4, 0.6], []])
+def test_what_is_outside_of_bounds_is_in_the_outermost_cells(others: list[float]) -> None:
+    """As of a process in a lost one's place, which is told the bounds of that one's examples."""
+    metrics, other = measured(np.float32([1, 0]), np.float32([0.1, 0.9])), ClickMetrics()
+    other.add(np.zeros(len(others), np.float32), np.float32(others))
+    bounds = other.bounds()
+
+    found = ClickMetrics.from_vector(metrics.to_vector(bounds), bounds)
+
+    assert (found.examples, found.log_loss()) == (2, metrics.log_loss())
+    assert found.auc() == 0.0 if others else math.isnan(found.auc())
 
 
 def test_accuracy_and_calibration() -> None:
