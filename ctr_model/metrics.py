@@ -147,6 +147,7 @@ class ClickMetrics:
     def __init__(self) -> None:
         self._frame = _NO_FRAME
         self._shift = self._first = 0  # of the frame
+        self._low, self._high = np.uint32(2**32 - 1), np.uint32(0)  # bits that were added, in it
         self._histograms = np.zeros((2, 0))  # others, clicks
         self._sums = np.zeros(_NUM_SUMS)
 
@@ -169,14 +170,17 @@ class ClickMetrics:
             return
         # As numbers without a sign, the bits of what is no probability are above those of 1.
         bits = probabilities.view(np.uint32)
-        if bits.max() > _BITS_OF_ONE:
+        low, high = bits.min(), bits.max()
+        if high > _BITS_OF_ONE:
             probabilities = probabilities + np.float32(0)  # of -0: 0
             bits = probabilities.view(np.uint32)
-            if bits.max() > _BITS_OF_ONE:
+            low, high = bits.min(), bits.max()
+            if high > _BITS_OF_ONE:
                 raise ValueError("a predicted probability is not in [0, 1]: the model has diverged")
-        lowest = int(_position(bits.min().view(np.float32)))
-        highest = int(_position(bits.max().view(np.float32)))
-        if lowest < self._frame.lowest or highest > self._frame.highest:
+        if low < self._low or high > self._high:
+            self._low, self._high = min(low, self._low), max(high, self._high)
+            lowest = int(_position(low.view(np.float32)))
+            highest = int(_position(high.view(np.float32)))
             self._widen(self._frame.with_positions(lowest, highest))
         weights = _NO_WEIGHTS if weights is None else np.require(weights, np.float32, ["C", "W"])
         _add(labels, probabilities, weights, self._shift, self._first, self._histograms, self._sums)
