@@ -88,8 +88,7 @@ class FileDataset:
             file if isinstance(file, FileSplit) else FileSplit(str(file)) for file in files
         ]
         self._bad_row_log = BadRowLog()
-        if not callable(self._format):
-            self._slot_values = None
+        self._slot_values = None
 
     def set_pipe_command(
         self, command: str, *, columns: Sequence[str] | None = None, values: "Values" = "keys"
@@ -109,19 +108,19 @@ class FileDataset:
 
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
-        self._slot_values = SlotValues(dict.fromkeys(self.schema.slots, (values, "lists")))
+        self._slot_values = None
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format."""
         from ps_worker.data.user_code.generator_reader import generated
 
-        self._slot_values = SlotValues()
-        self._format = generated(generator, self._slot_values)
+        self._format = generated(generator)
+        self._slot_values = None
 
     @property
     def slot_values(self) -> SlotValues | None:
-        """What the values of slots are, of a generator when they are read; None: nothing is known."""
-        if self._slot_values is None and self._splits is not None and not callable(self._format):
+        """What the values of slots are, of a generator as far as they were read; None: no files were set."""
+        if self._slot_values is None and self._splits is not None:
             files = [split.path for split in self._splits]
             self._slot_values = values_of_files(files, self.schema, self._format)
         return self._slot_values

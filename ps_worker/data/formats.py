@@ -126,8 +126,8 @@ def without_codec(path: str) -> str:
     return name.stem if name.suffix in CODECS else name.name
 
 
-def values_of_files(files: Sequence[str], schema: Schema, format: str | None) -> SlotValues:
-    """Returns what the values of slots are in files, by the first of each format.
+def values_of_files(files: Sequence[str], schema: Schema, format: Format | None) -> SlotValues:
+    """Returns what the values of slots are in files, by the first of each format, or as a custom reader says.
 
     Args:
         files: Of which some may not be there: nothing is known of their values then.
@@ -135,6 +135,8 @@ def values_of_files(files: Sequence[str], schema: Schema, format: str | None) ->
         format: None: determined by the suffix.
     """
     found, first = SlotValues(), dict[str, str]()
+    if callable(format):
+        return getattr(format(schema, BadRows()), "slot_values", found)
     for path in files:
         first.setdefault(format or format_of(path), path)
     for name, path in first.items():

@@ -59,10 +59,7 @@ def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
 
 def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
     """Returns what the values of slots are in files of a job."""
-    data = job.data
-    if data.pipe_command or data.format == "multislot":
-        return SlotValues(dict.fromkeys(schema.slots, (data.values, "lists")))
-    return values_of_files(files, schema, data.format or None)
+    return values_of_files(files, schema, format_of_job(job))
 
 
 def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:

@@ -38,9 +38,9 @@ _BLOCK_ROWS = 1024
 _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of its own
 
 
-def generated(generator: DataGenerator, seen: SlotValues | None = None) -> MakeReader:
-    """Returns a format that parses files with a generator; `seen` is told what the values of slots are."""
-    is_probed = threading.Event()
+def generated(generator: DataGenerator) -> MakeReader:
+    """Returns a format for datasets that parses files with a generator."""
+    is_probed, seen = threading.Event(), SlotValues()
 
     def make(schema: Schema, _: BadRows) -> Reader:
         return GeneratorReader(generator, schema, is_probed, seen)
@@ -53,6 +53,9 @@ class GeneratorReader:
 
     A line that the generator cannot parse and an invalid sample are errors: faults of code, to which no limit
     of malformed rows applies.
+
+    Attributes:
+        slot_values: What the values of slots were so far.
     """
 
     def __init__(
@@ -68,9 +71,9 @@ class GeneratorReader:
             generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
             is_probed: Set once its first lines were asked for twice; of all readers of a dataset.
-            seen: Is told what the values of slots are.
+            seen: Is told what the values of slots are, by all readers of a dataset.
         """
-        self._seen = seen
+        self.slot_values = SlotValues() if seen is None else seen
         self._is_probed = is_probed or threading.Event()
         self._generator = generator
         self._schema = schema
@@ -85,7 +88,7 @@ class GeneratorReader:
         A block ends at the end of a batch of `generate_batch`, so that reading can resume after it.
         """
         lines: LineNumbers | None = None
-        rows = _Rows(self._generator, self._schema, self._seen)
+        rows = _Rows(self._generator, self._schema, self.slot_values)
         begin: int | None = None
         end = 0
         for block, position in line_blocks(split, offset):
@@ -138,7 +141,7 @@ def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int
 class _Rows:
     """Rows from one pass of a generator over a split."""
 
-    def __init__(self, generator: DataGenerator, schema: Schema, seen: SlotValues | None) -> None:
+    def __init__(self, generator: DataGenerator, schema: Schema, seen: SlotValues) -> None:
         self._run = GeneratorRun(generator)
         self._schema, self._seen = schema, seen
         self._order: ColumnOrder | None = None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ from ps_server.optimizers.registry import OPTIMIZERS
 from ps_worker import Predictor, Trainer
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.tools.generate import generate
 from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ps_worker.data.user_code.samples import SampleLoader
@@ -232,6 +234,9 @@ def test_data_may_be_files_samples_batches_or_a_dataset(clicks: Path) -> None:
         assert (trained.examples, trained.loss) == (expected.examples, expected.loss)
 
 
+PRINTED = "tail -n +2 | sed -E 's/(.+),(.)/1 \\1 1 \\2/'"  # lines of CSV as multi-slot text
+
+
 class WholeNumbers(MultiSlotDataGenerator):
     """Users as keys, from lines of CSV."""
 
@@ -252,6 +257,8 @@ class WholeNumbers(MultiSlotDataGenerator):
         ("samples", ["keys"], None),
         ("loader", ["keys"], None),
         ("generator", ["keys", "lists"], None),
+        ("command", ["keys", "lists"], None),
+        ("reader", ["keys", "lists"], None),
         ("csv", ["text"], ""),
         ("samples of text", ["text"], ""),
         ("samples of both", ["keys", "text"], None),
@@ -266,7 +273,10 @@ def test_whole_numbers_to_predict_mean_what_they_meant_in_training(
     clicks = [int(user == 7) for user in users]
     numbers = [(click, [], [user]) for user, click in zip(users, clicks, strict=True)]
     texts = [(click, [], [str(user)]) for user, click in zip(users, clicks, strict=True)]
-    file = tmp_path / f"clicks.{'csv' if source in ('csv', 'generator') else 'parquet'}"
+    file = (
+        tmp_path
+        / f"clicks.{'csv' if source in ('csv', 'generator', 'command', 'reader') else 'parquet'}"
+    )
     if file.suffix == ".csv":
         file.write_text(
             "\n".join(["user,click", *(f"{u},{c}" for u, c in zip(users, clicks, strict=True))])
@@ -277,12 +287,22 @@ def test_whole_numbers_to_predict_mean_what_they_meant_in_training(
     dataset.set_filelist([file])
     if source == "generator":
         dataset.set_generator(WholeNumbers())
+    if source == "command":
+        dataset.set_pipe_command(PRINTED, columns=["user", "click"])
+    if source == "reader":
+        file.write_text("".join(f"1 {u} 1 {c}\n" for u, c in zip(users, clicks, strict=True)))
+        dataset = QueueDataset(
+            schema, 32, format=partial(MultiSlotReader, columns=["user", "click"])
+        )
+        dataset.set_filelist([file])
     data = {
         "samples": numbers,
         "loader": SampleLoader(numbers, schema, batch_size=32),
         "samples of text": texts,
         "samples of both": numbers + texts,
         "generator": dataset,
+        "command": dataset,
+        "reader": dataset,
         "dataset of parquet": dataset,
     }.get(source, str(file))
     trainer = Trainer("lr", schema=schema, **SETTINGS)
