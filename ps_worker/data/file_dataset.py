@@ -13,8 +13,9 @@ from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import stamp_of
-from ps_worker.data.formats import Format, require_format
+from ps_worker.data.formats import Format, require_format, values_of_files
 from ps_worker.data.reading import Reading
+from ps_worker.data.slot_values import SlotValues
 
 if TYPE_CHECKING:
     from ps_worker.data.text.multislot import Values
@@ -79,6 +80,7 @@ class FileDataset:
         self._seed = seed
         self._negatives = negatives
         self._splits: list[FileSplit] | None = None
+        self._slot_values: SlotValues | None = None
         self._bad_row_log = BadRowLog()
 
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
@@ -93,6 +95,7 @@ class FileDataset:
             for file in files
         ]
         self._bad_row_log = BadRowLog()
+        self._slot_values = None
 
     def set_pipe_command(
         self, command: str, *, columns: Sequence[str] | None = None, values: "Values" = "keys"
@@ -113,6 +116,7 @@ class FileDataset:
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
         self._format_shown = f"{command} | {columns and list(columns)} {values}"
+        self._slot_values = None
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format."""
@@ -120,6 +124,7 @@ class FileDataset:
 
         self._format = generated(generator)
         self._format_shown = type(generator).__qualname__
+        self._slot_values = None
 
     @property
     def terms(self) -> dict[str, str]:
@@ -136,6 +141,14 @@ class FileDataset:
             "negatives": self._negatives,
         }
         return {f"dataset.{name}": str(value) for name, value in settings.items()}
+
+    @property
+    def slot_values(self) -> SlotValues | None:
+        """What the values of slots are, of a generator as far as they were read; None: no files were set."""
+        if self._slot_values is None and self._splits is not None:
+            files = [split.path for split in self._splits]
+            self._slot_values = values_of_files(files, self.schema, self._format)
+        return self._slot_values
 
     def head(self) -> Iterator[Batch]:
         """Reads the files in order, for a look at their first rows; it is no pass, and samples no negatives.

@@ -1,7 +1,8 @@
 """Registry of file formats, by name and by suffix."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 
 from ctr_model.schema import Schema
@@ -9,6 +10,7 @@ from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.content import CODECS, open_content, suffix_of
+from ps_worker.data.slot_values import Kind, SlotValues
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader
@@ -18,8 +20,14 @@ DEFAULT = "criteo"
 
 _HEAD_BYTES = 4096
 
-TEXT_FORMATS = frozenset({"criteo", "csv"})
-"""Formats whose slots always have text, which is hashed; files of the others may have keys."""
+KINDS: dict[str, tuple[Kind, ...]] = {
+    "criteo": ("text",),
+    "csv": ("text",),
+    "libsvm": ("text", "lists"),
+    "libffm": ("text",),
+    "multislot": ("keys", "lists"),
+}
+"""What the values of slots are, by format; of the others each file says it."""
 
 
 def _criteo(schema: Schema, bad_rows: BadRows) -> Reader:
@@ -142,6 +150,31 @@ def without_codec(path: str) -> str:
     """Returns the name of a file without its folder, and without the suffix of its compression."""
     name = PurePath(path)
     return name.stem if suffix_of(name) in CODECS else name.name
+
+
+def values_of_files(files: Sequence[str], schema: Schema, format: Format | None) -> SlotValues:
+    """Returns what the values of slots are in files, by the first of each format, or as a custom reader says.
+
+    Args:
+        files: Of which some may not be there: nothing is known of their values then.
+        schema: Has the slots.
+        format: None: determined by the suffix.
+    """
+    found, first = SlotValues(), dict[str, str]()
+    if callable(format):
+        return getattr(format(schema, BadRows()), "slot_values", found)
+    for path in files:
+        first.setdefault(format or format_of(path), path)
+    for name, path in first.items():
+        if name in KINDS:
+            found.merge(SlotValues(dict.fromkeys(schema.slots, KINDS[name])))
+            continue
+        from ps_worker.data.columnar.column_matching import kinds_of_values
+        from ps_worker.data.columnar.open_file import fields_of
+
+        with suppress(DataError, KeyError):  # what is wrong with a file, its readers say
+            found.merge(kinds_of_values(fields_of(path, name), schema.slots))
+    return found
 
 
 def has_byte_offsets(path: str, format: Format | None) -> bool:

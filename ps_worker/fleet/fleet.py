@@ -20,6 +20,7 @@ from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, S
 from protos.wire.metrics_port import metrics_address
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
+from ps_worker.checkpoints.attachments import values_of_checkpoint
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
@@ -28,6 +29,7 @@ from ps_worker.data.files.listing import stamp_of
 from ps_worker.data.files.signature import signature_of
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.fleet.task import Task
 from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.words.unknown import called_as
@@ -62,6 +64,7 @@ class Fleet:
         self._file_lists: list[str] = []  # signatures of those divided before training
         self._has_agreed = False
         self._is_over = False
+        self._values: list[SlotValues] = []  # of what was trained on
 
     @property
     def is_running(self) -> bool:
@@ -474,9 +477,23 @@ class Fleet:
         run = self._first_run("fleet.load_model()")
         checkpoint = Checkpoint.open(dirname)
         run.load(checkpoint.url, only=only, token=checkpoint.token)
+        self._values.append(values_of_checkpoint(checkpoint))
         if resume:
             manifest = checkpoint.manifest
             run.resume(manifest.version, manifest.workers, batches=manifest.batches)
+
+    def slot_values(self) -> SlotValues:
+        """Returns what the values of slots were in the data that was trained on."""
+        found = SlotValues()
+        for each in self._values:
+            found.merge(each)
+        return found
+
+    def trains_on(self, dataset: object) -> None:
+        """Notes whose values of slots are trained on, which checkpoints say."""
+        values = getattr(dataset, "slot_values", None)
+        if isinstance(values, SlotValues) and all(values is not each for each in self._values):
+            self._values = [*self._values, values]
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
@@ -567,7 +584,7 @@ class Fleet:
         return self.run_of(call)
 
     def _attachments(self) -> dict[str, bytes]:
-        return {} if self._task is None else self._task.attachments()
+        return {} if self._task is None else self._task.attachments(self.slot_values())
 
 
 def _named(role: Role) -> str:

@@ -24,15 +24,15 @@ from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import FileStamp
 from ps_worker.data.formats import (
-    TEXT_FORMATS,
     Format,
-    format_of,
     has_named_columns,
     require_format,
+    values_of_files,
 )
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.user_code.pipe import piped
 from ps_worker.job import Job
@@ -59,12 +59,9 @@ def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
     return MultiSlotReader(schema, bad_rows, columns=columns, values=values)
 
 
-def has_text_values(job: Job, files: Sequence[str]) -> bool:
-    """Whether the values of slots in files of a job are known to be text, which is hashed."""
-    data = job.data
-    if data.pipe_command or data.format == "multislot":
-        return data.values == "text"
-    return bool(files) and all((data.format or format_of(file)) in TEXT_FORMATS for file in files)
+def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
+    """Returns what the values of slots are in files of a job."""
+    return values_of_files(files, schema, format_of_job(job))
 
 
 def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:

@@ -40,7 +40,7 @@ def export(model_dir: str, output: Path, *, allow_code: bool = False) -> dict[st
     checkpoint = Checkpoint.open(model_dir)
     checkpoint.verify()
     schema, job = schema_of_checkpoint(checkpoint), job_of_checkpoint(checkpoint)
-    require_consent(checkpoint, job, allow_code=allow_code)
+    require_consent(checkpoint.url, job, ["model.name"], allow_code=allow_code)
     model = torch_model(model_of_checkpoint(checkpoint, job, schema))
     from ctr_model.torch.export import export as write  # late: an extra
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import orc
 
 from protos.errors import DataError
 from ps_worker.data.columnar.column_values import is_list_type
@@ -40,6 +42,20 @@ def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
         raise DataError(
             f"{path}: not a valid {format_name} file, or it cannot be read: copy or write it again ({error})"
         ) from error
+
+
+def fields_of(path: str, format: str) -> pa.Schema:
+    """Returns the columns of a file of format "parquet" or "orc", with its metadata.
+
+    Raises:
+        DataError: See `open_columnar`.
+    """
+    with open_columnar(path, format.capitalize()) as source:
+        return (
+            pq.ParquetFile(source).schema_arrow
+            if format == "parquet"
+            else orc.ORCFile(source).schema
+        )
 
 
 def require_valid(rows: pa.RecordBatch) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from protos.errors import DataError
 from protos.runtime.environment import with_home
@@ -31,6 +31,22 @@ _MODIFIED = (
     "created",
 )
 """How file systems of fsspec call what says that a file was replaced, the surest first."""
+
+Files = str | Path | Sequence[str | Path]
+"""Paths, patterns and URLs of files."""
+
+
+def are_files(data: object) -> TypeGuard[Files]:
+    """Whether data are the names of files."""
+    if isinstance(data, str | Path):
+        return True
+    return isinstance(data, Sequence) and any(isinstance(each, str | Path) for each in data)
+
+
+def files_of(files: Files) -> list[str]:
+    """Returns the files that are named; see `matching_files`."""
+    patterns = [files] if isinstance(files, str | Path) else files
+    return matching_files([str(pattern) for pattern in patterns])
 
 
 def matching_files(patterns: str | Sequence[str]) -> list[str]:

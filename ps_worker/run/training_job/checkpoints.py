@@ -17,7 +17,7 @@ from ps_worker.checkpoints.retention import (
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState, Validation
 from ps_worker.checkpoints.saver import Saver
 from ps_worker.job import Job
-from ps_worker.job.datasets import has_text_values, order_of_data
+from ps_worker.job.datasets import order_of_data, values_of_job
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.training_job.passes import Pass
@@ -43,6 +43,8 @@ class JobCheckpoints:
         self._confirm = partial(start.confirm, run)
         is_on = run.is_first and bool(self._job.checkpoint.dir)
         self._saver = _saver_of(self._job, run, start.earlier, self._confirm) if is_on else None
+        files = plan.train_files if is_on else ()
+        self._values = values_of_job(self._job, plan.schema, files)
 
     @property
     def latest(self) -> str | None:
@@ -150,9 +152,8 @@ class JobCheckpoints:
             order=order_of_data(self._job),
             validations=list(self._validator.validations),
             steps_since_validation=self._validator.steps.since,
-            has_text_values=has_text_values(self._job, self._plan.train_files),
         )
-        attachments = attachments_of(self._job, self._plan.schema)
+        attachments = attachments_of(self._job, self._plan.schema, self._values)
         return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
 
 

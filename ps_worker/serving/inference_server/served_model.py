@@ -218,7 +218,7 @@ class ServedModel:
             request.tensors,
             predictor.schema,
             max_rows=self._max_rows,
-            has_text_values=predictor.has_text_values,
+            values=predictor.slot_values,
         )
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T

@@ -133,7 +133,7 @@ def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
     _require_of_run(run, checkpoint, job)
-    require_consent(checkpoint, job, allow_code=allow_code)
+    require_consent(checkpoint.url, job, ["model.name", "data.pipe_command"], allow_code=allow_code)
     dataset = streamed(job, schema)
     dataset.set_filelist(matching_files(data.test or data.valid))
     with errors_of_model(job):

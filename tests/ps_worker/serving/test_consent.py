@@ -118,6 +118,8 @@ def test_command_for_data_is_not_run_unless_allowed(piped: Path, use: str) -> No
     with pytest.raises(UsageError, match=r"names code to run, data\.pipe_command = "):
         USES[use](piped)
 
+    with pytest.raises(UsageError, match=r"names code to run, data\.pipe_command = "):
+        Predictor.load(piped).predict(f"{piped.parents[1]}/data/test/*")
     assert not (piped.parents[1] / "has_run").exists()
     USES[use](piped, allow_code=True)
     (piped.parents[1] / "has_run").unlink()

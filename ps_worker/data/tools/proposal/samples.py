@@ -13,7 +13,7 @@ from ctr_model.schema import Schema, criteo_schema
 from protos.errors import DataError, UsageError, counted
 from ps_worker.data.blocks.bad_rows import silent_bad_rows
 from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ps_worker.data.columnar.open_file import open_columnar, require_valid
+from ps_worker.data.columnar.open_file import fields_of, open_columnar, require_valid
 from ps_worker.data.columnar.orc import OrcReader
 from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.files.content import stored_size_of
@@ -109,10 +109,7 @@ def names_of(path: str, format: str | None = None) -> list[str]:
             _refuse_criteo(path)
             _refuse_separator(path, names[0])
         return names
-    with open_columnar(path, name.capitalize()) as source:
-        fields = (
-            pq.ParquetFile(source).schema_arrow if name == "parquet" else orc.ORCFile(source).schema
-        )
+    fields = fields_of(path, name)
     if HASH_VERSION_KEY in (fields.metadata or {}):
         raise UsageError(f"{path}: the file contains keys, which only its own schema can read")
     return list(fields.names)
