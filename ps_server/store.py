@@ -398,7 +398,12 @@ class ParameterStore:
         self._parameters.check(gradients)
         if at is None:
             return self._push_on_arrival(
-                lambda: self._parameters.apply(gradients, push_id.worker, step=coordinator.batches),
+                lambda: self._parameters.apply(
+                    gradients,
+                    push_id.worker,
+                    step=coordinator.batches,
+                    staleness=max(0, coordinator.version - push_id.pulled),
+                ),
                 push_id,
             )
         coordinator.push_part(gradients, push_id, at)
