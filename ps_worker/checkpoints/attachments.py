@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from ctr_model.models.model import Model
 from ctr_model.models.origin import origin_of
@@ -127,7 +127,7 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
 def require_consent(
     url: str,
     job: Job,
-    keys: Iterable[Literal["model.name", "data.pipe_command"]],
+    keys: Iterable[str],
     *,
     allow_code: bool,
     overrides: Sequence[str] = (),
