@@ -13,6 +13,7 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema, Transform
+from ctr_model.schema.dense_column import FLOAT32_MAX
 from ctr_model.slots import select_slots
 from protos.errors import DataError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
@@ -170,8 +171,10 @@ def scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
     if column.min == column.max or divisor == 0:
         return DenseColumn(name=name, shift=column.min)
     if transform == "min_max":
-        # If 95 % of the numbers are the minimum, divide by the maximum instead.
+        # By the maximum if 95 % of the numbers are the minimum, or that would be beyond float32.
         high = column.percentile_95 if column.percentile_95 > column.min else column.max
+        if (column.max - column.min) / (high - column.min) > FLOAT32_MAX:
+            high = column.max
         return DenseColumn(name=name, transform=transform, min=column.min, max=high)
     if transform == "quantile":
         return DenseColumn(name=name, transform=transform, boundaries=column.percentiles)

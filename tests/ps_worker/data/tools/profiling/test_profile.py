@@ -250,6 +250,22 @@ def test_numbers_whose_squares_vanish_are_only_shifted(transform: Transform) -> 
     assert column == DenseColumn(name="tiny", shift=0.0)
 
 
+@pytest.mark.parametrize("transform", ["none", "log1p", "min_max", "quantile"])
+@pytest.mark.parametrize("most", [0.0, 1e-45, 1.0])
+def test_scaling_of_a_far_number_is_one_that_float32_holds(
+    transform: Transform, most: float
+) -> None:
+    numbers = np.array([[0.0]] * 5 + [[most]] * 94 + [[1e39]])
+    stats = NumberStats(1)
+    stats.add(numbers)
+
+    column = scaled(number_profile(stats, 0, "far"), transform)
+
+    schema = Schema(dense=(column,), slots=("s",))
+    assert np.isfinite(schema.scale_dense(numbers)).all()
+    assert schema.scale_dense(numbers)[-1, 0] > schema.scale_dense(numbers)[0, 0]
+
+
 def test_min_max_of_a_column_that_is_nearly_always_the_least_takes_its_maximum(
     tmp_path: Path,
 ) -> None:
