@@ -303,10 +303,11 @@ class Schema:
             values: float64[N, len(dense)], unscaled; nan is a missing number.
             inputs: float32[N, at least len(dense)].
         """
-        if np.isfinite(inputs).all():
+        is_far = (values > FLOAT32_MAX) | (values < -FLOAT32_MAX)
+        if np.isfinite(inputs).all() and not is_far.any():
             return {}
         faults: dict[int, str] = {}
-        is_beyond = ~np.isfinite(inputs[:, : len(self.dense)]) & ~np.isnan(values)
+        is_beyond = is_far | (~np.isfinite(inputs[:, : len(self.dense)]) & ~np.isnan(values))
         for row, column in np.argwhere(is_beyond).tolist():
             name, value = self.dense[column].name, float(values[row, column])
             scaled = "" if abs(value) > FLOAT32_MAX else "scaled as the schema says, "

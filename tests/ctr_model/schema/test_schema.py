@@ -311,3 +311,12 @@ def test_slot_is_found_by_name() -> None:
     assert [schema.slot_index(name) for name in schema.slots] == [0, 1]
     with pytest.raises(SchemaError, match="no slot 'itm', did you mean 'item'"):
         schema.slot_index("itm")
+
+
+def test_number_that_float32_does_not_hold_is_told_also_where_its_logarithm_is_one() -> None:
+    schema = Schema(dense=(DenseColumn(name="age", transform="log1p"),), slots=("user",))
+    numbers = np.array([[1.0], [1e39], [np.nan], [3.4e38]])
+
+    faults = schema.overflows(numbers, schema.scale_dense(numbers))
+
+    assert faults == {1: "column 'age' is 1e+39, beyond the numbers of float32"}
