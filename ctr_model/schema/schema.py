@@ -31,6 +31,9 @@ from ctr_model.schema.entries import (
 )
 
 _NAMES = ("label", "weight", "id")
+
+_BEYOND_FLOAT32 = FLOAT32_MAX + 2.0**103
+"""The smallest number that float32 rounds to infinity."""
 """Entries that name a column beside the features."""
 
 _PACKAGED = resources.files("ctr_model.schema") / "schemas"
@@ -303,14 +306,14 @@ class Schema:
             values: float64[N, len(dense)], unscaled; nan is a missing number.
             inputs: float32[N, at least len(dense)].
         """
-        is_far = (values > FLOAT32_MAX) | (values < -FLOAT32_MAX)
+        is_far = (values >= _BEYOND_FLOAT32) | (values <= -_BEYOND_FLOAT32)
         if np.isfinite(inputs).all() and not is_far.any():
             return {}
         faults: dict[int, str] = {}
         is_beyond = is_far | (~np.isfinite(inputs[:, : len(self.dense)]) & ~np.isnan(values))
         for row, column in np.argwhere(is_beyond).tolist():
             name, value = self.dense[column].name, float(values[row, column])
-            scaled = "" if abs(value) > FLOAT32_MAX else "scaled as the schema says, "
+            scaled = "" if is_far[row, column] else "scaled as the schema says, "
             faults.setdefault(
                 row, f"column {name!r} is {value!r}, {scaled}beyond the numbers of float32"
             )
