@@ -3,10 +3,14 @@
     python -m benchmarks.bench_defaults --sample ROWS/part-*.tsv   # tests on the last file
     python -m benchmarks.bench_defaults --planted 1000000          # rows of a known model, with its best AUC
     python -m benchmarks.bench_defaults --models fm --modes geo --workers 2 --set train.batch_size=64
+    python -m benchmarks.bench_defaults --fresh 40000 --workers 2 --set train.batch_size=256
 
 Prints a line of JSON a run, and at the end a table in Markdown. One worker is a process by itself, two are
 a cluster with two servers, as commands of the package. A run has learnt if its log loss on the test rows is
 below that of the base rate, and its AUC at least what the data can be expected to give.
+
+`--fresh` is about the first steps: its table has the log loss of the first pass, of each batch before it is
+trained on, beside that on the test rows, and marks what is more than 0.005 above sync with as many workers.
 """
 
 import argparse
@@ -17,6 +21,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from sklearn.metrics import log_loss
 
@@ -24,6 +30,7 @@ MODELS = ("lr", "fm", "wide_deep", "ctr_dnn", "deepfm", "dcn_v2")
 MODES = ("sync", "half_async", "async", "geo", "bounded_staleness")
 SAMPLE_AUC = 0.685
 PLANTED_GAP = 0.01
+FRESH_GAP = 0.005
 LIMIT_S = 1800.0
 
 _DATA = "from ps_worker.data.tools.cli import main; main()"
@@ -56,7 +63,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is trained, how, and by how many workers."""
+    """What is trained, how, and by how many workers; as many servers, if several."""
 
     model: str
     mode: str
@@ -71,6 +78,7 @@ class Result:
     case: Case
     auc: float
     log_loss: float
+    pass_log_loss: float
     has_learnt: bool
 
 
@@ -97,7 +105,7 @@ def planted(folder: Path, num_rows: int) -> Data:
     )
 
 
-def summary_of(data: Data, case: Case, settings: Sequence[str]) -> dict[str, float]:
+def summary_of(data: Data, case: Case, settings: Sequence[str]) -> dict[str, Any]:
     """Trains and tests in processes of its own; returns the summary."""
     job = {"data.train": data.train, "data.test": data.test, "train.seed": case.seed}
     overrides = [f"{key}={json.dumps(value)}" for key, value in job.items()]
@@ -120,7 +128,7 @@ def summary_of(data: Data, case: Case, settings: Sequence[str]) -> dict[str, flo
         )
     if done.returncode:
         raise SystemExit(f"{case} failed:\n{done.stderr[-3000:]}")
-    summary: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return summary
 
 
@@ -134,6 +142,7 @@ def results(data: Data, cases: Sequence[Case], settings: Sequence[str]) -> Itera
             case=case,
             auc=auc,
             log_loss=loss,
+            pass_log_loss=found["passes"][0]["log_loss"],
             has_learnt=loss < base and auc >= data.least_auc,
         )
         line = {
@@ -145,6 +154,8 @@ def results(data: Data, cases: Sequence[Case], settings: Sequence[str]) -> Itera
             "seed": case.seed,
             "auc": round(auc, 4),
             "log_loss": round(loss, 4),
+            "pass_log_loss": round(result.pass_log_loss, 4),
+            "staleness": round(found["staleness"]["mean"], 1),
             "calibration": round(found["calibration"], 3),
             "has_learnt": result.has_learnt,
         }
@@ -173,11 +184,38 @@ def table(data: Data, found: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+def table_of_first_pass(data: Data, found: Sequence[Result]) -> str:
+    """Returns log loss of the pass / on the test rows, medians of the seeds; (!) where sync is far below."""
+    columns = list(dict.fromkeys((each.case.mode, each.case.workers) for each in found))
+    head = " | ".join(f"{mode}, {workers}" for mode, workers in columns)
+    lines = [f"| {data.name} | {head} |", "| --- |" + " ---: |" * len(columns)]
+    for model in dict.fromkeys(each.case.model for each in found):
+        cells = {}
+        for mode, workers in columns:
+            runs = [
+                each
+                for each in found
+                if (each.case.model, each.case.mode, each.case.workers) == (model, mode, workers)
+            ]
+            cells[mode, workers] = (
+                median(each.pass_log_loss for each in runs),
+                median(each.log_loss for each in runs),
+            )
+        texts = []
+        for (_, workers), losses in cells.items():
+            of_sync = cells.get(("sync", workers), losses)
+            is_far = any(a > b + FRESH_GAP for a, b in zip(losses, of_sync, strict=True))
+            texts.append(f"{losses[0]:.4f} / {losses[1]:.4f}{' (!)' if is_far else ''}")
+        lines.append(f"| `{model}` | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Prints a line a run, and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", nargs="+", default=[], help="files; the last one is to test on")
     parser.add_argument("--planted", type=int, default=0, help="rows to plant")
+    parser.add_argument("--fresh", type=int, default=0, help="rows to plant for a first pass")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
@@ -199,6 +237,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             data = planted(Path(folder), options.planted)
             print(table(data, list(results(data, cases, options.settings))), flush=True)
+    if options.fresh:
+        with tempfile.TemporaryDirectory() as folder:
+            data = planted(Path(folder), options.fresh)
+            found = list(results(data, cases, options.settings))
+            print(table_of_first_pass(data, found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,32 @@
 """Metrics as sums that can be merged over batches, threads and workers.
 
-AUC is computed from histograms of the predictions for clicks and non-clicks, with `THRESHOLDS` equal buckets:
+AUC is computed from histograms of the predictions for clicks and non-clicks:
 
-    AUC = sum over buckets of clicks[i] * (others below i + others[i] / 2) / (all clicks * all others)
+    AUC = sum over cells of clicks[i] * (others below i + others[i] / 2) / (all clicks * all others)
 
-the area by the trapezoidal rule; predictions in one bucket count as ties. (Paddle's tutorials use 4096
-thresholds, too.)
+the area by the trapezoidal rule; predictions in one cell count as ties. Cells are of the bits of a float32,
+which ascend with it, as positions from 0 to 2^31:
+
+    position(p) = bits(p) if p <= 1/2 else 2 bits(1/2) - bits(1 - p)
+
+so they are as fine towards 1 as towards 0, where click rates are. A cell drops as few of the last bits as put
+the lowest and the highest prediction into `CELLS` cells: those in a band of 0.4 % are all told apart, those
+from 10^-6 to 1 - 10^-6 if they differ by 0.2 %. What is dropped depends on these two predictions alone, so
+metrics merged over workers are those of all examples.
 
 Examples may have weights: each counts as that many in every sum and histogram, but in the number of examples.
 """
 
 import math
 from collections import deque
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
 
-THRESHOLDS = 4096
+CELLS = 2**15
 SLIDING_WINDOW = 20
 
 _SMALLEST_PROBABILITY = 1e-7
@@ -27,6 +34,10 @@ _SMALLEST_PROBABILITY = 1e-7
 Floats = NDArray[np.float32]
 
 _NO_WEIGHTS: Floats = np.empty(0, np.float32)
+
+_HALF = int(np.float32(0.5).view(np.int32))
+_LAST = 2 * _HALF  # the position of 1
+_BITS_OF_ONE = int(np.float32(1).view(np.uint32))
 
 # Positions in the vector of sums.
 (
@@ -43,20 +54,29 @@ _NO_WEIGHTS: Floats = np.empty(0, np.float32)
 
 
 @kernel
+def _position(p: np.float32) -> np.int64:
+    """Returns the position of a probability, which is not -0; ascends with it."""
+    if p <= np.float32(0.5):
+        return np.int64(np.float32(p).view(np.int32))
+    return np.int64(_LAST) - np.int64(np.float32(np.float32(1) - p).view(np.int32))
+
+
+@kernel
 def _add(
     labels: Floats,
     probabilities: Floats,
     weights: Floats,
+    shift: int,
+    first: int,
     histograms: NDArray[np.float64],
     sums: NDArray[np.float64],
 ) -> None:
-    buckets = histograms.shape[1]
     for b in range(labels.size):
         p = np.float64(probabilities[b])
         weight = np.float64(weights[b]) if weights.size else 1.0
         clicked = labels[b] > np.float32(0.5)
-        bucket = min(np.int64(p * buckets), buckets - 1)
-        histograms[1 if clicked else 0, bucket] += weight
+        cell = (_position(probabilities[b]) >> shift) - first
+        histograms[1 if clicked else 0, cell] += weight
         bounded = min(max(p, _SMALLEST_PROBABILITY), 1.0 - _SMALLEST_PROBABILITY)
         sums[_LOG_LOSS] -= weight * (math.log(bounded) if clicked else math.log1p(-bounded))
         error = p - (1.0 if clicked else 0.0)
@@ -67,6 +87,37 @@ def _add(
         sums[_CORRECT] += weight * ((p >= 0.5) == clicked)
         sums[_WEIGHT] += weight
         sums[_EXAMPLES] += 1
+
+
+class _Frame(NamedTuple):
+    """The cells of positions from `lowest` to `highest`; none where `highest` is less."""
+
+    lowest: int
+    highest: int
+
+    @property
+    def shift(self) -> int:
+        """Number of bits that a cell drops."""
+        shift = max(0, max(0, self.highest - self.lowest).bit_length() - CELLS.bit_length())
+        while (self.highest >> shift) - (self.lowest >> shift) >= CELLS:
+            shift += 1
+        return shift
+
+    @property
+    def first(self) -> int:
+        """Number of the first cell."""
+        return self.lowest >> self.shift
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return max(0, (self.highest >> self.shift) - self.first + 1)
+
+    def with_positions(self, lowest: int, highest: int) -> "_Frame":
+        return _Frame(min(self.lowest, lowest), max(self.highest, highest))
+
+
+_NO_FRAME = _Frame(_LAST + 1, -1)
 
 
 def auc_of_histograms(
@@ -83,14 +134,21 @@ def auc_of_histograms(
     if not pairs:
         return math.nan
     below = np.cumsum(others) - others / 2  # [buckets]
-    return float(clicks @ below) / pairs
+    return float((clicks * below).sum()) / pairs
+
+
+def _frame_of(bounds: NDArray[np.float64]) -> _Frame:
+    return _Frame(-int(bounds[0]), int(bounds[1]))
 
 
 class ClickMetrics:
     """Sums over labelled predictions, and metrics computed from them. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._histograms = np.zeros((2, THRESHOLDS))  # others, clicks
+        self._frame = _NO_FRAME
+        self._shift = self._first = 0  # of the frame
+        self._low, self._high = np.uint32(2**32 - 1), np.uint32(0)  # bits that were added, in it
+        self._histograms = np.zeros((2, 0))  # others, clicks
         self._sums = np.zeros(_NUM_SUMS)
 
     def add(self, labels: Floats, probabilities: Floats, weights: Floats | None = None) -> None:
@@ -106,37 +164,86 @@ class ClickMetrics:
         """
         if labels.shape != probabilities.shape:
             raise ValueError(f"{labels.size} labels came with {probabilities.size} predictions")
-        if not np.all((probabilities >= 0) & (probabilities <= 1)):
-            raise ValueError("a predicted probability is not in [0, 1]: the model has diverged")
         if weights is not None and weights.shape != labels.shape:
             raise ValueError(f"{labels.size} labels came with {weights.size} weights")
+        if not labels.size:
+            return
+        # As numbers without a sign, the bits of what is no probability are above those of 1.
+        bits = probabilities.view(np.uint32)
+        low, high = bits.min(), bits.max()
+        if high > _BITS_OF_ONE:
+            probabilities = probabilities + np.float32(0)  # of -0: 0
+            bits = probabilities.view(np.uint32)
+            low, high = bits.min(), bits.max()
+            if high > _BITS_OF_ONE:
+                raise ValueError("a predicted probability is not in [0, 1]: the model has diverged")
+        if low < self._low or high > self._high:
+            self._low, self._high = min(low, self._low), max(high, self._high)
+            lowest = int(_position(low.view(np.float32)))
+            highest = int(_position(high.view(np.float32)))
+            self._widen(self._frame.with_positions(lowest, highest))
         weights = _NO_WEIGHTS if weights is None else np.require(weights, np.float32, ["C", "W"])
-        _add(labels, probabilities, weights, self._histograms, self._sums)
+        _add(labels, probabilities, weights, self._shift, self._first, self._histograms, self._sums)
+
+    def copy(self) -> "ClickMetrics":
+        """Returns the metrics of the same examples, to which others can be added."""
+        copied = ClickMetrics()
+        copied.merge(self)
+        return copied
+
+    def without(self, earlier: "ClickMetrics") -> "ClickMetrics":
+        """Returns the metrics of the examples since `earlier`, a copy of this."""
+        rest = self.copy()
+        rest._histograms -= earlier._in_frame(self._frame)
+        rest._sums -= earlier._sums
+        return rest
 
     def merge(self, other: "ClickMetrics") -> None:
         """Adds the examples of another worker or thread."""
-        self._histograms += other._histograms
+        self._widen(self._frame.with_positions(*other._frame))
+        self._histograms += other._in_frame(self._frame)
         self._sums += other._sums
 
-    def to_vector(self) -> NDArray[np.float64]:
-        """Returns all sums as float64[2 * THRESHOLDS + 8]; vectors of workers can be added."""
-        return np.concatenate([self._histograms.reshape(-1), self._sums])
+    def bounds(self) -> NDArray[np.float64]:
+        """Returns float64[2], what `to_vector` needs: of several workers, the largest of each."""
+        return np.array([-self._frame.lowest, self._frame.highest], np.float64)
+
+    def to_vector(self, bounds: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns all sums, up to 2 * CELLS + 8 float64; vectors with the same bounds can be added."""
+        cells = self._in_frame(_frame_of(bounds))
+        return np.concatenate([cells.reshape(-1), self._sums])
 
     @classmethod
-    def from_vector(cls, vector: NDArray[np.float64]) -> Self:
-        """Returns the metrics of a sum of `to_vector` results.
+    def from_vector(cls, vector: NDArray[np.float64], bounds: NDArray[np.float64]) -> Self:
+        """Returns the metrics of a sum of `to_vector(bounds)` results.
 
         Raises:
             ValueError: If `vector` has another length, for example from another version.
         """
-        if vector.shape != (2 * THRESHOLDS + _NUM_SUMS,):
-            raise ValueError(
-                f"metrics are {2 * THRESHOLDS + _NUM_SUMS} numbers, got shape {vector.shape}"
-            )
         metrics = cls()
-        metrics._histograms[:] = vector[: 2 * THRESHOLDS].reshape(2, THRESHOLDS)
-        metrics._sums[:] = vector[2 * THRESHOLDS :]
+        metrics._widen(_frame_of(bounds))
+        cells = metrics._histograms.size
+        if vector.shape != (cells + _NUM_SUMS,):
+            raise ValueError(f"metrics are {cells + _NUM_SUMS} numbers, got shape {vector.shape}")
+        metrics._histograms[:] = vector[:cells].reshape(2, -1)
+        metrics._sums[:] = vector[cells:]
         return metrics
+
+    def _widen(self, frame: _Frame) -> None:
+        """Moves the histograms to the cells of a frame that has all positions of this one."""
+        self._histograms = self._in_frame(frame)
+        self._frame, self._shift, self._first = frame, frame.shift, frame.first
+
+    def _in_frame(self, frame: _Frame) -> NDArray[np.float64]:
+        """Returns the histograms by the cells of a frame; what is outside of it is in its first and last."""
+        histograms = np.zeros((2, frame.size))
+        if self._frame != _NO_FRAME and frame.size:
+            cells = np.arange(self._first, self._first + self._frame.size)
+            cells = (cells << self._shift >> frame.shift) - frame.first
+            np.clip(cells, 0, frame.size - 1, out=cells)
+            for own, each in zip(self._histograms, histograms, strict=True):
+                each[:] = np.bincount(cells, own, frame.size)
+        return histograms
 
     @property
     def examples(self) -> int:

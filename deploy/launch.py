@@ -127,6 +127,7 @@ def command(
     chaos_seed: Annotated[int, typer.Option(help="Choice of the calls that chaos disturbs.")] = 0,
 ) -> None:
     """Train a job or run a script, with servers and workers as processes."""
+    log_dir = log_dir.expanduser()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
     if on == "ray" and (heter_num or chaos):
         raise typer.BadParameter("--heter-num and --chaos are for processes on this machine")

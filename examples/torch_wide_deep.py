@@ -15,7 +15,7 @@ class WideDeep(nn.Module):
     def __init__(self, schema: Schema, *, dim: int = 10, hidden: tuple[int, ...] = (400, 400, 400)):
         super().__init__()
         ftrl = {"name": "ftrl", "learning_rate": 0.1, "beta": 0.03, "l1": 0.01}
-        self.wide = Embedding(dim=1, optimizer=ftrl)
+        self.wide = Embedding(dim=1, init_range=0.0, optimizer=ftrl)
         self.deep = Embedding(dim=dim, init_range=0.01)
         self.numbers = nn.Linear(schema.num_dense, 1)
         widths = [schema.num_dense + len(schema.slots) * dim, *hidden]

@@ -20,6 +20,7 @@
     ├── OverloadedError            a server that has no room for more
     ├── ProtocolError              a request that breaks the contract
     │   ├── NotJoinedError
+    │   ├── PlaceLostError
     │   ├── SnapshotLostError
     │   ├── LostPushesError
     │   ├── WrongServerError
@@ -122,6 +123,10 @@ class ProtocolError(CtrPsError):
 
 class NotJoinedError(ProtocolError):
     """A server does not know the process that calls: it has not joined, or the server was restarted since."""
+
+
+class PlaceLostError(ProtocolError):
+    """Another process has the place, or the others have gone on without this one: the job goes on."""
 
 
 class SnapshotLostError(ProtocolError):

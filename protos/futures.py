@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
@@ -17,6 +18,22 @@ class Future(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Waits for the answer, at most for a time limit of its own, and returns it or raises."""
+        ...
+
+
+class Answer(Future[T_co], Protocol):
+    """One of several answers that are waited for together."""
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for at most so long; returns whether `result` would not wait."""
+        ...
+
+    def when_failed(self, tell: Callable[[Exception], None]) -> None:
+        """Calls `tell` with the error that it ends with, if any: now, or then from any thread."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """Ends it with an error, unless it has ended."""
         ...
 
 
@@ -101,14 +118,33 @@ class Shared(Generic[T]):
             return self._value
 
 
-def results(futures: Sequence[Future[T]]) -> list[T]:
-    """Returns the answers; raises the first error."""
-    return [future.result() for future in futures]
+def first_error_of(answers: Sequence[Answer[T]]) -> Sequence[Answer[T]]:
+    """Returns the answers, of which the first error of any ends all: it is raised by each still awaited."""
+
+    def fail(error: Exception) -> None:
+        for answer in answers:
+            answer.fail(error)
+
+    if len(answers) > 1:
+        for answer in answers:
+            answer.when_failed(fail)
+    return answers
 
 
-def results_of_all_ended(futures: Sequence[Future[T]]) -> list[T]:
+def wait_for_all(answers: Sequence[Answer[T]], seconds: float) -> list[Answer[T]]:
+    """Waits for all answers together, at most so long; returns those that have ended."""
+    until = time.monotonic() + seconds
+    return [answer for answer in answers if answer.wait(max(until - time.monotonic(), 0.0))]
+
+
+def results(answers: Sequence[Answer[T]]) -> list[T]:
+    """Returns the answers; raises the first error of any as soon as it comes, however long others take."""
+    return [answer.result() for answer in first_error_of(answers)]
+
+
+def results_of_all_ended(answers: Sequence[Answer[T]]) -> list[T]:
     """Returns the answers; raises the first error, but only after all have ended."""
-    for future in futures:
+    for answer in answers:
         with suppress(CtrPsError):  # raised below
-            future.result()
-    return results(futures)
+            answer.result()
+    return results(answers)

@@ -12,7 +12,6 @@ Float addition is not associative: `sum_sparse` and `sum_dense` add in the order
 order on a server and thread order in a worker. That order is part of the contract of sync training.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,9 @@ Counts = NDArray[np.uint32]
 
 MIN_EXAMPLES = 2.0**-100
 """The least number of examples, where they have weights: its reciprocal is a float32."""
+
+MAX_EXAMPLES = 2.0**53
+"""The most: beyond it a float64 does not count one more."""
 
 NUM_COUNTS = 2
 """Columns of counts: occurrences, and those that were clicked."""
@@ -148,10 +150,13 @@ def require_examples(what: str, examples: float) -> None:
         examples: Of its gradient.
 
     Raises:
-        GradientError: If it is not positive and finite, or so small that the mean would not be finite.
+        GradientError: If it is so small that the mean would not be finite, or above all counts.
     """
-    if not MIN_EXAMPLES <= examples < math.inf:
-        raise GradientError(f"push to {what} says that it sums over {examples:g} examples")
+    if not MIN_EXAMPLES <= examples <= MAX_EXAMPLES:
+        raise GradientError(
+            f"push to {what} says that it sums over {examples:g} examples, expected {MIN_EXAMPLES:g} to "
+            f"{MAX_EXAMPLES:g}"
+        )
 
 
 def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from protos.errors import CtrPsError, RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
+from protos.runtime.environment import arguments
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from ps_server.rpc.run import run_server
 from ps_server.settings import LogSync, ServerSettings, bytes_of_size
@@ -175,7 +176,7 @@ def _check(role: ServerRole) -> int:
 
 def main() -> None:
     """Runs the command."""
-    app()
+    app(arguments())
 
 
 if __name__ == "__main__":

@@ -297,13 +297,14 @@ class Parameters:
                     f"ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
                 )
 
-    def apply(self, gradients: Gradients, source: int, *, step: int) -> None:
+    def apply(self, gradients: Gradients, source: int, *, step: int, staleness: int = 0) -> None:
         """Applies gradients that passed `check`.
 
         Args:
             gradients: Of a step or a push.
             source: The worker that sent them, or NOBODY.
             step: Of schedules: batches applied before.
+            staleness: Of the gradients.
         """
         admits_by_score = []
         for name, grad in gradients.sparse.items():
@@ -312,11 +313,12 @@ class Parameters:
                 scoring = self._tables[table.spec.admission.table]
                 admits_by_score.append((scoring, table, grad))
             else:
-                table.push(grad, source, step=step)
+                table.push(grad, source, step=step, staleness=staleness)
         for scoring, table, grad in admits_by_score:  # once this push is in the scores
-            table.push(grad, source, scoring.scores(grad.keys), step=step)
+            scores = scoring.scores(grad.keys)
+            table.push(grad, source, scores, step=step, staleness=staleness)
         for name, dense in gradients.dense.items():
-            self._blocks[name].push(dense, step=step)
+            self._blocks[name].push(dense, step=step, staleness=staleness)
 
     def rows_with_state(self, keys: Mapping[str, Keys]) -> dict[str, RowStates]:
         """Returns rows by table; see `protos.store.StateTransfer`."""

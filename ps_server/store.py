@@ -203,9 +203,11 @@ class ParameterStore:
         *,
         terms: Mapping[str, str],
         lease: Lease | None = None,
+        only_asks: bool = False,
     ) -> Future[Joined]:
-        """See `protos.store.Store`; of this process alone."""
-        return self._coordinator.join(Member(worker, incarnation), terms, lease)
+        """See `protos.store.Store`; of this process alone. Who only asks is told when the place is free."""
+        member = Member(worker, incarnation)
+        return self._coordinator.join(member, terms, lease, only_asks=only_asks)
 
     def hear_of(self, member: Member) -> None:
         """A process gives a sign of life; raises ProtocolError unless it has its place in the job."""
@@ -221,8 +223,12 @@ class ParameterStore:
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
+        self._coordinator.require_no_failure()
         if is_last:
             self._coordinator.end_lease(worker)
+
+    def confirm_place(self, worker: int) -> None:
+        """See `protos.store.Store`; no-op, since nobody else can have it."""
 
     def disconnect(self) -> None:
         """See `protos.store.Store`; no-op, since there is no connection."""
@@ -307,7 +313,12 @@ class ParameterStore:
         is_applying = before is not None and before.step == at  # the version may not say so yet
         if at >= self._coordinator.version and not is_applying:
             return None
-        return require_values_at(at, before, num_evicted=self._parameters.num_evicted())
+        return require_values_at(
+            at,
+            before,
+            newest=self._coordinator.version,
+            num_evicted=self._parameters.num_evicted(),
+        )
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
         """See `protos.store.Store`; done when returned."""
@@ -387,7 +398,12 @@ class ParameterStore:
         self._parameters.check(gradients)
         if at is None:
             return self._push_on_arrival(
-                lambda: self._parameters.apply(gradients, push_id.worker, step=coordinator.batches),
+                lambda: self._parameters.apply(
+                    gradients,
+                    push_id.worker,
+                    step=coordinator.batches,
+                    staleness=max(0, coordinator.version - push_id.pulled),
+                ),
                 push_id,
             )
         coordinator.push_part(gradients, push_id, at)

@@ -29,6 +29,7 @@ from protos.role import (
     default_bind,
     role_from_environment,
 )
+from protos.runtime.environment import arguments
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
@@ -38,13 +39,20 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help=__doc__,
+    help=__doc__.replace("\n\n", "\n\n\b\n"),  # keeps the lines of a block as they are
 )
 
 Set = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job; repeatable."
+    ),
+]
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Run code that a checkpoint names: a model's file, data.pipe_command.",
     ),
 ]
 Json = Annotated[
@@ -125,6 +133,7 @@ def infer(
         ),
     ] = None,
     overrides: Set = None,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Predict and evaluate with a saved model, without servers."""
@@ -133,7 +142,12 @@ def infer(
     _start()
     with _errors_as_exit_codes():
         result = infer(
-            model, data or [], output=output, id_column=id_column, overrides=overrides or []
+            model,
+            data or [],
+            output=output,
+            id_column=id_column,
+            overrides=overrides or [],
+            allow_code=allow_code,
         )
         _report(result, as_json)
 
@@ -142,6 +156,7 @@ def infer(
 def export(
     model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
     output: Annotated[Path, typer.Option(help="File to write: model.onnx or model.pt2.")],
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Write the dense part of a model in PyTorch as a program for other runtimes."""
@@ -149,7 +164,7 @@ def export(
 
     _start()
     with _errors_as_exit_codes():
-        _report(export(model, output), as_json)
+        _report(export(model, output, allow_code=allow_code), as_json)
 
 
 @app.command()
@@ -159,6 +174,7 @@ def report(
     importance_rows: Annotated[
         int, typer.Option(help="Rows to measure the importance of features over; 0: do not.")
     ] = 20_000,
+    allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page about runs: curves, calibration, features, tables, time."""
@@ -166,7 +182,8 @@ def report(
 
     _start()
     with _errors_as_exit_codes():
-        _report(write(runs, output, importance_rows=importance_rows), as_json)
+        result = write(runs, output, importance_rows=importance_rows, allow_code=allow_code)
+        _report(result, as_json)
 
 
 @app.command()
@@ -304,4 +321,4 @@ def _errors_as_exit_codes() -> Iterator[None]:
 
 def main() -> None:
     """Runs the command line."""
-    app()
+    app(arguments())

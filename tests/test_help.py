@@ -26,3 +26,11 @@ def test_help_names_what_stands_in_brackets(module, text: str) -> None:
     shown = CliRunner().invoke(module.app, ["--help"]).output
 
     assert text in "".join(shown.split())
+
+
+def test_examples_in_help_keep_their_lines() -> None:
+    shown = CliRunner().invoke(worker.app, ["--help"], terminal_width=200).output
+
+    lines = [line.strip() for line in shown.splitlines() if line.strip().startswith("ps-worker ")]
+    assert len(lines) == 6
+    assert any(line.startswith("ps-worker heter job.toml --device cuda  ") for line in lines)

@@ -27,7 +27,7 @@ from ctr_model.schema.entries import (
 
 Transform = Literal["none", "log1p", "min_max", "quantile"]
 
-_FLOAT32_MAX = 3.4028234663852886e38
+FLOAT32_MAX = 3.4028234663852886e38
 
 _SETTINGS: Mapping[Transform, tuple[str, ...]] = {
     "none": ("shift", "scale"),
@@ -145,7 +145,7 @@ class DenseColumn:
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
                 raise self._error(f"{name} is {number!r}, not finite")
-        if abs(self.missing) > _FLOAT32_MAX:
+        if abs(self.missing) > FLOAT32_MAX:
             raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
 
     def _require_span(self) -> None:

@@ -7,6 +7,7 @@ contain it (`to_dict`), and its `fingerprint` is compared before training resume
 import difflib
 import hashlib
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.features import HASH_VERSION
-from ctr_model.schema.dense_column import DenseColumn
+from ctr_model.schema.dense_column import FLOAT32_MAX, DenseColumn
 from ctr_model.schema.dense_scaling import DenseScaling
 from ctr_model.schema.entries import (
     SchemaError,
@@ -115,12 +116,13 @@ class Schema:
         packaged = {entry.name.removesuffix(".toml"): entry for entry in _PACKAGED.iterdir()}
         if str(source) in packaged:
             return cls.from_dict(tomllib.loads(packaged[str(source)].read_text(encoding="utf-8")))
-        if not Path(source).exists():
+        path = Path(os.path.expanduser(source))  # noqa: PTH111 (its other form fails without a home)
+        if not path.exists():
             raise SchemaError(
                 f"no schema {str(source)!r}: there is no such file, "
                 f"and the packaged schemas are {', '.join(sorted(packaged))}"
             )
-        return cls.from_toml(Path(source))
+        return cls.from_toml(path)
 
     @classmethod
     def numbered(cls, num_dense: int, num_slots: int) -> Self:
@@ -241,6 +243,14 @@ class Schema:
         """Number of dense inputs of the model: the columns, then the missing indicators."""
         return self._scaling.width
 
+    def inputs_of_dense(self, index: int) -> list[int]:
+        """Returns the dense inputs of a column by index: itself, and its missing indicator if it has one."""
+        column = self.dense[index]
+        if not column.missing_indicator:
+            return [index]
+        before = sum(each.missing_indicator for each in self.dense[:index])
+        return [index, len(self.dense) + before]
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the whole schema, in hex."""
@@ -279,12 +289,31 @@ class Schema:
 
         Returns:
             float32[N, num_dense]: the columns, then the missing indicators of columns that have one, both in
-            the order of `dense`.
+            the order of `dense`; infinite where the result is beyond float32 (`overflows`).
 
         Raises:
             ValueError: If `values` has another number of columns.
         """
         return self._scaling.scale(values)
+
+    def overflows(self, values: NDArray[np.float64], inputs: NDArray[np.float32]) -> dict[int, str]:
+        """Returns the fault of each row of `values` whose `inputs`, scaled or not, float32 does not hold.
+
+        Args:
+            values: float64[N, len(dense)], unscaled; nan is a missing number.
+            inputs: float32[N, at least len(dense)].
+        """
+        if np.isfinite(inputs).all():
+            return {}
+        faults: dict[int, str] = {}
+        is_beyond = ~np.isfinite(inputs[:, : len(self.dense)]) & ~np.isnan(values)
+        for row, column in np.argwhere(is_beyond).tolist():
+            name, value = self.dense[column].name, float(values[row, column])
+            scaled = "" if abs(value) > FLOAT32_MAX else "scaled as the schema says, "
+            faults.setdefault(
+                row, f"column {name!r} is {value!r}, {scaled}beyond the numbers of float32"
+            )
+        return faults
 
 
 def criteo_schema() -> Schema:

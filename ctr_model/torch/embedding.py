@@ -7,7 +7,7 @@ PyTorch's operations: `_sum` is where that is decided, by the rows.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class Embedding(Front):
         *,
         dim: int,
         pooling: Pooling = "sum",
-        init_range: float = 0.0,
+        init_range: float = 0.01,
         crosses: Sequence[tuple[str, str]] = (),
         table: str | None = None,
         optimizer: Mapping[str, str | float] | None = None,
@@ -72,6 +72,15 @@ class Embedding(Front):
         self.optimizer = optimizer
         self.table = table
         self._columns: list[int] | None = None  # of its slots among those of the table; None: all
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Refuses to freeze rows, which the servers' optimizers train."""
+        if requires_grad:
+            return self
+        raise ValueError(
+            f"{self!r} cannot be frozen: its rows are trained on the servers; embeddings of ps_worker.torch, "
+            f"in a loop of your own, can be"
+        )
 
     def sources(self, schema: Schema) -> list[tuple[int, int]]:
         """Returns the slots by number, each with -1, then the pairs of slots.

@@ -43,6 +43,24 @@ from ctr_model.torch.unchanged import Unchanged
 
 logger = logging.getLogger(__name__)
 
+_FIRST_BATCHES = 10
+"""Batches in which a table without any gradient is noticed."""
+
+_OF_SHAPE = {
+    f"{name}Backward"
+    for name in (
+        "View",
+        "UnsafeView",
+        "ReshapeAlias",
+        "Squeeze",
+        "Unsqueeze",
+        "Select",
+        "Slice",
+        "T",
+    )
+} | {"ToCopyBackward", "CloneBackward"}
+"""Operations that change the shape or the type of a tensor alone."""
+
 
 class TorchModel:
     """A `Model` whose formulas are those of an nn.Module.
@@ -76,6 +94,7 @@ class TorchModel:
         self.schema = schema
         self.module_class = module_class
         self.unreached: set[str] = set()  # parameters and tables that a warning has named
+        self.returns_probabilities = False  # a warning has said so
         self._options = dict(options or {})
         self._origin = Origin(schema, self._options)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -193,6 +212,7 @@ class _Workspace:
         self._places = [slice(*each) for each in pairwise(accumulate(sizes, initial=0))]
         self._unchanged = Unchanged(module)
         self._has_trained = False
+        self._zero = dict.fromkeys((table.name for table in model.tables), _FIRST_BATCHES)
 
     def take(self, vector: Tensor) -> None:
         """Makes the module's parameters views of `vector` float32[P], for a step in this thread."""
@@ -234,6 +254,8 @@ class _Workspace:
         if not self._has_trained:
             self._warn_of_unreached(batch, grads)
             self._has_trained = True
+        if self._zero:
+            self._warn_of_zeros(dict(zip(batch.rows, grads[len(self.parameters) :], strict=True)))
         self.write(grads[: len(self.parameters)], dense_grad)
         of_rows = (None if grad is None else _dense(grad) for grad in grads[len(self.parameters) :])
         return (
@@ -262,6 +284,32 @@ class _Workspace:
                 self._name,
             )
 
+    def _warn_of_zeros(self, grads: Mapping[str, Tensor | None]) -> None:
+        """Warns of tables whose gradient is exactly zero in all of the first batches."""
+        for table, grad in grads.items():
+            if table not in self._zero or grad is None or not grad.numel():
+                continue
+            self._zero[table] -= 1
+            if grad.any():
+                del self._zero[table]
+            elif not self._zero[table]:
+                del self._zero[table]
+                logger.warning(
+                    "the gradient of table %r is exactly zero in %d batches, so its rows do not change: rows "
+                    "that start at 0 and are multiplied with each other never learn (init_range)",
+                    table,
+                    _FIRST_BATCHES,
+                )
+
+    def _warn_of_probabilities(self, logits: Tensor) -> None:
+        if not self.model.returns_probabilities and _are_probabilities(logits):
+            self.model.returns_probabilities = True
+            logger.warning(
+                "%s.forward returns the output of a sigmoid or softmax, which is taken for logits: leave the "
+                "sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
+                self._name,
+            )
+
     def write(self, grads: Sequence[Tensor | None], vector: Tensor) -> None:
         """Overwrites `vector` float32[P] with the gradients of the parameters; None is zeros."""
         for grad, place in zip(grads, self._places, strict=True):
@@ -275,6 +323,8 @@ class _Workspace:
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
             logits = self._logits(output, batch.size)
+            if not self._has_trained:
+                self._warn_of_probabilities(output)
             offset = self.model.logit_offset
             found = _log_loss(logits + offset if offset else logits, batch)
             # With an offset, predictions of the rows that are trained on are those of the loss: the module's
@@ -487,6 +537,14 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
             f"LayerNorm takes the place of batch norm; a constant is register_buffer(..., persistent=False)"
         )
     return parameters
+
+
+def _are_probabilities(output: Tensor) -> bool:
+    """Whether a tensor is what a sigmoid or softmax returned, but for its shape."""
+    node = output.grad_fn
+    while node is not None and node.name().rstrip("0123456789") in _OF_SHAPE:
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith(("SigmoidBackward", "SoftmaxBackward"))
 
 
 def _described(value: Any) -> str:

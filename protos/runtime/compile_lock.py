@@ -6,25 +6,33 @@ Several that write it at once have crashed for others (numba issues 4807 and 101
 import fcntl
 import logging
 import os
-import tempfile
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numba
 from numba.core import event
 
-from protos.errors import WaitTimeoutError
+from protos.errors import UsageError, WaitTimeoutError
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.1
 _PATIENCE_S = 1.0  # another process that only loads the cache is ready before
+_LOCK_NAME = "ctr-ps-compile.lock"
 
 
 def default_lock_path() -> Path:
-    """Returns the lock's file, the same for all processes of a user on this machine."""
-    return Path(tempfile.gettempdir(), f"ctr-ps-compile-{os.getuid()}.lock")
+    """Returns the lock's file, in the folder of the cache that it guards."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    folder = given or str(numba.njit(cache=True)(_no_kernel).stats.cache_path)
+    return Path(folder, _LOCK_NAME)
+
+
+def _no_kernel() -> None:
+    """Is never compiled; numba tells where it would be cached."""
 
 
 @contextmanager
@@ -34,13 +42,14 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
     The first kernel that is compiled, and not loaded from the cache, is announced in the log at once.
 
     Raises:
+        UsageError: If the folder of the cache, whose files are run, or the lock in it may be another user's.
         WaitTimeoutError: If another process holds it for longer than `limit_s`.
     """
     path = path or default_lock_path()
     start = time.monotonic()
     is_told = False
-    with path.open("a") as file:
-        while not _try_lock(file.fileno()):
+    with _open_own(path) as descriptor:
+        while not _try_lock(descriptor):
             waited = time.monotonic() - start
             if waited > limit_s:
                 raise WaitTimeoutError(
@@ -53,6 +62,37 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
             time.sleep(_RETRY_S)
         with _announced():
             yield
+
+
+@contextmanager
+def _open_own(path: Path) -> Iterator[int]:
+    """Opens a lock that is a file of this user's in a folder that others cannot write to."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = path.parent.stat()
+        # Neither follows a link nor waits for the other end of a FIFO.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise _unsafe(path, f"cannot be opened: {error.strerror}") from error
+    try:
+        lock = os.fstat(descriptor)
+        # Who owns the package is trusted: its code runs already.
+        trusted = {os.geteuid(), 0, Path(__file__).stat().st_uid}
+        if not stat.S_ISREG(lock.st_mode):
+            raise _unsafe(path, "is not a file")
+        if not {lock.st_uid, folder.st_uid} <= trusted or folder.st_mode & stat.S_IWOTH:
+            raise _unsafe(path, "or its folder belongs to another user, or others may write there")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _unsafe(path: Path, fault: str) -> UsageError:
+    return UsageError(
+        f"the lock of the kernels' cache, {path}, {fault}: remove it, or set NUMBA_CACHE_DIR to a folder of "
+        f"your own"
+    )
 
 
 @contextmanager

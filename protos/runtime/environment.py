@@ -1,8 +1,14 @@
 """What a process runs as, and on."""
 
 import os
+import re
 import resource
+import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_OF_HOME = re.compile(r"((?:--[\w-]+=)?)(~(?:/.*)?)", re.DOTALL)
 
 
 def own_version() -> str:
@@ -11,6 +17,24 @@ def own_version() -> str:
         return version("ctr-ps")
     except PackageNotFoundError:
         return "not installed"
+
+
+def with_home(value: Any) -> Any:
+    """Returns the path `~/x` in the home folder, every such text of tables and lists, all else as it is."""
+    match value:
+        case str() if value == "~" or value.startswith("~/"):
+            return os.path.expanduser(value)  # noqa: PTH111 (its other form fails without a home)
+        case Mapping():
+            return {key: with_home(each) for key, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(with_home, value))
+    return value
+
+
+def arguments() -> list[str]:
+    """Returns the arguments of a command with `~` as the home folder; shells leave it in `--name=~/x`."""
+    found = [(word, _OF_HOME.fullmatch(word)) for word in sys.argv[1:]]
+    return [word if home is None else f"{home[1]}{with_home(home[2])}" for word, home in found]
 
 
 def num_processors() -> int:

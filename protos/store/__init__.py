@@ -12,6 +12,7 @@ from protos.store.checkpoints import (
     WorkerProgress,
 )
 from protos.store.coordination import (
+    LONGEST_RENEWAL_S,
     MAX_NUMBERS,
     Coordination,
     Joined,
@@ -21,6 +22,7 @@ from protos.store.coordination import (
     Reduced,
     ReduceOp,
     WorkerLoss,
+    abort_reason,
     require_numbers,
 )
 from protos.store.exchange import Exchange, Message
@@ -54,6 +56,7 @@ from protos.store.status import (
 from protos.store.store import Store
 
 __all__ = [
+    "LONGEST_RENEWAL_S",
     "MAX_NUMBERS",
     "Acknowledged",
     "Admin",
@@ -98,6 +101,7 @@ __all__ = [
     "WorkerLoss",
     "WorkerProgress",
     "WorkerState",
+    "abort_reason",
     "merge_progress",
     "merge_saves",
     "merge_shrunk",

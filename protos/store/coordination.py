@@ -63,6 +63,12 @@ class Member:
     incarnation: int
 
 
+_MAX_REASON = 1000  # characters of an error that others are told
+
+LONGEST_RENEWAL_S = 10.0
+"""Half of the time that a server tells of the job's end (`ServerSettings.linger_s`)."""
+
+
 class WorkerLoss(enum.Enum):
     """What happens when a worker is lost: `cluster.on_worker_loss`."""
 
@@ -86,6 +92,11 @@ class Lease:
     seconds: float
     on_worker_loss: WorkerLoss
 
+    @property
+    def renewal_s(self) -> float:
+        """Seconds between renewals: one may be late, and an abort is heard of in time."""
+        return min(self.seconds / 3, LONGEST_RENEWAL_S)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
@@ -105,6 +116,13 @@ class Joined:
     version: Version = 0
 
 
+def abort_reason(error: BaseException) -> str:
+    """Returns the reason that an error is for others to end; see `Coordination.abort`."""
+    reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
+    # A file's name may have characters that UTF-8 does not.
+    return reason.encode(errors="backslashreplace").decode()
+
+
 class Coordination(Protocol):
     """Who takes part, and barriers, reductions, clocks and versions that workers wait for."""
 
@@ -116,7 +134,7 @@ class Coordination(Protocol):
         terms: Mapping[str, str],
         lease: Lease | None = None,
     ) -> Future[Joined]:
-        """Takes a worker's place in the job, before it trains; joining again is a no-op.
+        """Takes a worker's place in the job, before it trains; joining again brings further terms.
 
         Where lost workers are waited for, a process may take the place of another one: once that one's
         lease has run out, and for that it waits.
@@ -139,12 +157,27 @@ class Coordination(Protocol):
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """Says that a worker is alive, as each of its other calls does, but for pulls.
 
+        To be called again within `Lease.renewal_s`, for which it waits at most.
+
         Args:
             worker: Index of the worker.
             is_last: The process ends: its lease runs out now, and it makes no other call.
 
         Raises:
+            PlaceLostError: If it has no place in the job any more.
+            AbortedError: If the job has ended.
+            TransportError: If a server has been away for too long.
+        """
+        ...
+
+    def confirm_place(self, worker: int) -> None:
+        """Returns when all servers say that a worker has its place; one that is restarted is waited for.
+
+        For what is done outside the servers, as replacing a file that others rely on.
+
+        Raises:
             ProtocolError: If it has no place in the job any more.
+            TransportError: If a server cannot be reached.
         """
         ...
 

@@ -40,7 +40,7 @@ class Lease(_message.Message):
     def __init__(self, seconds: _Optional[float] = ..., on_worker_loss: _Optional[_Union[WorkerLoss, str]] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("member", "terms", "lease")
+    __slots__ = ("member", "terms", "lease", "only_asks")
     class TermsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,10 +51,12 @@ class JoinRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    ONLY_ASKS_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     terms: _containers.ScalarMap[str, str]
     lease: Lease
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ...) -> None: ...
+    only_asks: bool
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., terms: _Optional[_Mapping[str, str]] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., only_asks: bool = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("jobs_before", "barriers_passed", "has_update_log", "version")

@@ -97,7 +97,6 @@ class Call(Generic[Q, A]):
         request: What it is given.
         answer: What it answers.
         deadline: How long it may take.
-        retry: Whether it is worth sending again while its server is unavailable.
         access: What its caller must be allowed to do.
     """
 
@@ -106,7 +105,6 @@ class Call(Generic[Q, A]):
     request: Codec[Q]
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
-    retry: bool = True
     access: Access = Access.TRAINER
 
     @property
@@ -125,7 +123,6 @@ def call_of(
     answer: CodecOf[A],
     *,
     deadline: Deadline = Deadline.PLAIN,
-    retry: bool = True,
     access: Access = Access.TRAINER,
 ) -> Call[Q, A]:
     """Returns the row of an RPC; see `Call`."""
@@ -135,7 +132,6 @@ def call_of(
         request=request(method.input_type),
         answer=answer(method.output_type),
         deadline=deadline,
-        retry=retry,
         access=access,
     )
 
@@ -156,11 +152,10 @@ def _call(
     answer: CodecOf[A],
     *,
     deadline: Deadline = Deadline.PLAIN,
-    retry: bool = True,
     access: Access = Access.TRAINER,
 ) -> Call[Q, A]:
     method = _SERVICE.methods_by_name[name]
-    return call_of(method, request, answer, deadline=deadline, retry=retry, access=access)
+    return call_of(method, request, answer, deadline=deadline, access=access)
 
 
 def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
@@ -175,8 +170,7 @@ def _whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
 
 # It may wait for a lease to run out.
 JOIN: Call[Join, Joined] = _call("Join", record(Join), record(Joined), deadline=Deadline.WORKERS)
-# The next one comes soon.
-RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields, retry=False)
+RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields)
 CREATE_TABLE: Call[TableSpec, None] = _call(
     "CreateTable", _value("spec", TableSpec), no_fields, deadline=Deadline.KERNELS
 )
@@ -267,8 +261,7 @@ ADVANCE: Call[Advance, int] = _call(
     "Advance", record(Advance), _value("slowest", int), deadline=Deadline.WORKERS
 )
 LEAVE: Call[Leave, None] = _call("Leave", record(Leave), no_fields)
-# Its process ends, and a server that is not there learns that by the lease.
-ABORT: Call[Abort, None] = _call("Abort", record(Abort), no_fields, retry=False)
+ABORT: Call[Abort, None] = _call("Abort", record(Abort), no_fields)
 CHECK_FOLDER: Call[CheckFolder, None] = _call(
     "CheckFolder", record(CheckFolder), no_fields, access=Access.ADMIN
 )

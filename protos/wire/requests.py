@@ -30,11 +30,12 @@ from protos.store import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """See `Coordination.join`."""
+    """See `Coordination.join`; one that only asks is answered when the place is free, and takes nothing."""
 
     member: Member
     terms: Mapping[str, str]
     lease: Lease | None = None
+    only_asks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

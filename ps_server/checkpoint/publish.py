@@ -12,6 +12,7 @@ saves to one target are not supported. Retention of old checkpoints is in retent
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,24 @@ from ps_server.checkpoint.storage.folders import Folder, folder_at
 
 logger = logging.getLogger(__name__)
 
-OWN_FILES = {MANIFEST, f"{MANIFEST}.next", f"{MANIFEST}.part"}
+_OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
+_UNFINISHED = re.compile(r"(?:LATEST|BEST|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file beside the data of a save is its manifest, or one that is being written."""
+    return _OWN_FILE.fullmatch(name) is not None
+
+
+def remove_unfinished_files(folder: Folder) -> None:
+    """Removes what is left of files that killed processes were replacing.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or a file cannot be removed.
+    """
+    for name in folder.files():
+        if _UNFINISHED.fullmatch(name):
+            folder.remove_file(name)
 
 
 def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, str]:
@@ -68,7 +86,7 @@ def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
         _require_same_use(target, is_inference=is_inference)
         return
     files, folders = target.files().keys(), target.folders()
-    if files <= OWN_FILES and all(map(is_data_folder, folders)):
+    if all(map(is_own_file, files)) and all(map(is_data_folder, folders)):
         return
     raise CheckpointError(
         f"{target.url} exists and is not a checkpoint: it will not be replaced; choose another folder, or "
@@ -80,10 +98,17 @@ def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
     """Publishes a manifest at `target`, replacing the checkpoint there.
 
     Raises:
-        CheckpointError: If that fails; the old checkpoint or the new one is there, complete.
+        CheckpointError: If that fails, or another process saves there; the old checkpoint or the new one is
+            there, complete.
     """
+    content = manifest_to_json(manifest).encode()
+    if not data.has(TOKEN):
+        raise CheckpointError(
+            f"{target.url} was not replaced: another process has removed the files of this save, so two "
+            f"save there"
+        )
     data.remove_file(TOKEN)  # from here on servers refuse to write to it
-    target.put(MANIFEST, manifest_to_json(manifest).encode())
+    target.put(MANIFEST, content)
     try:
         _remove_data(target, keep=data.name)
     except CheckpointError as error:
@@ -143,13 +168,66 @@ def read_manifest(target: Folder) -> Manifest:
     return read_published(target).manifest
 
 
-def write_latest(root: str | Path, name: str) -> None:
+def write_latest(root: str | Path, name: str, before: str | None = None) -> None:
     """Makes `name` the latest of the checkpoints in `root`.
 
+    Args:
+        root: Folder of checkpoints.
+        name: Of a checkpoint.
+        before: What `latest_in` said when its run began: any other that `LATEST` names by now is of this
+            run, and is replaced only by one that is as new. None: any is replaced.
+
     Raises:
-        CheckpointError: If it is not a checkpoint, or `LATEST` cannot be written.
+        CheckpointError: If it is not a checkpoint, or `LATEST` cannot be written, or names a newer one.
     """
-    _write_name(folder_at(root), LATEST, name, "latest")
+    folder = folder_at(root)
+    if before is not None:
+        _require_newest(folder, name, before)
+    _write_name(folder, LATEST, name, "latest")
+
+
+def latest_in(root: str | Path) -> str:
+    """Returns the checksum of the checkpoint that `LATEST` names; "": none that can be read.
+
+    Raises:
+        CheckpointError: If the storage cannot be reached.
+    """
+    latest = _latest_of(folder_at(root))
+    return "" if latest is None else latest.sha256
+
+
+def require_latest(root: str | Path, name: str) -> None:
+    """Checks that `LATEST` names a checkpoint that this process has made the latest.
+
+    Raises:
+        CheckpointError: If another process has named another one since.
+    """
+    if (now := _named_by(folder_at(root), LATEST)) != name:
+        raise CheckpointError(
+            f"{root}/{LATEST} names {now!r} by now, and not {name!r}: another process saves there"
+        )
+
+
+def _latest_of(folder: Folder) -> PublishedManifest | None:
+    name = _named_by(folder, LATEST) if folder.has(LATEST) else ""
+    if not _is_checkpoint_in(folder, name):
+        return None
+    try:
+        return read_published(folder.child(name))
+    except DamagedManifestError:
+        return None
+
+
+def _require_newest(folder: Folder, name: str, before: str) -> None:
+    latest = _latest_of(folder)
+    if latest is None or latest.sha256 == before or not _is_checkpoint_in(folder, name):
+        return
+    version, newest = read_manifest(folder.child(name)).version, latest.manifest.version
+    if newest > version:
+        raise CheckpointError(
+            f"{folder.url}/{LATEST} names {_named_by(folder, LATEST)!r} of version {newest} and was left as "
+            f"it is: {name!r} is of version {version}, so another process has saved since"
+        )
 
 
 def write_best(root: str | Path, name: str) -> None:
@@ -289,6 +367,7 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
 
 def _remove_leftovers(target: Folder) -> None:
     """Removes the data of interrupted saves, to free the space for the next one."""
+    remove_unfinished_files(target)
     if not target.has(MANIFEST):
         _remove_data(target, keep="")
         return

@@ -15,7 +15,7 @@ from ps_server.checkpoint.files.manifest import (
     Manifest,
     is_data_folder,
 )
-from ps_server.checkpoint.publish import OWN_FILES, published_in
+from ps_server.checkpoint.publish import is_own_file, published_in, remove_unfinished_files
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def manifests_in(root: str | Path) -> dict[str, Manifest]:
 
 
 def remove_unfinished(root: str | Path) -> list[str]:
-    """Removes the data of interrupted first saves from a folder of checkpoints.
+    """Removes the data of interrupted first saves from a folder of checkpoints, and unfinished files.
 
     Must not be called during a save into the folder, which looks the same.
 
@@ -125,6 +125,7 @@ def remove_unfinished(root: str | Path) -> list[str]:
     removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]
     for name in removed:
         folder.child(name).remove()
+    remove_unfinished_files(folder)
     return removed
 
 
@@ -132,4 +133,4 @@ def _is_unfinished(folder: Folder) -> bool:
     if folder.has(MANIFEST):  # also as MANIFEST.json.next: see `RenamingFolder`
         return False
     names = folder.folders()
-    return bool(names) and all(map(is_data_folder, names)) and folder.files().keys() <= OWN_FILES
+    return bool(names) and all(map(is_data_folder, names)) and all(map(is_own_file, folder.files()))

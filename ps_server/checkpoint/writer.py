@@ -119,6 +119,7 @@ def save_checkpoint(
     attachments: Mapping[str, bytes],
     base: Checkpoint | None = None,
     is_inference: bool = False,
+    confirm: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.time,
 ) -> str:
     """Saves and publishes a checkpoint, and returns the model's digest; "" for a delta.
@@ -133,6 +134,7 @@ def save_checkpoint(
         attachments: Opaque files to save with the parameters, by name.
         base: Base of a delta, from `open_base`; None: not a delta.
         is_inference: Whether the shares are written by `write_inference_share`.
+        confirm: Called before the checkpoint is published; raises if this process must not do that any more.
         clock: Seconds since 1970.
 
     Raises:
@@ -160,6 +162,7 @@ def save_checkpoint(
             attachments=_write_attachments(data, attachments),
         )
         digest = Checkpoint(folder, manifest, base=base).digest_of_own_files()
+        confirm()
         publish(folder, data, replace(manifest, model_digest=digest))
     except BaseException:
         discard(folder, data)

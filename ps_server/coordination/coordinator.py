@@ -31,6 +31,7 @@ from typing import Any, NoReturn, TypeVar
 from protos.errors import (
     AbortedError,
     JobError,
+    PlaceLostError,
     ProtocolError,
     WaitTimeoutError,
     counted,
@@ -201,8 +202,15 @@ class Coordinator:
         """Batches applied, those of the runs that this one resumes included."""
         return self._steps.batches
 
-    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> Future[Joined]:
-        """See `protos.store.Store`; of this store alone."""
+    def join(
+        self,
+        member: Member,
+        terms: Mapping[str, str],
+        lease: Lease | None,
+        *,
+        only_asks: bool = False,
+    ) -> Future[Joined]:
+        """See `protos.store.Store`; of this store alone. `only_asks` is as for `Membership.join`."""
         if self._failure:
             raise AbortedError(
                 f"the job of this server has ended: {self._failure}. Restart the servers for the next one"
@@ -219,7 +227,7 @@ class Coordinator:
 
         def poll() -> Callable[[], Joined] | None:
             try:
-                return joined if self._members.has_place(member) else None
+                return joined if self._members.may_join(member) else None
             except ProtocolError as error:
                 return partial(_raise, error)
 
@@ -232,7 +240,7 @@ class Coordinator:
 
         try:
             with self._change():
-                if self._members.join(member, terms, lease):
+                if self._members.join(member, terms, lease, only_asks=only_asks):
                     self._forget_arrivals(worker)
         except JobError as error:
             self._fail(str(error))
@@ -324,8 +332,7 @@ class Coordinator:
                     lease.seconds,
                     rule.value,
                 )
-                if self._members.lose(worker):
-                    self._forget_arrivals(worker)
+                self._members.lose(worker)
                 if rule is WorkerLoss.CONTINUE and worker != 0:
                     self._leave(worker, self._steps.next_step(worker))
         if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):
@@ -343,7 +350,7 @@ class Coordinator:
         one had ended its steps before the barrier, so there are none for the new process to take part in.
         """
         self._barriers.leave(worker)
-        error = ProtocolError(
+        error = PlaceLostError(
             f"another process has taken the place of {self._members.name(worker)} while this one waited"
         )
         for name in [name for name, of in self._barrier_futures if of == worker]:
@@ -433,6 +440,12 @@ class Coordinator:
         if self._members.incarnation_of(push_id.worker) is not None:
             self._members.require_place(Member(push_id.worker, push_id.incarnation))
 
+    def _require_number(self, worker: int, what: str, number: int) -> None:
+        if number > MAX_VERSION:
+            raise ProtocolError(
+                f"{self._members.name(worker)} says {what} {number}, expected up to {MAX_VERSION}"
+            )
+
     def require_member(self, worker: int) -> None:
         """Raises ProtocolError unless the job has this worker."""
         self._members.require(worker)
@@ -486,7 +499,7 @@ class Coordinator:
                 of it.
         """
         with self._lock:
-            self._require_no_failure()
+            self.require_no_failure()
             return Applied(
                 version=self._steps.version,
                 batches=self._steps.batches,
@@ -540,7 +553,7 @@ class Coordinator:
                 this job, or another process has its place.
         """
         with self._lock:
-            self._require_no_failure()
+            self.require_no_failure()
             self._require_place(push_id)
             if self._ledger.begin(push_id) is not PushState.NEW:
                 return False
@@ -663,7 +676,7 @@ class Coordinator:
             futures += self._barrier_futures.values()
             self._barrier_futures.clear()
         for future in futures:
-            future.answer_with(self._require_no_failure)
+            future.answer_with(self.require_no_failure)
         if is_first:
             self._on_failure(failure)
 
@@ -672,7 +685,8 @@ class Coordinator:
         """Why the job has ended before its time; empty: it has not."""
         return self._failure
 
-    def _require_no_failure(self) -> None:
+    def require_no_failure(self) -> None:
+        """Raises AbortedError if the job has ended before its time."""
         if self._failure:
             raise AbortedError(self._failure)
 
@@ -689,7 +703,7 @@ class Coordinator:
 
         The future raises WaitTimeoutError if the version does not come, naming the workers that are behind.
         """
-        self._require_no_failure()
+        self.require_no_failure()
         if at is None:
             return Answered(answer())
 
@@ -733,7 +747,7 @@ class Coordinator:
         with self._lock:
             answer = poll()
             if answer is None:
-                self._require_no_failure()
+                self.require_no_failure()
                 pending.add(_PendingCall(future, poll))
                 return future
         return Answered(answer())
@@ -773,6 +787,7 @@ class Coordinator:
             self._wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
         )
         with self._change():
+            self._require_number(worker, "step", step)
             if number is not None:
                 if (outcome := self._passed.outcome(name, worker, number)) is not None:
                     brought = None if contribution is None else contribution.values
@@ -833,6 +848,7 @@ class Coordinator:
         with self._change():
             if after_barrier is not None and after_barrier < self._passed.newest(worker):
                 return Answered(at_least)  # it comes late, and its worker has counted from 0 since
+            self._require_number(worker, "clock", clock)
             self._clocks.advance(worker, clock, at_least)
         return self._wait(poll, describe, self._wait_for_clocks)
 
@@ -878,6 +894,7 @@ class Coordinator:
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`; after a failure, too."""
         with self._change(even_if_failed=True):
+            self._require_number(worker, "step", step)
             self._leave(worker, step)
 
     def _leave(self, worker: int, step: Version) -> None:
@@ -901,7 +918,7 @@ class Coordinator:
         """Holds the lock for an event; then, without it, answers the calls that are ready."""
         with self._lock:
             if not even_if_failed:
-                self._require_no_failure()
+                self.require_no_failure()
             yield
             answers = self._take_answers()
         for answer in answers:

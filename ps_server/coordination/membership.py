@@ -1,19 +1,21 @@
 """The workers of a job: how many there are, who has joined on which terms, who is lost, and who has left.
 
-    join --> present --leave--> left
-               |  ^
-               |  `-- a sign of life, or another process in its place
-       silent for a lease --> lost
+    ask --the place is free--> join --> present --leave--> left
+                                          |  ^
+                                          |  `-- a sign of life, or another process in its place
+                                  silent for a lease --> lost
 
 A worker that has left stays so; another process may take its place then, to leave the other servers.
+A process asks all servers before it takes a place on any: one that is alive for one keeps its place on all.
 
 Sans-IO, as every rule in this package: events in, answers out; time is an event, too. No clock, no locks.
 """
 
 import math
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 
-from protos.errors import JobError, NotJoinedError, ProtocolError
+from protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
 from protos.role import Members
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.job_state import MembersState
@@ -49,17 +51,25 @@ class Membership:
         self.replaced: set[int] = set()
         self.lease: Lease | None = None
         self._incarnations: dict[int, int] = {}
-        self._candidates: dict[int, int] = {}  # processes that wait for the place of another one
+        self._candidates: dict[int, int] = {}  # the last process that asked for a place
         self._silent_s: dict[int, float] = {}
         self._terms = {name: (value, "the server") for name, value in members.terms.items()}
 
-    def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> bool:
-        """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.
+    def join(
+        self,
+        member: Member,
+        terms: Mapping[str, str],
+        lease: Lease | None,
+        *,
+        only_asks: bool = False,
+    ) -> bool:
+        """A process takes the place of a worker, or asks for it; taking it again adds terms.
 
         Args:
             member: The worker and the process.
             terms: Settings that all processes have in common, by name.
             lease: How the job loses a worker.
+            only_asks: It takes nothing; `may_join` says when it can.
 
         Returns:
             Whether it has taken the place of another process now.
@@ -69,11 +79,10 @@ class Membership:
             JobError: If another process has terms that differ; says which.
         """
         worker, name = member.worker, self.name(member.worker)
-        if len(terms) > MAX_TERMS or any(
-            len(text) > MAX_TERM for text in (*terms, *terms.values())
-        ):
+        num_terms = len(self._terms.keys() | terms.keys())
+        if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
-                f"{name} has {len(terms)} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
+                f"{name} brings {num_terms} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
@@ -82,6 +91,8 @@ class Membership:
         if len(self._incarnations) == self.all.total:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
+            self._require_agreement(worker, terms)
+            self._terms = {term: (value, name) for term, value in terms.items()} | self._terms
             return False
         if worker in self._incarnations:
             self._require_vacant(worker)
@@ -90,16 +101,27 @@ class Membership:
         for term, value in terms.items():
             self._terms.setdefault(term, (value, name))
         self.lease = self.lease or lease
-        self._candidates[worker] = member.incarnation
+        if only_asks:
+            self._candidates[worker] = member.incarnation
+            return False
+        if not self._is_free(worker):
+            raise self._is_alive(worker)
+        return self._take_place(member)
+
+    def _is_free(self, worker: int) -> bool:
         # One that has left may not have left the other servers: another process leaves these for it.
-        if worker not in self._incarnations or worker in self.left or worker in self.lost:
-            return self._take_place(worker)
-        return False
+        return worker not in self._incarnations or worker in self.left or worker in self.lost
+
+    def _is_alive(self, worker: int) -> ProtocolError:
+        return ProtocolError(
+            f"{self.name(worker)} of this job is another process, which is alive: two processes have "
+            f"{self.all.variables(worker)}"
+        )
 
     def _require_agreement(self, worker: int, terms: Mapping[str, str]) -> None:
         """Raises JobError if others have other terms: a wrong job file differs in more than one setting."""
         differences = [
-            f"{_setting(name, value)} ({holder} has {_setting(name, expected)})"
+            f"{_setting(name, value, expected)} ({holder} has {_setting(name, expected, value)})"
             for name, value in terms.items()
             for expected, holder in [self._terms.get(name, (value, ""))]
             if value != expected
@@ -124,30 +146,30 @@ class Membership:
             f"start it again from its checkpoint. Else two processes have {self.all.variables(worker)}"
         )
 
-    def _take_place(self, worker: int) -> bool:
-        """The candidate takes the place of a worker; returns whether another process had it."""
+    def _take_place(self, member: Member) -> bool:
+        """A process takes a free place; returns whether another one had it."""
+        worker = member.worker
         is_replaced = worker in self._incarnations
         if is_replaced:
             self.replaced.add(worker)
-        self._incarnations[worker] = self._candidates.pop(worker)
+        self._incarnations[worker] = member.incarnation
+        self._candidates.pop(worker, None)
         self._silent_s[worker] = 0.0
         self.lost.discard(worker)
         return is_replaced
 
-    def has_place(self, member: Member) -> bool:
-        """Whether a process that joined has its place now.
+    def may_join(self, member: Member) -> bool:
+        """Whether a process has its place, or asked for it and could take it now.
 
         Raises:
-            ProtocolError: If it waits no more: the process that has the place is alive.
+            ProtocolError: If it asks in vain: the process that has the place is alive.
         """
-        if self._incarnations.get(member.worker) == member.incarnation:
+        worker = member.worker
+        if self._incarnations.get(worker) == member.incarnation:
             return True
-        if self._candidates.get(member.worker) == member.incarnation:
-            return False
-        raise ProtocolError(
-            f"{self.name(member.worker)} of this job is another process, which is alive: two processes have "
-            f"{self.all.variables(member.worker)}"
-        )
+        if self._candidates.get(worker) == member.incarnation:
+            return self._is_free(worker)
+        raise self._is_alive(worker)
 
     def hear_of(self, member: Member) -> None:
         """A process gives a sign of life; raises ProtocolError unless it has a place."""
@@ -162,13 +184,13 @@ class Membership:
         if self._incarnations.get(worker) == member.incarnation:
             if worker not in self.left or worker not in self.lost:
                 return
-            raise ProtocolError(
+            raise PlaceLostError(
                 f"{name} was silent for longer than its lease, and the others have gone on "
                 f"without it"
             )
         self.require(worker)
         if worker in self._incarnations:
-            raise ProtocolError(
+            raise PlaceLostError(
                 f"{name} of this job is another process by now: this one was silent for longer than "
                 f"its lease, or two have {self.all.variables(worker)}"
             )
@@ -201,10 +223,9 @@ class Membership:
                 silent.append(worker)
         return silent
 
-    def lose(self, worker: int) -> bool:
-        """A worker is lost; returns whether a process that waited for its place has taken it."""
+    def lose(self, worker: int) -> None:
+        """A worker is lost."""
         self.lost.add(worker)
-        return worker in self._candidates and self._take_place(worker)
 
     def incarnation_of(self, worker: int) -> int | None:
         """Returns the incarnation of the process that has a worker's place; None: nobody has."""
@@ -284,7 +305,13 @@ class Membership:
         self.left.add(worker)
 
 
-def _setting(name: str, value: str) -> str:
-    """Returns a setting as a job file has it, cut to what a message can hold."""
-    shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}..."
-    return f"{name} = {shown or 'nothing'}"
+def _setting(name: str, value: str, other: str) -> str:
+    """Returns a setting as a job file has it, cut to what a message can hold.
+
+    Of one with several lines it shows the first, and the first that differs from `other`.
+    """
+    (first, *lines), (_, *others) = value.split("\n"), other.split("\n")
+    differing = (line for line, its in zip_longest(lines, others) if line != its)
+    shown = [first or "nothing"] + [f"with {next(differing, '') or 'nothing'}"] * bool(lines)
+    cut = [text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..." for text in shown]
+    return f"{name} = {' '.join(cut)}"

@@ -23,6 +23,9 @@ OPTIMIZERS = {
     for optimizer in (SGD, MOMENTUM, ADAGRAD, ADAGRAD_ROW, ADAM, ADAM_ROW, FTRL, SUM)
 }
 
+MAX_STALENESS = 15
+"""Staleness up to which an optimizer makes a difference: a worker that stood still for hours is no older."""
+
 WEIGHT_DECAY = "weight_decay"
 """Parameter of a spec that optimizers with `decays` have in common."""
 
@@ -106,7 +109,7 @@ class AtStep(NamedTuple):
 
 
 class Tuning:
-    """The hyper-parameters of a spec at each step of its schedule. Immutable."""
+    """The hyper-parameters of a spec at each step of its schedule, and for each staleness. Immutable."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         """Checks the spec.
@@ -125,14 +128,19 @@ class Tuning:
             require_schedule(spec.schedule)
         self._constant = AtStep(self._hyper, np.float32(self._decay))
 
-    def at(self, step: int) -> AtStep:
+    def at(self, step: int, staleness: int = 0) -> AtStep:
         """Returns what an update applies after `step` batches of all workers."""
-        if self._schedule is None:
+        staleness = min(staleness, MAX_STALENESS) if hasattr(self._hyper, "staleness") else 0
+        if self._schedule is None and not staleness:
             return self._constant
-        factor = factor_at(self._schedule, step)
-        base = getattr(self._hyper, self._scheduled)
-        hyper = self._hyper._replace(**{self._scheduled: np.float32(float(base) * factor)})
-        return AtStep(hyper, np.float32(self._decay * factor))
+        factor, changed = 1.0, {}
+        if self._schedule is not None:
+            factor = factor_at(self._schedule, step)
+            base = getattr(self._hyper, self._scheduled)
+            changed[self._scheduled] = np.float32(float(base) * factor)
+        if staleness:
+            changed["staleness"] = np.float32(staleness)
+        return AtStep(self._hyper._replace(**changed), np.float32(self._decay * factor))
 
     def rate_at(self, step: int) -> float:
         """Returns the learning rate after `step` batches; 0 for an optimizer without one."""

@@ -344,9 +344,18 @@ class Handlers:
     def _join(self, request: Join) -> Future[Joined]:
         member = request.member
         joined = self._store.join(
-            member.worker, member.incarnation, terms=request.terms, lease=request.lease
+            member.worker,
+            member.incarnation,
+            terms=request.terms,
+            lease=request.lease,
+            only_asks=request.only_asks,
         )
-        logger.info("%s joins", self._store.members.name(member.worker))
+        if not request.only_asks:
+            logger.info("%s joins", self._store.members.name(member.worker))
+        elif isinstance(joined, WaitingFuture):
+            logger.info(
+                "a process waits for the place of %s", self._store.members.name(member.worker)
+            )
         return joined
 
     def _create_table(self, spec: TableSpec) -> None:

@@ -53,12 +53,15 @@ class BeforeStep:
             values[:] = self.blocks[block]
 
 
-def require_values_at(version: Version, kept: BeforeStep | None, *, num_evicted: int) -> BeforeStep:
+def require_values_at(
+    version: Version, kept: BeforeStep | None, *, newest: Version, num_evicted: int
+) -> BeforeStep:
     """Returns the values before the last step, which are those at `version`.
 
     Args:
         version: That somebody asks for.
         kept: The values before the last step, if any.
+        newest: The version of the server.
         num_evicted: Rows evicted by now: a step that evicts changes others than those of its gradients.
 
     Raises:
@@ -66,7 +69,9 @@ def require_values_at(version: Version, kept: BeforeStep | None, *, num_evicted:
     """
     if kept is None or kept.step != version or kept.num_evicted != num_evicted:
         raise ProtocolError(
-            f"this server has no values of version {version} any more, which a worker asked for that repeats "
-            f"a step: start the job again from its checkpoint"
+            f"this server is at version {newest} and has no values of version {version} any more, which a "
+            f"worker asked for that repeats a step. A server that is more than one step behind this one has "
+            f"lost the end of its update log, as may happen with --log-sync os when a machine goes down: its "
+            f"own log has a line 'recovered ... version={version}'. Start the job again from its checkpoint"
         )
     return kept

@@ -139,10 +139,10 @@ class DenseTable:
         with self._lock:
             yield self._weights
 
-    def push(self, grad: DenseGrad, *, step: int = 0) -> None:
+    def push(self, grad: DenseGrad, *, step: int = 0, staleness: int = 0) -> None:
         """Applies the mean of a gradient that `check` accepted; `step` is of the optimizer's schedule."""
         values, scale = read_only(grad.values), np.float32(1.0 / grad.examples)
-        hyper, decay = self._tuning.at(step)
+        hyper, decay = self._tuning.at(step, staleness)
         with self._lock:
             _apply(hyper, decay, self._weights, self._state, values, scale)
 

@@ -256,6 +256,7 @@ class SparseTable:
         scores: Values | None = None,
         *,
         step: int = 0,
+        staleness: int = 0,
     ) -> None:
         """Applies the mean gradient to each key's row, creating rows for missing keys that are admitted.
 
@@ -264,11 +265,12 @@ class SparseTable:
             source: The subscriber that sent it, for which the rows do not count as changed.
             scores: float32[N], the keys' scores in the other table, if that decides about admission.
             step: Of the optimizer's schedule.
+            staleness: Of the gradient.
         """
         if not grad.keys.size:
             return
         keys = read_only(grad.keys)
-        hyper, decay = self._tuning.at(step)
+        hyper, decay = self._tuning.at(step, staleness)
         push = Push(
             keys=keys,
             grads=read_only(grad.values),

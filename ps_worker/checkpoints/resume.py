@@ -19,6 +19,7 @@ from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.checkpoints.attachments import job_of_checkpoint
 from ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ps_worker.data.files.signature import difference_of
 from ps_worker.job import Job
 from ps_worker.job.datasets import order_of_data
 
@@ -50,13 +51,16 @@ class EarlierRun:
     state: RunState
 
 
-def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
+def earlier_run(
+    job: Job, *, num_workers: int, files: str, signature: str = ""
+) -> EarlierRun | None:
     """Returns the run to resume; None: the job does not ask for it, or its folder has no checkpoint.
 
     Args:
         job: Names the folder of checkpoints.
         num_workers: Workers of the job.
         files: The training files, as `digest_of_files`.
+        signature: What they are, as `signature_of`; empty: not known.
 
     Raises:
         JobError: If the job's data or workers are not those of the run; says what to do.
@@ -69,7 +73,7 @@ def earlier_run(job: Job, *, num_workers: int, files: str) -> EarlierRun | None:
         return None
     checkpoint = Checkpoint.open(place)
     run = _run_of(checkpoint)
-    _require_same_data(job, run, files)
+    _require_same_data(job, run, files, signature)
     _compare_settings(job, checkpoint)
     _warn_of_unknown_batches(job, run, checkpoint)
     if run.state.is_between_epochs:
@@ -123,11 +127,19 @@ def _run_of(checkpoint: Checkpoint) -> EarlierRun:
     )
 
 
-def _require_same_data(job: Job, run: EarlierRun, files: str) -> None:
+def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) -> None:
     if run.state.files != files:
         raise job.error(
             "data.train",
-            f"the run in {run.url} trained on other files, so it cannot be resumed: {_fresh_from(run.url)}",
+            f"the run in {run.url} trained on other files, or in another order, so it cannot be resumed: "
+            f"{_fresh_from(run.url)}",
+        )
+    is_known = bool(run.state.signature and signature)
+    if is_known and (difference := difference_of(run.state.signature, signature)):
+        raise job.error(
+            "data.train",
+            f"files have changed since the run in {run.url} trained on them, so it cannot be resumed: "
+            f"{difference}. Put back the files that it had; or, {_fresh_from(run.url)}",
         )
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)

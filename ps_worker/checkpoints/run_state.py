@@ -38,11 +38,10 @@ class RunState:
         is_between_epochs: No worker has started another epoch.
         num_workers: Workers of the run.
         files: The training files, as `digest_of_files`.
+        signature: What they were, as `signature_of`; empty: of an older release, which did not say.
         order: The order of their rows, as `order_of_data`.
         validations: All so far.
         steps_since_validation: Of worker 0, in the unfinished epoch, where validations are due by steps.
-        has_text_values: Whether the values of slots are known to be text, which is hashed: to such a model
-            a whole number is no value.
     """
 
     epochs_done: int
@@ -52,7 +51,7 @@ class RunState:
     order: dict[str, int | str]
     validations: list[Validation] = field(default_factory=list)
     steps_since_validation: int = 0
-    has_text_values: bool = False
+    signature: str = ""
 
     def to_json(self) -> str:
         """Returns a text that `from_json` reads back."""
@@ -69,6 +68,8 @@ class RunState:
             values = json.loads(text)
         except ValueError as error:
             raise CheckpointError(f"{source} is not JSON: {error}") from error
+        if isinstance(values, dict):
+            values.pop("has_text_values", None)  # of an older release, see `values_of_checkpoint`
         expected = {each.name: get_origin(each.type) or each.type for each in fields(cls)}
         # Of an older release: it knew no validations.
         optional = {each.name for each in fields(cls) if each.default_factory is not MISSING}

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from protos.errors import SnapshotLostError, UnknownChangesError
 from protos.store import Checkpoints, SaveRequest
-from ps_server.checkpoint.publish import write_best, write_latest
+from ps_server.checkpoint.publish import latest_in, require_latest, write_best, write_latest
 from ps_server.checkpoint.storage.folders import place_of
 from ps_worker.checkpoints.retention import Keeper, name_at_step
 from ps_worker.job.sections.checkpoint import CheckpointSection
@@ -101,6 +101,7 @@ class Saver:
         latest: str | None = None,
         own: Collection[str] = (),
         overwritten: Collection[str] = (),
+        confirm: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Counts from `step`.
@@ -112,12 +113,16 @@ class Saver:
             latest: The checkpoint that the run resumes from; None: a fresh run.
             own: Names of the checkpoints of the run that it resumes.
             overwritten: Names of those of an earlier run, which the first one replaces.
+            confirm: Called before each file that others rely on is replaced; raises if this process must not
+                do that any more.
             clock: In seconds.
         """
         self._store = store
         self._settings = settings
         self._keeper = Keeper(settings, own, overwritten)
+        self._confirm = confirm
         self._clock = clock
+        self._latest_before = latest_in(settings.dir)
         self._schedule = Schedule(
             every_steps=settings.every_steps, every_s=settings.every_s, step=step, now=clock()
         )
@@ -205,9 +210,14 @@ class Saver:
         attachments = begin()
 
         def write(on_snapshot: Callable[[], None]) -> None:
+            self._confirm()
             self._save(url, attachments, on_snapshot)
-            write_latest(self._settings.dir, name)
+            self._confirm()
+            write_latest(self._settings.dir, name, self._latest_before)
             self.latest = url
+            # Once more: this process may have been paused for so long that another one is in its place.
+            self._confirm()
+            require_latest(self._settings.dir, name)
             if is_best:
                 write_best(self._settings.dir, name)
             self._keeper.saved(name)

@@ -9,18 +9,15 @@ CTR_PS_CHAOS --> Fates --fate of each call--> disturbed channel --> channel
 """
 
 import contextlib
-import heapq
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from protos.errors import UsageError
+from ps_worker.cluster.delays import Delays
 from ps_worker.cluster.fates import CHAOS, Chaos, Fate, Fates
 
 Send = Callable[..., Any]
@@ -40,7 +37,7 @@ def disturbed(channels: Sequence[grpc.Channel], environment: Mapping[str, str]) 
     if not (text := environment.get(CHAOS)):
         return list(channels)
     chaos = Chaos.from_json(text)
-    journal, delays = _Journal(chaos.journal), _Delays()
+    journal, delays = _Journal(chaos.journal), Delays("chaos-delays")
     return [
         _DisturbedChannel(channel, Fates(chaos, server), journal, delays)
         for server, channel in enumerate(channels)
@@ -74,40 +71,6 @@ class _Journal:
             ) from error
 
 
-@dataclass(order=True, slots=True)
-class _Due:
-    time: float
-    number: int  # those of one time keep their order
-    send: Callable[[], None] = field(compare=False)
-
-
-class _Delays:
-    """Does things later, in a thread of its own, in the order of their times. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._due: list[_Due] = []
-        self._changed = threading.Condition()
-        self._count = 0
-
-    def after(self, seconds: float, send: Callable[[], None]) -> None:
-        """Calls `send` after this time."""
-        with self._changed:
-            if not self._count:
-                threading.Thread(target=self._run, name="chaos-delays", daemon=True).start()
-            self._count += 1
-            heapq.heappush(self._due, _Due(time.monotonic() + seconds, self._count, send))
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._due or self._due[0].time > time.monotonic():
-                    left_s = self._due[0].time - time.monotonic() if self._due else None
-                    self._changed.wait(left_s)
-                due = heapq.heappop(self._due)
-            due.send()
-
-
 class _DisturbedChannel:
     """A channel whose calls have faults. Thread-safe.
 
@@ -116,7 +79,7 @@ class _DisturbedChannel:
     """
 
     def __init__(
-        self, channel: grpc.Channel, fates: Fates, journal: _Journal, delays: _Delays
+        self, channel: grpc.Channel, fates: Fates, journal: _Journal, delays: Delays
     ) -> None:
         self._channel = channel
         self._fates = fates
@@ -146,7 +109,7 @@ class _DisturbedMethod:
     """Sends requests of one method, as their fates say. Thread-safe."""
 
     def __init__(
-        self, name: str, send: Send, fates: Fates, journal: _Journal, delays: _Delays
+        self, name: str, send: Send, fates: Fates, journal: _Journal, delays: Delays
     ) -> None:
         self._name = name
         self._send = send

@@ -9,8 +9,10 @@ must not reach the others.
 
 import copy
 import itertools
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
@@ -28,12 +30,24 @@ from protos.chunking import (
     split_push,
 )
 from protos.errors import (
+    AbortedError,
+    CtrPsError,
     GradientError,
+    JobError,
     ProtocolError,
     TransportError,
     UnknownTableError,
 )
-from protos.futures import Combined, Future, Shared, results, results_of_all_ended
+from protos.futures import (
+    Answer,
+    Combined,
+    Future,
+    Shared,
+    first_error_of,
+    results,
+    results_of_all_ended,
+    wait_for_all,
+)
 from protos.gradients import (
     DenseGrad,
     Gradients,
@@ -48,6 +62,7 @@ from protos.placement import ShardMap
 from protos.runtime.jit import kernel
 from protos.spec import DenseSpec, TableSpec
 from protos.store import (
+    LONGEST_RENEWAL_S,
     Changed,
     Joined,
     Lease,
@@ -68,6 +83,7 @@ from protos.store import (
     Version,
     WorkerLoss,
     WorkerProgress,
+    abort_reason,
     merge_shrunk,
     merge_status,
     push_then_pull,
@@ -86,8 +102,10 @@ from ps_worker.cluster import state_transfer
 from ps_worker.cluster.acknowledgements import Acknowledgements
 from ps_worker.cluster.transport import Transport
 
-_RENEWAL_SHARE = 1 / 3
-"""Share of a lease that servers have to answer its renewal; then the next one is sent."""
+logger = logging.getLogger(__name__)
+
+ABORT_S = 5.0
+"""For a server that is away to hear of an abort: less than the grace of a worker that is told to end."""
 
 Positions = NDArray[np.int32]
 Q = TypeVar("Q")
@@ -102,12 +120,34 @@ def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
             out[positions[i], j] = rows[i, j]
 
 
+def abort_on_each(
+    transport: Transport, join: requests.Join, error: BaseException, *, ready_s: float
+) -> None:
+    """Ends the job by an error of a process without a place, on each server where it can take one.
+
+    Servers that are not there are waited for `ready_s` seconds.
+    """
+    abort = requests.Abort(member=join.member, reason=abort_reason(error))
+    joining = [
+        transport.call(server, calls.JOIN, join, ready_s=ready_s)
+        for server in range(len(transport.endpoints))
+    ]
+    for server, joined in enumerate(joining):
+        try:
+            joined.result()
+            transport.call(server, calls.ABORT, abort).result()
+        except AbortedError:  # it has ended there
+            continue
+        except CtrPsError as failure:
+            logger.warning("the others could not be told of the error: %s", failure)
+
+
 @dataclass(frozen=True, slots=True)
 class _RowsOnTheirWay:
     """A call for embeddings, and where in the whole answer its rows belong."""
 
     positions: Mapping[str, Positions]
-    answer: Future[Pulled]
+    answer: Answer[Pulled]
 
     def write(self, out: Mapping[str, Values]) -> Version:
         """Writes the rows where they belong, and returns their version."""
@@ -132,6 +172,7 @@ class ClusterClient:
         self._blocks: dict[str, DenseSpec] = {}
         self._members: dict[int, Member] = {}  # those that this client calls for: usually one
         self._leases: dict[int, Lease | None] = {}
+        self._renewals: defaultdict[int, dict[int, Answer[None]]] = defaultdict(dict)  # by server
         # By worker, which comes to one barrier at a time.
         self._num_barriers: defaultdict[int, int] = defaultdict(int)
         self._acknowledgements: defaultdict[int, Acknowledgements] = defaultdict(Acknowledgements)
@@ -155,7 +196,7 @@ class ClusterClient:
         """Ends the connections; calls that are on their way fail."""
         self._transport.close()
 
-    def _call_all(self, call: Call[Q, A], argument: Q) -> list[Future[A]]:
+    def _call_all(self, call: Call[Q, A], argument: Q) -> list[Answer[A]]:
         """Starts a call to every server."""
         return [self._transport.call(server, call, argument) for server in self._servers]
 
@@ -171,29 +212,71 @@ class ClusterClient:
     ) -> Future[Joined]:
         """See `protos.store.Store`; once it has joined, this client calls for this worker, too."""
         member = Member(worker, incarnation)
-        pending = self._call_all(calls.JOIN, requests.Join(member=member, terms=terms, lease=lease))
+
+        def start(servers: Sequence[int], *, only_asks: bool) -> list[Answer[Joined]]:
+            request = requests.Join(member=member, terms=terms, lease=lease, only_asks=only_asks)
+            return [self._transport.call(server, calls.JOIN, request) for server in servers]
+
+        asked = start(self._servers, only_asks=True)
+
+        def take_place() -> list[Joined]:
+            parts = results(asked)
+            self._require_same_past(parts)
+            self._require_one_job(parts)
+            first, *others = self._servers
+            # In this order: of several that come for a place, the first server has one, and so have all.
+            parts = results(start([first], only_asks=False))
+            try:
+                return parts + results_of_all_ended(start(others, only_asks=False))
+            except ProtocolError:
+                self._give_back(member)
+                raise
 
         def combine() -> Joined:
-            parts = results_of_all_ended(pending)
-            jobs = [part.jobs_before for part in parts]
-            if len(set(jobs)) > 1:
-                served = ", ".join(map("{} {}".format, self._transport.endpoints, jobs))
-                raise ProtocolError(
-                    f"servers have served different numbers of jobs before this one ({served}), so some were "
-                    f"restarted and their parameters do not belong together: restart all of them"
-                )
-            self._require_one_job(parts)
+            try:
+                parts = take_place()
+            except CtrPsError as error:
+                # Some servers alone may know. Where lost workers are waited for, another process may come.
+                waits = lease is not None and lease.on_worker_loss is WorkerLoss.WAIT
+                if isinstance(error, AbortedError | JobError) or (
+                    isinstance(error, TransportError) and not waits
+                ):
+                    join = requests.Join(member=member, terms=terms, lease=lease)
+                    abort_on_each(self._transport, join, error, ready_s=ABORT_S)
+                raise
             # Not before: one that is refused takes nobody's place here.
             self._members[worker], self._leases[worker] = member, lease
             self._transport.servers_recover = all(part.has_update_log for part in parts)
             return Joined(
-                jobs_before=jobs[0],
+                jobs_before=parts[0].jobs_before,
                 barriers_passed=max(part.barriers_passed for part in parts),
                 has_update_log=self._transport.servers_recover,
                 version=min(part.version for part in parts),
             )
 
         return Combined(combine)
+
+    def _give_back(self, member: Member) -> None:
+        """Frees the place that a process has on some servers, and which another one has on others."""
+        request = requests.Renew(member=member, is_last=True)
+        pending = [
+            self._transport.call(server, calls.RENEW, request, ready_s=LONGEST_RENEWAL_S)
+            for server in self._servers
+        ]
+        with suppress(
+            CtrPsError
+        ):  # from those that it has no place on; on others the lease runs out
+            results_of_all_ended(pending)
+
+    def _require_same_past(self, joined: Sequence[Joined]) -> None:
+        """Raises ProtocolError if servers have served different numbers of jobs."""
+        jobs = [each.jobs_before for each in joined]
+        if len(set(jobs)) > 1:
+            served = ", ".join(map("{} {}".format, self._transport.endpoints, jobs))
+            raise ProtocolError(
+                f"servers have served different numbers of jobs before this one ({served}), so some were "
+                f"restarted and their parameters do not belong together: restart all of them"
+            )
 
     def _require_one_job(self, joined: Sequence[Joined]) -> None:
         """Raises ProtocolError if one server has recovered an earlier job, and another began anew.
@@ -225,20 +308,29 @@ class ClusterClient:
             acknowledged=self._acknowledgements[worker].told(),
         )
         lease = self._leases[worker]
-        ready_s = None if lease is None else lease.seconds * _RENEWAL_SHARE
-        pending = [
-            self._transport.call(server, calls.RENEW, request, ready_s=ready_s)
-            for server in self._servers
-        ]
-        away: TransportError | None = None
-        for answer in pending:
-            try:
-                answer.result()
-            except TransportError as error:
-                # It may come back, while the refusal of another is final.
-                away = error
-        if away is not None:
-            raise away
+        limit_s = LONGEST_RENEWAL_S if lease is None else lease.renewal_s
+        if is_last:
+            results_of_all_ended(
+                [
+                    self._transport.call(server, calls.RENEW, request, ready_s=limit_s)
+                    for server in self._servers
+                ]
+            )
+            return
+        renewals = self._renewals[worker]
+        for server in self._servers:
+            if server not in renewals:
+                renewals[server] = self._transport.call(server, calls.RENEW, request)
+        # One whose server is away is sent again, while the others have their next.
+        wait_for_all(first_error_of(list(renewals.values())), limit_s)
+        for server in [server for server in self._servers if renewals[server].wait(0.0)]:
+            renewals.pop(server).result()
+
+    def confirm_place(self, worker: int) -> None:
+        """See `protos.store.Store`."""
+        acknowledged = self._acknowledgements[worker].told()
+        request = requests.Renew(member=self._member(worker), acknowledged=acknowledged)
+        results_of_all_ended(self._call_all(calls.RENEW, request))
 
     def disconnect(self) -> None:
         """See `protos.store.Store`."""
@@ -316,6 +408,7 @@ class ClusterClient:
 
         def combine() -> Pulled:
             out = _empty_rows(keys, dims)
+            first_error_of([call.answer for call in pending])
             versions = [call.write(out) for call in pending]
             return Pulled(out, min(versions))
 
@@ -364,6 +457,7 @@ class ClusterClient:
 
         def combine() -> Version:
             versions = []
+            first_error_of([call for _, call in pending])
             for server, call in pending:
                 pulled = call.result()
                 self._write_pieces(server, pulled, into)
@@ -550,7 +644,7 @@ class ClusterClient:
         return self._acknowledged(pending, push_id, None)
 
     def _acknowledged(
-        self, pending: Sequence[Future[Version]], push_id: PushId, at: Version | None
+        self, pending: Sequence[Answer[Version]], push_id: PushId, at: Version | None
     ) -> Future[Version]:
         """Returns the version of a push once all of it is acknowledged."""
 
@@ -661,6 +755,7 @@ class ClusterClient:
         pending = [self._transport.call(server, calls.BARRIER, request) for server in others]
 
         def combine() -> Reduced:
+            first_error_of([reduction, *pending])
             reduced = reduction.result()
             version = self._common_version(request, [reduced.version, *results(pending)])
             return Reduced(reduced.values, version)
@@ -726,9 +821,19 @@ class ClusterClient:
 
     def abort(self, worker: int, reason: str) -> None:
         """See `protos.store.Store`."""
-        results_of_all_ended(
-            self._call_all(calls.ABORT, requests.Abort(member=self._member(worker), reason=reason))
-        )
+        request = requests.Abort(member=self._member(worker), reason=reason)
+        pending = self._call_all(calls.ABORT, request)
+        ended = wait_for_all(pending, ABORT_S)
+        results_of_all_ended(ended)
+        if len(ended) < len(pending):
+            away = [
+                endpoint
+                for endpoint, answer in zip(self._transport.endpoints, pending, strict=True)
+                if answer not in ended
+            ]
+            raise TransportError(
+                f"Abort was not heard within {ABORT_S:g} s by servers {', '.join(away)}"
+            )
 
     # Checkpoints and status
 
@@ -766,6 +871,7 @@ class ClusterClient:
             attachments=request.attachments,
             base=base,
             is_inference=request.inference is not None,
+            confirm=lambda: self.confirm_place(self._member().worker),
         )
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:

@@ -1,14 +1,18 @@
 """A client of a cluster whose servers may not be up yet."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
-from protos.errors import CtrPsError, ProtocolError, TransportError
-from protos.store import ServerStatus
+from protos.errors import CtrPsError, ProtocolError, TransportError, UsageError
+from protos.role import HeterRole, WorkerRole
+from protos.store import Member, ServerStatus
 from protos.wire.calls import GET_STATUS
+from protos.wire.requests import Join
 from protos.wire.security.credentials import TLS_CA
-from ps_worker.cluster.client import ClusterClient
+from ps_worker.cluster.client import ABORT_S, ClusterClient, abort_on_each
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from ps_worker.cluster.transport import Transport
 
@@ -17,6 +21,8 @@ logger = logging.getLogger(__name__)
 FIRST_LOOK_S = 1.0
 LOOK_S = 10.0
 _SHORTEST_LOOK_S = 0.1
+START_S = 10.0
+"""For servers that are started together with a worker that ends: they serve some seconds later."""
 _SIGNS_OF_TLS = ("WRONG_VERSION_NUMBER", "Socket closed", "Connection reset")
 
 
@@ -46,6 +52,24 @@ def connect(
         transport.close()
         raise
     return ClusterClient(transport)
+
+
+def abort_unjoined(role: WorkerRole | HeterRole, error: BaseException) -> None:
+    """Ends the job by an error of a worker that has not joined, if the servers answer soon.
+
+    It joins to do so, on each of its servers by itself: its list of them may be what is wrong.
+    """
+    name = role.members.name(role.worker_index)
+    # At once: servers that are not there are waited for first.
+    logger.error("%s ends, and with it the job: %s", name, error)
+    member = Member(role.worker_index, secrets.randbits(63))
+    join = Join(member=member, terms=role.members.terms)
+    deadlines = Deadlines(rpc_s=ABORT_S, wait_s=0.0)
+    try:
+        with closing(GrpcTransport(role.endpoints, deadlines, retry_s=0.0)) as transport:
+            abort_on_each(transport, join, error, ready_s=START_S)
+    except UsageError as failure:  # its credentials
+        logger.warning("the others could not be told of the error: %s", failure)
 
 
 def wait_for_servers(

@@ -1,7 +1,7 @@
 """Calls to servers over gRPC: the only place on the worker's side that knows it.
 
-Every call has a deadline. One whose server is unavailable is sent again (retry.py), by the thread that waits
-for the answer.
+Every call has a deadline. One whose server is unavailable is sent again when its time has come (retry.py),
+whoever waits for which answer.
 """
 
 import logging
@@ -10,25 +10,33 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import CtrPsError, OverloadedError, UnknownCallerError
-from protos.futures import Future
+from protos.errors import CtrPsError, OverloadedError, TransportError, UnknownCallerError
+from protos.futures import Answer
 from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.grpc_status import error_of
 from protos.wire.security.credentials import Credentials, Metadata, WatchedFiles, open_channel
 from ps_worker.cluster import call_log
-from ps_worker.cluster.call_log import Awaited, CallLog, awaited
+from ps_worker.cluster.call_log import CallLog, awaited
 from ps_worker.cluster.chaos import disturbed
+from ps_worker.cluster.delays import Delays
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
 
 logger = logging.getLogger(__name__)
 
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
+
+SENDS_AGAIN = "sends-again"
+"""Name of the thread, which is there while calls wait for that."""
+
+_TIME_IS_UP = (grpc.FutureTimeoutError, TimeoutError)  # the second if chaos disturbs the call
+_HAS_FAILED = (grpc.RpcError, grpc.FutureCancelledError)
 
 AT_ONCE_S = 1.0
 """For a call that waits for no server: to connect, or be refused."""
@@ -66,24 +74,202 @@ class Deadlines:
 
 
 class _Answer(Generic[A]):
-    """An answer on its way: `result` waits for it, and sends the call again if that may help."""
+    """The answer to a call, which is sent again when that may help, whoever waits for it. Thread-safe.
 
-    def __init__(self, transport: "GrpcTransport", server: int, call: Call[Any, A], sent: "_Sent"):
+        gRPC's answer --> the waiting thread, which decodes it
+        a failure --> gRPC's thread, which has the call sent again by `Delays`, or ends it with an error
+
+    So calls to several servers come through in any order, and one that is answered costs no detour.
+    """
+
+    __slots__ = (
+        "_awaited",
+        "_call",
+        "_connection",
+        "_error",
+        "_has_ended",
+        "_on_failure",
+        "_request",
+        "_retry",
+        "_rpc",
+        "_server",
+        "_timeout_s",
+        "_transport",
+    )
+
+    def __init__(
+        self,
+        transport: "GrpcTransport",
+        server: int,
+        call: Call[Q, A],
+        argument: Q,
+        *,
+        timeout_s: float,
+        budget_s: float,
+    ) -> None:
+        """Is not sent yet."""
         self._transport = transport
         self._server = server
         self._call = call
-        self._sent = sent
+        # The argument may be reused, these bytes not. gRPC keeps them until the answer comes, so they take no
+        # memory; a message would, as much again.
+        self._request = call.request.encode(argument)
+        self._timeout_s = timeout_s
+        self._retry = Retry(budget_s)
+        self._awaited = awaited(argument)
+        # The transport's lock is held to change these.
+        self._rpc: Any = None  # of the last try
+        self._has_ended = False
+        self._error: Exception | None = None
+        self._on_failure: list[Callable[[Exception], None]] = []
+
+    def send(self, *, wait_for_ready: bool = False, after: CtrPsError | None = None) -> None:
+        """Sends it; `after` is the failure of the try before."""
+        self._connection = self._transport.connection
+        try:
+            rpc = self._connection.send(
+                self._server,
+                self._call.name,
+                self._request,
+                self._timeout_s,
+                wait_for_ready=wait_for_ready,
+            )
+        except ValueError:  # of a channel that is closed
+            endpoint = self._transport.endpoints[self._server]
+            self.fail(
+                after
+                or TransportError(f"{self._call.name} to server {endpoint}: this client is closed")
+            )
+            return
+        with self._transport.changed:
+            self._rpc = rpc
+            is_failed = self._has_ended
+            if after is not None:
+                self._transport.changed.notify_all()
+        if is_failed:  # meanwhile, by another server's error
+            rpc.cancel()
+        rpc.add_done_callback(self._answered)
+
+    def _answered(self, rpc: Any) -> None:
+        try:
+            failure = rpc.exception()
+            if failure is None:
+                with self._transport.changed:
+                    self._has_ended, self._on_failure = True, []
+            else:
+                self._failed(failure)
+        except Exception as error:  # carried to the waiting thread, as an executor does
+            self.fail(error)
+
+    def _failed(self, failure: grpc.RpcError) -> None:
+        """Has the call sent again after a pause, or ends it."""
+        transport, retry = self._transport, self._retry
+        endpoint = transport.endpoints[self._server]
+        error = error_of(failure, endpoint, self._call.name)
+        error.__cause__ = failure
+        if transport.is_closed or self._has_ended:
+            self.fail(error)
+            return
+        if isinstance(error, UnknownCallerError):
+            transport.later.after(0.0, partial(self._send_again, error))
+            return
+        asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
+        if failure.code() not in _GONE and asked_s is None:
+            self.fail(error)
+            return
+        pause_s = retry.pause_after(transport.clock(), asked_s=asked_s)
+        if pause_s is None:
+            if retry.tries > 1:
+                tried = f"(tried {retry.tries} times in {retry.budget_s:g} s, cluster.retry_s)"
+                error = type(error)(f"{error} {tried}")
+                error.__cause__ = failure
+            self.fail(error)
+            return
+        if retry.tries == 2:
+            transport.log.sends_again(endpoint, self._call.name, failure.code().name)
+        transport.later.after(pause_s, partial(self._send_again, error))
+
+    def _send_again(self, error: CtrPsError) -> None:
+        try:
+            has_newer = self._transport.has_newer(self._connection)
+            # An unknown caller's call did nothing, so any may be sent again: with newer credentials.
+            is_over = isinstance(error, UnknownCallerError) and not has_newer
+            if is_over or self._transport.is_closed:
+                self.fail(error)
+            elif not self._has_ended:
+                self._transport.retries += 1
+                # A try fails at once while the server is not there, so it is waited for within the budget;
+                # one that is there, within the deadline: other workers may take longer than the budget.
+                self.send(after=error)
+        except Exception as unforeseen:  # carried to the waiting thread, as above
+            self.fail(unforeseen)
+
+    def fail(self, error: Exception) -> None:
+        """See `protos.futures.Answer`."""
+        with self._transport.changed:
+            if self._has_ended:
+                return
+            self._has_ended, self._error = True, error
+            told, self._on_failure = self._on_failure, []
+            rpc = self._rpc
+            self._transport.changed.notify_all()
+        for tell in told:
+            tell(error)
+        if rpc is not None and not rpc.done():
+            rpc.cancel()  # by another server's error, for who waits for it
+
+    def when_failed(self, tell: Callable[[Exception], None]) -> None:
+        """See `protos.futures.Answer`."""
+        with self._transport.changed:
+            if not self._has_ended:
+                self._on_failure.append(tell)
+                return
+        if self._error is not None:
+            tell(self._error)
+
+    def wait(self, seconds: float) -> bool:
+        """See `protos.futures.Answer`."""
+        until = time.monotonic() + seconds
+        while True:
+            rpc = self._rpc
+            try:
+                if rpc is not None:
+                    rpc.result(timeout=max(until - time.monotonic(), 0.0))
+                    return True
+            except _TIME_IS_UP:
+                return False
+            except _HAS_FAILED as failure:
+                failure.with_traceback(None)  # it holds this frame, and gRPC the failure
+            if not self._is_settled(rpc, max(until - time.monotonic(), 0.0)):
+                return False
+            if self._error is not None:
+                return True
+
+    def _is_settled(self, rpc: Any, seconds: float | None = None) -> bool:
+        """Waits until it is known what follows from the failure of a try: another one, or an error."""
+        with self._transport.changed:
+            return self._transport.changed.wait_for(
+                lambda: self._error is not None or self._rpc is not rpc, seconds
+            )
 
     def result(self) -> A:
         """Returns the answer, or raises what the server raised, or TransportError."""
-        sent = self._sent
+        began = None if self._awaited is None else self._transport.clock()
         while True:
+            rpc = self._rpc
             try:
-                message = self._transport.wait_for(sent)
-            except grpc.RpcError as failure:
-                self._transport.try_again(self._server, self._call, sent, failure)
-            else:
-                return self._call.answer.decode(message)
+                if rpc is not None:
+                    limit_s = None if began is None else call_log.FIRST_WAIT_S
+                    return self._call.answer.decode(rpc.result(timeout=limit_s))
+            except _TIME_IS_UP:
+                if began is not None and self._awaited is not None:
+                    self._transport.log.waits(self._awaited, self._transport.clock() - began)
+                continue
+            except _HAS_FAILED as failure:
+                failure.with_traceback(None)  # it holds this frame, and gRPC the failure
+            self._is_settled(rpc)
+            if self._error is not None:
+                raise self._error
 
 
 class _OpenCall:
@@ -129,27 +315,16 @@ class _Connection:
             channel.close()
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A call that was sent, and may be sent again: its argument may have been reused since, its bytes not.
-
-    gRPC keeps these bytes until the answer comes, so they take no memory; a message would, as much again.
-    """
-
-    request: bytes
-    timeout_s: float
-    connection: _Connection
-    rpc: Any
-    retry: Retry
-    awaited: Awaited | None
-
-
 class GrpcTransport:
     """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe.
 
     Attributes:
         servers_recover: See `Transport`.
         retries: How often calls were sent again.
+        clock: In seconds.
+        log: Of calls that take long.
+        later: Where calls wait that are sent again.
+        changed: Held while an answer changes; notified when a failed call is sent again, or ends.
     """
 
     def __init__(
@@ -179,8 +354,10 @@ class GrpcTransport:
         self.servers_recover = False
         self._retry_s = retry_s
         self.retries = 0
-        self._clock = clock
-        self._log = CallLog(clock)
+        self.clock = clock
+        self.log = CallLog(clock)
+        self.later = Delays(SENDS_AGAIN)
+        self.changed = threading.Condition(threading.Lock())
         self._closed = threading.Event()
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
@@ -207,7 +384,7 @@ class GrpcTransport:
         ]
         return _Connection(channels, [_OpenCall(each) for each in opened], methods, metadata)
 
-    def _has_newer(self, connection: _Connection) -> bool:
+    def has_newer(self, connection: _Connection) -> bool:
         """Whether there is a newer connection: one is made if the credentials' files have changed."""
         with self._connecting:
             if not self._closed.is_set() and connection is self._connection:
@@ -220,15 +397,20 @@ class GrpcTransport:
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
-    ) -> Future[A]:
+    ) -> Answer[A]:
         """See `Transport`."""
-        request = call.request.encode(argument)
-        timeout_s = self._deadlines.of(call, argument) if ready_s is None else ready_s or AT_ONCE_S
-        connection = self._connection
-        rpc = connection.send(server, call.name, request, timeout_s, wait_for_ready=bool(ready_s))
-        retry = Retry(self._budget_s if call.retry and ready_s is None else 0.0)
-        sent = _Sent(request, timeout_s, connection, rpc, retry, awaited(argument))
-        return _Answer(self, server, call, sent)
+        answer = _Answer(
+            self,
+            server,
+            call,
+            argument,
+            timeout_s=self._deadlines.of(call, argument)
+            if ready_s is None
+            else ready_s or AT_ONCE_S,
+            budget_s=self._budget_s if ready_s is None else 0.0,
+        )
+        answer.send(wait_for_ready=bool(ready_s))
+        return answer
 
     @property
     def _budget_s(self) -> float:
@@ -236,69 +418,15 @@ class GrpcTransport:
             return self._retry_s
         return BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
 
-    def wait_for(self, sent: _Sent) -> Any:
-        """Returns the message that answers a call; logs now and then that it waits for other workers.
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is sent any more."""
+        return self._closed.is_set()
 
-        Raises:
-            grpc.RpcError: If the call failed.
-        """
-        if sent.awaited is None:
-            return sent.rpc.result()
-        began = self._clock()
-        while True:
-            try:
-                return sent.rpc.result(timeout=call_log.FIRST_WAIT_S)
-            except (grpc.FutureTimeoutError, TimeoutError):  # the second if chaos disturbs the call
-                self._log.waits(sent.awaited, self._clock() - began)
-
-    def try_again(
-        self, server: int, call: Call[Any, Any], sent: _Sent, failure: grpc.RpcError
-    ) -> None:
-        """Sends a call again that failed, after a pause.
-
-        Raises:
-            CtrPsError: What the server raised, or TransportError, if that cannot help.
-        """
-        error = error_of(failure, self.endpoints[server], call.name)
-        asked_s = error.retry_after_s if isinstance(error, OverloadedError) else None
-        if isinstance(error, UnknownCallerError) and self._has_newer(sent.connection):
-            self._send_again(server, call, sent, error, failure)  # it did nothing, so any call may
-            return
-        is_unavailable = failure.code() in _GONE
-        if not (is_unavailable or asked_s is not None) or self._closed.is_set():
-            raise error from failure
-        pause_s = sent.retry.pause_after(self._clock(), asked_s=asked_s)
-        if pause_s is None:
-            if sent.retry.tries == 1:
-                raise error from failure
-            raise type(error)(
-                f"{error} (tried {sent.retry.tries} times in {sent.retry.budget_s:g} s, cluster.retry_s)"
-            ) from failure
-        if sent.retry.tries == 2:
-            self._log.sends_again(self.endpoints[server], call.name, failure.code().name)
-        if self._closed.wait(pause_s):
-            raise error from failure
-        self._has_newer(sent.connection)
-        self._send_again(server, call, sent, error, failure)
-
-    def _send_again(
-        self,
-        server: int,
-        call: Call[Any, Any],
-        sent: _Sent,
-        error: CtrPsError,
-        failure: grpc.RpcError,
-    ) -> None:
-        self.retries += 1
-        # A try fails at once while the server is not there, so it is waited for within the budget; one that
-        # is there, within the deadline: a call that waits for other workers may take longer than the budget.
-        sent.connection = self._connection
-        try:
-            sent.rpc = sent.connection.send(
-                server, call.name, sent.request, sent.timeout_s, wait_for_ready=False
-            )
-        except ValueError:  # closed since the pause
-            raise error from failure
+    @property
+    def connection(self) -> _Connection:
+        """By which calls are sent."""
+        return self._connection
 
     def close(self) -> None:
         """See `Transport`."""
@@ -307,3 +435,4 @@ class GrpcTransport:
             self._connection.close()
             if self._old is not None:
                 self._old.close()
+        self.later.close()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from protos.errors import CtrPsError, TransportError, UsageError
 from protos.role import HeterRole, WorkerRole
 from protos.store import Store
 from ps_worker.job.sections.section import ClusterSection
@@ -20,6 +21,8 @@ def is_in_process(role: WorkerRole | HeterRole) -> bool:
 def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
 
+    Where that fails, the servers that do answer tell the others, who wait for this worker.
+
     Args:
         role: Of this process.
         limits: How long to wait for servers and workers.
@@ -34,14 +37,21 @@ def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator
         yield ParameterStore(wait_limit_s=limits.wait_timeout_s)
         return
     # Imported late: a run in one process needs no gRPC.
-    from ps_worker.cluster.connect import connect
+    from ps_worker.cluster.connect import abort_unjoined, connect
     from ps_worker.cluster.grpc_transport import Deadlines
 
     deadlines = Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s)
-    with connect(
-        role.endpoints,
-        connect_timeout_s=limits.connect_timeout_s,
-        deadlines=deadlines,
-        retry_s=limits.retry_s,
-    ) as client:
+    try:
+        client = connect(
+            role.endpoints,
+            connect_timeout_s=limits.connect_timeout_s,
+            deadlines=deadlines,
+            retry_s=limits.retry_s,
+        )
+    except CtrPsError as error:
+        may_come_again = isinstance(error, TransportError) and limits.on_worker_loss == "wait"
+        if not (isinstance(error, UsageError) or may_come_again):
+            abort_unjoined(role, error)
+        raise
+    with client:
         yield client

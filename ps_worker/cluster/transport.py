@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from protos.futures import Future
+from protos.futures import Answer
 from protos.wire.calls import Call
 
 Q = TypeVar("Q")
@@ -28,11 +28,11 @@ class Transport(Protocol):
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
-    ) -> Future[A]:
+    ) -> Answer[A]:
         """Starts a call; it is on its way when this returns.
 
-        The future raises what the server raised, or TransportError if the server cannot be reached or
-        does not answer in time.
+        The answer raises what the server raised, or TransportError if the server cannot be reached or
+        does not answer in time. It is sent again until then, whether or not anybody waits for its answer.
 
         Args:
             server: Which to call.

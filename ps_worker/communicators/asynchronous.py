@@ -6,6 +6,9 @@
 
 Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
 with; dense parameters are fetched after each dense push.
+
+The first batches of a run are trained in step: a worker reads rows when its own gradients are in them
+(docs/decisions/0033-the-first-steps-of-async.md).
 """
 
 import time
@@ -13,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
+from protos.futures import Shared
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
 from protos.store import Future, Member, Missing, Parameters, Pulled, Version
@@ -24,6 +28,10 @@ from ps_worker.job.model import DENSE_BLOCK
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""
+
+BATCHES_IN_STEP = 1000
+"""Batches of all workers, applied since the model was fresh, before a worker reads rows without its own last
+gradients: while Adagrad's sums are small, what was learnt from old rows is too much at once."""
 
 
 class AsyncCommunicator:
@@ -68,6 +76,7 @@ class AsyncCommunicator:
         )
         self._queue_size = max(send_queue_size, max_merge_var_num)
         self._is_flushing = False
+        self._applied: Version = 0  # as of the newest rows that gradients were computed from
         self._in_flight: SimpleQueue[tuple[MergedPush, Future[Version]] | None] = SimpleQueue()
         self._outstanding = 0
         self._background = Background(
@@ -82,8 +91,16 @@ class AsyncCommunicator:
         """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Asks for embeddings as they are now."""
+        """Asks for embeddings as they are now; in step, as they are when the result is asked for."""
+        if self._applied < BATCHES_IN_STEP:
+            return Shared(lambda: self._pull_in_step(keys))
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)
+
+    def _pull_in_step(self, keys: Mapping[str, Keys]) -> Pulled:
+        """Pulls once no push is on its way, and none is ready to be."""
+        with self._changed:
+            self._background.wait_until(lambda: not self._outstanding and not self._merger.is_full)
+        return self._store.pull_sparse(keys, missing=Missing.INITIAL).result()
 
     @contextmanager
     def params(self) -> Iterator[Values]:
@@ -104,6 +121,7 @@ class AsyncCommunicator:
         """Queues the gradients of a step; waits only while the queue is full."""
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
+            self._applied = max(self._applied, pulled)
             is_first = self._merger.due() is None
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
             # Otherwise the sender knows when it is to send, and a thread that wakes for nothing costs others

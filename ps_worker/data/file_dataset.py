@@ -2,17 +2,20 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
-from protos.errors import BadRowError, UsageError
+from protos.errors import BadRowError, DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, require_format
+from ps_worker.data.files.listing import stamp_of
+from ps_worker.data.formats import Format, require_format, values_of_files
 from ps_worker.data.reading import Reading
+from ps_worker.data.slot_values import SlotValues
 
 if TYPE_CHECKING:
     from ps_worker.data.text.multislot import Values
@@ -71,21 +74,28 @@ class FileDataset:
         self.batch_size = batch_size
         self.thread_num = thread_num
         self._format = format
+        self._format_shown = format if isinstance(format, str) else _name_of(format)
         self._bad_row_limit = bad_row_limit
         self._reader_num = reader_num
         self._seed = seed
         self._negatives = negatives
         self._splits: list[FileSplit] | None = None
+        self._slot_values: SlotValues | None = None
         self._bad_row_log = BadRowLog()
 
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
-        """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them."""
+        """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them.
+
+        A file that changes afterwards is refused when it is read.
+        """
         if isinstance(files, str):
             raise UsageError(f"files is {files!r}, expected a list of paths")
         self._splits = [
-            file if isinstance(file, FileSplit) else FileSplit(str(file)) for file in files
+            _stamped(file if isinstance(file, FileSplit) else FileSplit(str(file)))
+            for file in files
         ]
         self._bad_row_log = BadRowLog()
+        self._slot_values = None
 
     def set_pipe_command(
         self, command: str, *, columns: Sequence[str] | None = None, values: "Values" = "keys"
@@ -105,12 +115,40 @@ class FileDataset:
 
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
+        self._format_shown = f"{command} | {columns and list(columns)} {values}"
+        self._slot_values = None
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format."""
         from ps_worker.data.user_code.generator_reader import generated
 
         self._format = generated(generator)
+        self._format_shown = type(generator).__qualname__
+        self._slot_values = None
+
+    @property
+    def terms(self) -> dict[str, str]:
+        """How files are read: workers that train together have it in common, their files aside."""
+        settings = {
+            "kind": type(self).__name__,
+            "schema": self.schema.fingerprint,
+            "batch_size": self.batch_size,
+            "thread_num": self.thread_num,
+            "reader_num": self._reader_num,
+            "bad_row_limit": self._bad_row_limit,
+            "format": self._format_shown,
+            "seed": self._seed,
+            "negatives": self._negatives,
+        }
+        return {f"dataset.{name}": str(value) for name, value in settings.items()}
+
+    @property
+    def slot_values(self) -> SlotValues | None:
+        """What the values of slots are, of a generator as far as they were read; None: no files were set."""
+        if self._slot_values is None and self._splits is not None:
+            files = [split.path for split in self._splits]
+            self._slot_values = values_of_files(files, self.schema, self._format)
+        return self._slot_values
 
     def head(self) -> Iterator[Batch]:
         """Reads the files in order, for a look at their first rows; it is no pass, and samples no negatives.
@@ -146,6 +184,19 @@ class FileDataset:
         if self._splits is None:
             raise UsageError("the dataset has no files: call dataset.set_filelist(files) first")
         return self._splits
+
+
+def _name_of(format: Format | None) -> str:
+    return "" if format is None else getattr(format, "__qualname__", type(format).__qualname__)
+
+
+def _stamped(split: FileSplit) -> FileSplit:
+    """Returns a split with the stamp of its file, if that is there: reading says that it is not."""
+    if split.stamp is not None:
+        return split
+    with suppress(DataError):
+        return replace(split, stamp=stamp_of(split.path))
+    return split
 
 
 def _rows_within_limit(reading: Reading) -> Iterator[Batch]:

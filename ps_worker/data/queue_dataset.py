@@ -71,6 +71,11 @@ class QueueDataset(FileDataset):
         self._size_of = cache(size_of)  # asked once: of a URL it may be a request
 
     @property
+    def terms(self) -> dict[str, str]:
+        """See `FileDataset`."""
+        return {**super().terms, "dataset.shuffle_files": str(self._shuffle_files)}
+
+    @property
     def rows(self) -> int:
         """Rows that the last iteration yielded so far."""
         return 0 if self._pass is None else self._pass.rows

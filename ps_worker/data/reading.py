@@ -11,8 +11,10 @@ from ps_worker.data.blocks.batching import RowColumnCheck
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
+from ps_worker.data.files.content import suffix_of
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format, reader_of
+from ps_worker.data.files.listing import require_unchanged
+from ps_worker.data.formats import Format, doubt_about, reader_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,8 @@ class Reading:
         """Yields the blocks of splits that no other reader has taken, with the index of the split.
 
         Raises:
-            DataError: See `Reader.blocks`; of a file whose rows are all malformed it says so.
+            DataError: See `Reader.blocks`; of a file whose rows are all malformed it says so. Also if a file
+                is another one than was listed, before it is read or at its end.
         """
         while True:
             try:
@@ -87,6 +90,9 @@ class Reading:
                 return
             offset = self._start.offset if index == self._start.split else None
             is_empty = offset is None
+            _require_listed(split)
+            if suffix_of(split.path):
+                doubt_about(split.path, self._format)  # refuses what is no text
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
             try:
                 for block in reader.blocks(split, offset):
@@ -100,6 +106,7 @@ class Reading:
                 if is_empty and (verdict := self._verdict(split)):
                     raise BadRowError(f"{error}; {verdict}") from error
                 raise
+            _require_listed(split)
             if is_empty:
                 self._log_empty(split)
             self._done.append(index)
@@ -125,8 +132,12 @@ class Reading:
             return ""
         return (
             f"{which.format(tried.total)} are malformed, so its schema or its format is probably another one "
-            f"(data.schema, data.format), from {tried.first}"
+            f"(data.schema, data.format), from {tried.first}{self._doubt(split)}"
         )
+
+    def _doubt(self, split: FileSplit) -> str:
+        doubt = doubt_about(split.path, self._format)
+        return doubt and f"; {doubt}"
 
     def end(self, rows: int) -> None:
         """Ends the pass: logs the number of malformed rows next to that of good `rows`.
@@ -151,8 +162,13 @@ class Reading:
             return ""
         return (
             f": the schema or the format is probably another one (data.schema, data.format), from "
-            f"{self.bad_rows.first}"
+            f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
         )
+
+
+def _require_listed(split: FileSplit) -> None:
+    if split.stamp is not None:
+        require_unchanged(split.path, split.stamp)
 
 
 def _is_whole(split: FileSplit) -> bool:

@@ -12,6 +12,7 @@ from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.file_dataset import head_of
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.user_code.samples import SampleLoader
 from ps_worker.fleet.running import FLEET
 from ps_worker.fleet.words.unknown import called_as
 from ps_worker.training.evaluation.evaluator import OnPredictions
@@ -54,6 +55,8 @@ class Executor:
                 f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
         run = FLEET.run_of("training")
+        FLEET.agree_on(dataset, "training")
+        FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
         with closing(_batches(_positioned(dataset, start))) as batches:
@@ -77,6 +80,8 @@ class Executor:
             print(step.loss)
         """
         run = FLEET.run_of("training")
+        FLEET.agree_on(reader, "training")
+        FLEET.trains_on(reader)
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 
@@ -91,7 +96,9 @@ class Executor:
             on_predictions: Gets each batch's click probabilities, float32[B], or those of K tasks,
                 float32[B, K]; a view, valid only during the call.
         """
-        run = FLEET.run_of("inference")
+        run, values = FLEET.run_of("inference"), FLEET.slot_values()
+        if isinstance(dataset, SampleLoader) and values.are_known:
+            dataset = dataset.to_predict(values)
         with closing(_batches(dataset)) as batches:
             return run.evaluate(batches, on_predictions=on_predictions)
 

@@ -20,12 +20,16 @@ from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, S
 from protos.wire.metrics_port import metrics_address
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
+from ps_worker.checkpoints.attachments import values_of_checkpoint
 from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
+from ps_worker.data.files.listing import stamp_of
+from ps_worker.data.files.signature import signature_of
 from ps_worker.data.formats import Format, reader_of
 from ps_worker.data.memory.peers import Peers
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.fleet.task import Task
 from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ps_worker.fleet.words.unknown import called_as
@@ -34,6 +38,8 @@ from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.figures.worker_metrics import metrics_port
 from ps_worker.run.run import Run
 from ps_worker.run.termination import Termination
+
+_MOST_LISTS = 16
 
 R = TypeVar("R", ServerRole, WorkerRole, HeterRole)
 
@@ -55,7 +61,10 @@ class Fleet:
         self._run: Run | None = None
         self._resources = ExitStack()  # the run, and the store that it is on
         self._has_called = False  # the servers, as a worker
+        self._file_lists: list[str] = []  # signatures of those divided before training
+        self._has_agreed = False
         self._is_over = False
+        self._values: list[SlotValues] = []  # of what was trained on
 
     @property
     def is_running(self) -> bool:
@@ -167,7 +176,10 @@ class Fleet:
             DataError: If one is not there.
         """
         role = self._worker_role("fleet.split_files()")
-        return split_files([str(file) for file in files], role.worker_index, role.num_workers)
+        paths = [str(file) for file in files]
+        own = split_files(paths, role.worker_index, role.num_workers)
+        self._note_files(paths)
+        return own
 
     def file_splits(
         self, files: Sequence[str | Path], schema: Schema, *, format: Format | None = None
@@ -183,12 +195,38 @@ class Fleet:
             DataError: If one is not there, or cannot be read.
         """
         role = self._worker_role("fleet.file_splits()")
-        return file_splits(
+        paths = [str(file) for file in files]
+        own = file_splits(
             lambda path: reader_of(path, schema, BadRows(), format),
-            [str(file) for file in files],
+            paths,
             role.worker_index,
             role.num_workers,
         )
+        self._note_files(paths)
+        return own
+
+    def _note_files(self, paths: Sequence[str]) -> None:
+        """Keeps the signature of files that all workers divide, for `agree_on`."""
+        is_alone = self.worker_num() == 1
+        if not (is_alone or self._has_agreed or len(self._file_lists) == _MOST_LISTS):
+            self._file_lists.append(signature_of(paths, {path: stamp_of(path) for path in paths}))
+
+    def agree_on(self, data: object, call: str) -> None:
+        """Has the servers compare what this worker trains on first with what the others do.
+
+        The settings of its dataset, and the files that `split_files` and `file_splits` have divided.
+
+        Raises:
+            JobError: If they differ; the job ends for all.
+        """
+        run = self.run_of(call)
+        if self._has_agreed or run.num_workers == 1:
+            return
+        own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
+        settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})
+        files = {f"files {number}": each for number, each in enumerate(self._file_lists, start=1)}
+        run.agree({**settings, **files})
+        self._has_agreed = True
 
     # The run.
 
@@ -439,9 +477,23 @@ class Fleet:
         run = self._first_run("fleet.load_model()")
         checkpoint = Checkpoint.open(dirname)
         run.load(checkpoint.url, only=only, token=checkpoint.token)
+        self._values.append(values_of_checkpoint(checkpoint))
         if resume:
             manifest = checkpoint.manifest
             run.resume(manifest.version, manifest.workers, batches=manifest.batches)
+
+    def slot_values(self) -> SlotValues:
+        """Returns what the values of slots were in the data that was trained on."""
+        found = SlotValues()
+        for each in self._values:
+            found.merge(each)
+        return found
+
+    def trains_on(self, dataset: object) -> None:
+        """Notes whose values of slots are trained on, which checkpoints say."""
+        values = getattr(dataset, "slot_values", None)
+        if isinstance(values, SlotValues) and all(values is not each for each in self._values):
+            self._values = [*self._values, values]
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
@@ -532,7 +584,7 @@ class Fleet:
         return self.run_of(call)
 
     def _attachments(self) -> dict[str, bytes]:
-        return {} if self._task is None else self._task.attachments()
+        return {} if self._task is None else self._task.attachments(self.slot_values())
 
 
 def _named(role: Role) -> str:

@@ -37,8 +37,9 @@ def min(values: ArrayLike, *, all_reduce: AllReduce = FLEET.all_reduce) -> Numbe
 
 
 def merged(metrics: ClickMetrics, *, all_reduce: AllReduce = FLEET.all_reduce) -> ClickMetrics:
-    """Returns the metrics of the examples of all workers: every figure with one exchange."""
-    return ClickMetrics.from_vector(all_reduce(metrics.to_vector(), ReduceOp.SUM))
+    """Returns the metrics of the examples of all workers: every figure with two exchanges."""
+    bounds = all_reduce(metrics.bounds(), ReduceOp.MAX)
+    return ClickMetrics.from_vector(all_reduce(metrics.to_vector(bounds), ReduceOp.SUM), bounds)
 
 
 def auc(

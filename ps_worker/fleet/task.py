@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ctr_model.models.model import Model
 from ctr_model.models.origin import origin_of
 from ps_worker.checkpoints.attachments import attachments_of_model
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.job import Job
 from ps_worker.run.precompile import precompile_script
 
@@ -39,6 +40,6 @@ class Task:
         if origin is not None:  # a class of the user's own may not say
             precompile_script(self.model, origin.schema, self.job, is_in_process=is_in_process)
 
-    def attachments(self) -> dict[str, bytes]:
+    def attachments(self, values: SlotValues | None = None) -> dict[str, bytes]:
         """Returns the files that `ps-worker infer` reads; none for a model that does not know its options."""
-        return attachments_of_model(self.model, self.job)
+        return attachments_of_model(self.model, self.job, values)

@@ -9,9 +9,10 @@ middle of one; but with several readers of streamed files they have no order.
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema, SchemaError
@@ -21,16 +22,17 @@ from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.files.listing import FileStamp
 from ps_worker.data.formats import (
-    TEXT_FORMATS,
     Format,
-    format_of,
     has_named_columns,
     require_format,
+    values_of_files,
 )
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory.peers import HasPeers
 from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.user_code.pipe import piped
 from ps_worker.job import Job
@@ -57,12 +59,9 @@ def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
     return MultiSlotReader(schema, bad_rows, columns=columns, values=values)
 
 
-def has_text_values(job: Job, files: Sequence[str]) -> bool:
-    """Whether the values of slots in files of a job are known to be text, which is hashed."""
-    data = job.data
-    if data.pipe_command or data.format == "multislot":
-        return data.values == "text"
-    return bool(files) and all((data.format or format_of(file)) in TEXT_FORMATS for file in files)
+def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
+    """Returns what the values of slots are in files of a job."""
+    return values_of_files(files, schema, format_of_job(job))
 
 
 def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:
@@ -80,14 +79,25 @@ def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> Queu
     )
 
 
-def evaluated(job: Job, schema: Schema, files: Sequence[str]) -> QueueDataset:
+def evaluated(
+    job: Job,
+    schema: Schema,
+    files: Sequence[str],
+    stamps: Mapping[str, FileStamp | None] = MappingProxyType({}),
+) -> QueueDataset:
     """Returns the rows of files, with the column of `valid.group_by` if that is no slot.
+
+    Args:
+        job: How to read them.
+        schema: Their columns.
+        files: In their order.
+        stamps: Of the files, if they were listed before.
 
     Raises:
         JobError: If it is no slot, and a file is of a format without other named columns.
     """
     dataset = streamed(job, _with_group(job, schema, files) if job.valid.group_by else schema)
-    dataset.set_filelist(files)
+    dataset.set_filelist([FileSplit(path, stamp=stamps.get(path)) for path in files])
     return dataset
 
 
@@ -222,8 +232,8 @@ class TrainingData:
 
 
 def digest_of_files(train_files: Sequence[str]) -> str:
-    """Returns a digest of the list of training files: 16 hex digits."""
-    text = json.dumps(sorted(train_files))
+    """Returns a digest of the list of training files in their order: 16 hex digits."""
+    text = json.dumps(list(train_files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

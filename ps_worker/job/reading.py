@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from protos.errors import JobError
+from protos.runtime.environment import with_home
 from ps_worker.job.faults import did_you_mean, explain
 from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
 from ps_worker.job.job import Job
@@ -63,7 +64,7 @@ def _with_table_of_mode(strategy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
-    tree = _overridden(data, origin.overrides)
+    tree = with_home(_overridden(data, origin.overrides))
     if isinstance(strategy := tree.get("strategy"), Mapping):
         try:
             tree["strategy"] = translated(strategy)

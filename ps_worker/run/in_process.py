@@ -20,26 +20,28 @@ from protos.errors import DataError, UsageError
 from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
-from ps_worker.checkpoints.attachments import attachments_of, attachments_of_model
+from ps_worker.checkpoints.attachments import (
+    attachments_of,
+    attachments_of_model,
+    values_of_checkpoint,
+)
 from ps_worker.checkpoints.warm_start import require_schema
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.file_dataset import head_of
 from ps_worker.data.files.file_split import file_splits
-from ps_worker.data.files.listing import matching_files
+from ps_worker.data.files.listing import Files, are_files, files_of
 from ps_worker.data.formats import reader_of
-from ps_worker.data.user_code.samples import Sample, batches_of_samples
+from ps_worker.data.slot_values import SlotValues
+from ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ps_worker.job import Job, override_job
 from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
-from ps_worker.job.datasets import TrainingData, format_of_job, streamed
+from ps_worker.job.datasets import TrainingData, format_of_job, streamed, values_of_job
 from ps_worker.job.model import errors_of_model, model_of
 from ps_worker.job.specs import with_rates_of_tables
 from ps_worker.run.run import Run
 from ps_worker.training.evaluation.evaluator import figures
 
 logger = logging.getLogger(__name__)
-
-Files = str | Path | Sequence[str | Path]
-"""Paths, patterns and URLs of files."""
 
 Data = Files | Sequence[Sample] | Iterable[Batch]
 """Files; or a list of samples (label, numbers, values of slots); or batches, such as a dataset of `fleet`."""
@@ -138,6 +140,7 @@ class Trainer:
         self.job = with_rates_of_tables(self.job, self.model)
         self._is_named = isinstance(model, str)
         self._epochs_done = 0
+        self._values = SlotValues()  # of what was trained on, or loaded
         self._run = Run(
             ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self.model, self.job
         )
@@ -164,7 +167,7 @@ class Trainer:
                 f"data is {data!r}, which can be gone through once only, and epochs is {epochs}: give files, "
                 f"a list or a dataset"
             )
-        if self.job.data.negative_rate != 1 and not _are_files(data):
+        if self.job.data.negative_rate != 1 and not are_files(data):
             raise self.job.error(
                 "data.negative_rate",
                 f"data.negative_rate is {self.job.data.negative_rate:g}, which chooses rows while files are "
@@ -173,13 +176,19 @@ class Trainer:
         self._require_weights(data)
         if isinstance(data, Sequence) and not data:
             raise DataError(f"train(): data is {data!r}: there is nothing to train on")
+        if are_files(data):
+            self._values.merge(values_of_job(self.job, self.schema, files_of(data)))
         before, start = self._run.progress.counts(), time.monotonic()
         skipped = self._run.non_finite.skipped
-        with errors_of_model(self.job):
-            self._run.start(self._head(data))
-            for batches in self._epochs(data, epochs):
-                self._run.train(batches)
-                self._epochs_done += 1
+        try:
+            with errors_of_model(self.job):
+                self._run.start(self._head(data))
+                for batches in self._epochs(data, epochs):
+                    self._run.train(batches)
+                    self._epochs_done += 1
+        finally:  # of a dataset; those of samples are seen as they come
+            if isinstance(values := getattr(data, "slot_values", None), SlotValues):
+                self._values.merge(values)
         self._run.progress.log()
         after = self._run.progress.counts()
         examples = after.examples - before.examples
@@ -198,7 +207,7 @@ class Trainer:
         self._require_open()
         self._require_weights(data)
         with errors_of_model(self.job):
-            metrics = self._run.evaluate(self._batches(data, self.schema))
+            metrics = self._run.evaluate(self._batches(data, self.schema, meant=self._values))
         if not metrics.examples:
             raise DataError("evaluate(): no row has a label; predict() does without")
         return figures(metrics)
@@ -212,7 +221,8 @@ class Trainer:
         tasks = tasks_of(self.model)
         none = np.empty((0, len(tasks)) if tasks else 0, np.float32)
         predictions: list[NDArray[np.float32]] = [none]
-        batches = self._batches(data, replace(self.schema, is_for_prediction=True, id=None))
+        schema = replace(self.schema, is_for_prediction=True, id=None)
+        batches = self._batches(data, schema, meant=self._values)
         with errors_of_model(self.job):
             self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
         return np.concatenate(predictions)
@@ -232,9 +242,9 @@ class Trainer:
         """
         self._require_open()
         attachments = (
-            attachments_of(self.job, self.schema)
+            attachments_of(self.job, self.schema, self._values)
             if self._is_named
-            else attachments_of_model(self.model, self.job)
+            else attachments_of_model(self.model, self.job, self._values)
         )
         if not attachments:
             logger.warning(
@@ -261,6 +271,7 @@ class Trainer:
         checkpoint = Checkpoint.open(folder)
         require_schema(self.job, self.schema, checkpoint.url, takes_dense=True)
         self._run.load(checkpoint.url, token=checkpoint.token)
+        self._values.merge(values_of_checkpoint(checkpoint))
 
     def close(self) -> None:
         """Ends the background work of training; deleting the trainer does the same.
@@ -289,13 +300,13 @@ class Trainer:
 
     def _epochs(self, data: Data, epochs: int) -> Iterator[Any]:
         """Yields the batches of each epoch."""
-        if not _are_files(data):
+        if not are_files(data):
             for _ in range(epochs):
                 yield self._batches(data, self.schema)
             return
         parts = file_splits(
             lambda path: reader_of(path, self.schema, BadRows(), format_of_job(self.job)),
-            _matching(data),
+            files_of(data),
             0,
             1,
         )
@@ -304,37 +315,37 @@ class Trainer:
             files.prepare(self._run, epoch)
             yield files.batches(epoch)
 
-    def _batches(self, data: Data, schema: Schema) -> Iterable[Batch]:
-        if _are_files(data):
+    def _batches(
+        self, data: Data, schema: Schema, *, meant: SlotValues | None = None
+    ) -> Iterable[Batch]:
+        """Returns the batches of data; with `meant` to predict: values mean what they did in training."""
+        if are_files(data):
             dataset = streamed(self.job, schema)
-            dataset.set_filelist(_matching(data))
+            dataset.set_filelist(files_of(data))
             return dataset
         if _are_samples(data):
-            return batches_of_samples(data, schema, batch_size=self.job.train.batch_size)
+            size, seen = self.job.train.batch_size, self._values if meant is None else None
+            return batches_of_samples(data, schema, batch_size=size, seen=seen, meant=meant)
+        if isinstance(data, SampleLoader) and meant is not None:
+            return data.to_predict(meant)
         return _checked(cast("Iterable[Batch]", data))
 
     def _head(self, data: Data) -> Iterable[Batch]:
         """Returns the first rows of data that can be gone through twice."""
         if isinstance(data, Iterator):
             return ()
-        if not _are_files(data) and _are_samples(data):
+        if not are_files(data) and _are_samples(data):
             return self._batches(data, self.schema)
         batches = cast("Iterable[Batch]", data)
-        return head_of(self._batches(data, self.schema) if _are_files(data) else batches)
+        return head_of(self._batches(data, self.schema) if are_files(data) else batches)
 
     def _require_weights(self, data: Data) -> None:
         """Refuses samples where the schema has weights, without which other figures would come out."""
-        if self.schema.weight is not None and not _are_files(data) and _are_samples(data):
+        if self.schema.weight is not None and not are_files(data) and _are_samples(data):
             raise UsageError(
                 f"the schema names {self.schema.weight!r} as the column of weights, and samples have none: "
                 f"give files or batches, or leave 'weight' out of the schema"
             )
-
-
-def _are_files(data: Data) -> TypeGuard[Files]:
-    if isinstance(data, str | Path):
-        return True
-    return isinstance(data, Sequence) and any(isinstance(each, str | Path) for each in data)
 
 
 def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
@@ -356,11 +367,6 @@ def _checked(data: Iterable[object]) -> Iterator[Batch]:
                 f"data is of type {type(data).__name__} and has a {type(each).__name__}, {expected}"
             )
         yield each
-
-
-def _matching(files: Files) -> list[str]:
-    patterns = [files] if isinstance(files, str | Path) else files
-    return matching_files([str(pattern) for pattern in patterns])
 
 
 def _schema_of(

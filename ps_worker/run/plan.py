@@ -1,6 +1,6 @@
 """A job checked against all that one process can see: schema, files, model, checkpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctr_model.models.model import Model
@@ -8,7 +8,8 @@ from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.checkpoints.retention import require_other_folder
 from ps_worker.checkpoints.warm_start import warm_start_of
-from ps_worker.data.files.listing import matching_files
+from ps_worker.data.files.listing import FileStamp, matching_files, stamp_of
+from ps_worker.data.files.signature import signature_of
 from ps_worker.job import Job
 from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
 from ps_worker.job.datasets import evaluated, format_of_job
@@ -28,6 +29,8 @@ class Plan:
         train_files: Of all workers.
         test_files: Evaluated after training; empty: no evaluation.
         valid_files: Evaluated while training; empty: no validation.
+        stamps: Of all these files, as they must be when they are read.
+        signatures: Of the three lists, by the keys of the job that name them.
     """
 
     job: Job
@@ -36,6 +39,8 @@ class Plan:
     train_files: list[str]
     test_files: list[str]
     valid_files: list[str]
+    stamps: Mapping[str, FileStamp | None]
+    signatures: Mapping[str, str]
 
 
 def plan_of(job: Job) -> Plan:
@@ -54,16 +59,21 @@ def plan_of(job: Job) -> Plan:
     _require_order(job)
     require_other_folder(job)
     breakdown_of(job, schema)
+    patterns = {"train": job.data.train, "test": job.data.test, "valid": job.data.valid}
+    files = {name: _files_of(job, f"data.{name}", each) for name, each in patterns.items()}
+    stamps = {path: stamp_of(path) for each in files.values() for path in each}
     plan = Plan(
         job=job,
         schema=schema,
         model=model,
-        train_files=_files_of(job, "data.train", job.data.train),
-        test_files=_files_of(job, "data.test", job.data.test),
-        valid_files=_files_of(job, "data.valid", job.data.valid),
+        train_files=files["train"],
+        test_files=files["test"],
+        valid_files=files["valid"],
+        stamps=stamps,
+        signatures={f"data.{name}": signature_of(each, stamps) for name, each in files.items()},
     )
-    _require_rows(job, "data.test", schema, plan.test_files)
-    _require_rows(job, "data.valid", schema, plan.valid_files)
+    _require_rows(plan, "data.test", plan.test_files)
+    _require_rows(plan, "data.valid", plan.valid_files)
     return plan
 
 
@@ -110,13 +120,13 @@ def _require_order(job: Job) -> None:
         )
 
 
-def _require_rows(job: Job, key: str, schema: Schema, files: Sequence[str]) -> None:
+def _require_rows(plan: Plan, key: str, files: Sequence[str]) -> None:
     """Refuses files to evaluate whose first rows cannot be read, before hours of training."""
-    dataset = evaluated(job, schema, files)
+    dataset = evaluated(plan.job, plan.schema, files, plan.stamps)
     try:
         dataset.require_rows()
     except DataError as error:
-        raise _error_of_data(job, key, error) from error
+        raise _error_of_data(plan.job, key, error) from error
 
 
 def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:

@@ -203,6 +203,10 @@ class Run:
         """Whether the next barrier is one that the lost process before this one has passed."""
         return self._barriers_passed < self._membership.joined.barriers_passed
 
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Has the servers compare settings with those of other workers; see `Membership.agree`."""
+        self._membership.agree(terms)
+
     def load(
         self, url: str, *, only: Sequence[str] = (), token: str = "", head: Iterable[Batch] = ()
     ) -> None:
@@ -488,6 +492,10 @@ class Run:
             log_shrunk({name: shrunk[name] for name in names})
         return shrunk
 
+    def confirm_place(self) -> None:
+        """Returns when this process is known to have its place; see `Coordination.confirm_place`."""
+        self.store.confirm_place(self.worker)
+
     def leave(self) -> None:
         """Leaves the run for good, when the store has all its gradients.
 
@@ -622,12 +630,10 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
     return {
         **members.terms,
         "version of ctr-ps": own_version(),
-        "train.seed": str(job.train.seed),
-        "train.compute": job.train.compute,
-        "train.clip_norm": str(job.train.clip_norm),
-        "train.dropout": str(job.train.dropout),
-        "train.weight_decay": str(job.train.weight_decay),
-        "train.base_rate": str(job.train.base_rate),
+        **{
+            f"train.{key}": str(value)
+            for key, value in job.train.model_dump(exclude={"log_every_s"}).items()
+        },
         "cluster.lease_s": str(job.cluster.lease_s),
         "cluster.on_worker_loss": job.cluster.on_worker_loss,
         **{

@@ -12,6 +12,7 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
+    require_consent,
     schema_of_checkpoint,
 )
 from ps_worker.job.model import DENSE_BLOCK
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from ctr_model.torch import TorchModel
 
 
-def export(model_dir: str, output: Path) -> dict[str, Any]:
+def export(model_dir: str, output: Path, *, allow_code: bool = False) -> dict[str, Any]:
     """Writes the dense part of a saved model as a program; its embeddings are looked up outside.
 
     Args:
         model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
         output: File to write, which appears when it is whole; ends with ".onnx" or ".pt2".
+        allow_code: Run the file of the model, which the checkpoint names.
 
     Returns:
         The model's digest, and the shape of each input by name, in their order.
@@ -37,8 +39,9 @@ def export(model_dir: str, output: Path) -> dict[str, Any]:
         raise UsageError(f"{str(output)!r} does not end with {' or '.join(PROGRAM_FORMATS)}")
     checkpoint = Checkpoint.open(model_dir)
     checkpoint.verify()
-    schema = schema_of_checkpoint(checkpoint)
-    model = torch_model(model_of_checkpoint(checkpoint, job_of_checkpoint(checkpoint), schema))
+    schema, job = schema_of_checkpoint(checkpoint), job_of_checkpoint(checkpoint)
+    require_consent(checkpoint.url, job, ["model.name"], allow_code=allow_code)
+    model = torch_model(model_of_checkpoint(checkpoint, job, schema))
     from ctr_model.torch.export import export as write  # late: an extra
 
     try:

@@ -7,11 +7,10 @@ Rows are looked up in the mapped files of the checkpoint, so a model may be larg
 on one machine share what they map.
 """
 
-import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,10 +29,14 @@ from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
+    require_consent,
     schema_of_checkpoint,
+    values_of_checkpoint,
 )
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT
+from ps_worker.data.files.listing import Files, are_files, files_of
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.user_code.samples import Sample, batches_of_samples
+from ps_worker.job import Job
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.training.lookups import keys_of_batch
 
@@ -51,13 +54,25 @@ class _Loaded:
     saved: SavedModel
     schema: Schema
     model: Model
-    has_text_values: bool
+    job: Job
+    values: SlotValues
     workspaces: list[Workspace] = field(default_factory=list)
     program_inputs: "list[ProgramInputs]" = field(default_factory=list)
 
     @property
     def tasks(self) -> tuple[str, ...]:
         return tuple(task.name for task in tasks_of(self.model))
+
+    @property
+    def none(self) -> Values:
+        """The predictions of no rows."""
+        return np.empty((0, len(self.tasks)) if self.tasks else 0, np.float32)
+
+    def batch(self, samples: Sequence[Sample]) -> Batch:
+        (batch,) = batches_of_samples(
+            samples, self.schema, batch_size=len(samples), meant=self.values
+        )
+        return batch
 
     def lookups(self, batch: Batch) -> dict[str, Lookup]:
         keys = keys_of_batch(batch, self.model.tables)
@@ -104,26 +119,32 @@ class _Loaded:
 class Predictor:
     """Predicts clicks with a saved model. Thread-safe."""
 
-    def __init__(self, loaded: _Loaded, *, verifies: bool = False) -> None:
+    def __init__(
+        self, loaded: _Loaded, *, verifies: bool = False, allows_code: bool = False
+    ) -> None:
         """See `load`."""
         self._loaded = loaded
         self._verifies = verifies
+        self._allows_code = allows_code
         self._previous: list[_Loaded] = []
         self._switching = threading.Lock()
 
     @classmethod
-    def load(cls, url: str | Path, *, verify: bool = False) -> Self:
+    def load(cls, url: str | Path, *, verify: bool = False, allow_code: bool = False) -> Self:
         """Opens the checkpoint `url`, or the latest one in that folder.
 
         Args:
             url: A path or a URL; files elsewhere than on this machine are copied into memory.
             verify: Read everything and compare checksums, which takes as long as reading the files;
                 without, sizes, manifest and dense parameters are checked. `switch_to` does the same then.
+            allow_code: Run the file of a model of one's own, which the checkpoint names, as `switch_to` does
+                then; whoever writes the checkpoint chooses that code.
 
         Raises:
-            CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing.
+            CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing or not
+                allowed.
         """
-        return cls(_load(url, verify), verifies=verify)
+        return cls(_load(url, verify, allow_code), verifies=verify, allows_code=allow_code)
 
     @property
     def url(self) -> str:
@@ -141,36 +162,56 @@ class Predictor:
         return self._loaded.schema
 
     @property
-    def has_text_values(self) -> bool:
-        """Whether the model is known to be trained on text in its slots: a whole number is no value then."""
-        return self._loaded.has_text_values
+    def slot_values(self) -> SlotValues:
+        """What the values of slots were in the data that the model was trained on."""
+        return self._loaded.values
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Names of the probabilities that a model of several tasks predicts; empty for any other."""
         return self._loaded.tasks
 
-    def predict(self, batch: Batch) -> Values:
-        """Returns the click probabilities of a batch, float32[B]; those of K tasks are float32[B, K].
+    def predict(self, data: Batch | Files) -> Values:
+        """Returns the click probabilities of a batch or of files, float32[B]; of K tasks float32[B, K].
 
-        All of a batch is predicted by one model, also during a switch. Its keys must come from this
-        predictor's schema.
+        All is predicted by one model, also during a switch.
+
+        Args:
+            data: A batch, whose keys must come from this predictor's schema; or files as those of the
+                training, with labels or without.
+
+        Raises:
+            DataError: If no file matches, or a row is malformed: predictions are in the order of the rows.
+            UsageError: If data are neither.
         """
-        return self._loaded.predict(batch)
+        loaded = self._loaded
+        if isinstance(data, Batch):
+            return loaded.predict(data)
+        if not are_files(data):
+            raise UsageError(
+                f"predict() was given {type(data).__name__}, expected a Batch or files; predict_samples() "
+                f"takes samples (label, numbers, values of slots)"
+            )
+        from ps_worker.job.datasets import streamed  # late: who is asked online reads no files
+
+        command = "data.pipe_command"
+        require_consent(self.url, loaded.job, [command], allow_code=self._allows_code)
+        rows = streamed(loaded.job, replace(loaded.schema, is_for_prediction=True, id=None))
+        rows.set_filelist(files_of(data))
+        return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in rows)])
 
     def predict_samples(self, samples: Iterable[Sample]) -> Values:
         """Returns the click probabilities of samples (label, dense, slots), float32[B]; labels do not count.
 
-        Those of K tasks are float32[B, K].
+        Those of K tasks are float32[B, K]. A whole number in a slot means what it did in the training data:
+        of a column of whole numbers its digits, of keys a key.
 
         Raises:
-            DataError: If a sample does not fit the schema; says which and why.
+            DataError: If a sample does not fit the schema, or has a whole number where the data had text;
+                says which and why.
         """
         loaded, listed = self._loaded, list(samples)
-        if not listed:
-            return np.empty((0, len(loaded.tasks)) if loaded.tasks else 0, np.float32)
-        (batch,) = batches_of_samples(listed, loaded.schema, batch_size=len(listed))
-        return loaded.predict(batch)
+        return loaded.predict(loaded.batch(listed)) if listed else loaded.none
 
     def program_inputs(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         """Returns what the program of `ps-worker export` takes, by name: embeddings, looked up for samples.
@@ -182,8 +223,7 @@ class Predictor:
         loaded = self._loaded
         if not samples:
             raise UsageError("a program predicts at least one sample, and none was given")
-        (batch,) = batches_of_samples(samples, loaded.schema, batch_size=len(samples))
-        return loaded.inputs_of_program(batch)
+        return loaded.inputs_of_program(loaded.batch(samples))
 
     def switch_to(self, url: str | Path, *, verify: bool | None = None) -> None:
         """Opens another checkpoint, a delta for instance, and answers with it from the next call on.
@@ -198,7 +238,7 @@ class Predictor:
             CtrPsError: As `load`; also if it has another schema, under which keys mean something else.
         """
         with self._switching:
-            loaded = _load(url, self._verifies if verify is None else verify)
+            loaded = _load(url, self._verifies if verify is None else verify, self._allows_code)
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -222,20 +262,13 @@ class Predictor:
             self._loaded = self._previous.pop()
 
 
-def _load(url: str | Path, verify: bool) -> _Loaded:
+def _load(url: str | Path, verify: bool, allow_code: bool) -> _Loaded:
     checkpoint = Checkpoint.open(url)
     if verify:
         checkpoint.verify()
     schema = schema_of_checkpoint(checkpoint)
-    model = model_of_checkpoint(checkpoint, job_of_checkpoint(checkpoint), schema)
-    return _Loaded(SavedModel(checkpoint), schema, model, _has_text_values(checkpoint))
-
-
-def _has_text_values(checkpoint: Checkpoint) -> bool:
-    if RUN_ATTACHMENT not in checkpoint.attachments:
-        return False  # of a script, which may have trained on anything
-    try:  # this alone: the rest is of training, and another release may know more of it
-        state = json.loads(checkpoint.attachment(RUN_ATTACHMENT))
-    except ValueError:
-        return False
-    return isinstance(state, dict) and state.get("has_text_values") is True
+    # A prediction for each row of files.
+    job = job_of_checkpoint(checkpoint, ["data.bad_row_limit=0"])
+    require_consent(checkpoint.url, job, ["model.name"], allow_code=allow_code)
+    model = model_of_checkpoint(checkpoint, job, schema)
+    return _Loaded(SavedModel(checkpoint), schema, model, job, values_of_checkpoint(checkpoint))

@@ -90,6 +90,7 @@ def open_tables(
         )
         try:
             yield tables
+            tables.warn_of_waiting("the end of the tables' block")
             membership.leave(tables.version)
         finally:
             tables.close()

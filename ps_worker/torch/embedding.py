@@ -7,7 +7,7 @@ In eval() mode a key without a row reads zeros, and nothing is recorded.
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,19 @@ from ps_worker.torch.tables import TableModule
 
 OptimizerChoice = str | Mapping[str, str | float]
 """As in a job: "adagrad", or {"name": "adagrad", "learning_rate": 0.1}."""
+
+
+class _Output(torch.autograd.Function):
+    """The output of a module, which depends on its parameter too: DistributedDataParallel waits for that."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], torch.zeros_like(ctx.saved_tensors[0])
 
 
 class Embedding(TableModule):
@@ -54,18 +67,27 @@ class Embedding(TableModule):
     def forward(self, keys: Tensor) -> Tensor:
         """Returns the rows of keys, int64 or uint64 of any shape, as float32[*shape, D]."""
         rows, inverse = self._look_up(keys)
-        return functional.embedding(inverse, rows)
+        return self._output(functional.embedding(inverse, rows))
 
+    def _output(self, output: Tensor) -> Tensor:
+        return _Output.apply(output, self.weight) if output.requires_grad else output
+
+    @torch.compiler.disable  # which cannot follow it into a table
     def _look_up(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the rows of the unique keys, float32[N, D], and each key's place among them, int64."""
         if self.tables is None:
             raise UsageError(
                 f"{self!r} is not attached: call attach(model) of the tables that open_tables() returns"
             )
+        if torch.jit.is_tracing():
+            raise UsageError(
+                f"{self!r} cannot be traced: the rows of these keys would answer for all; trace the layers "
+                f"behind it"
+            )
         unique, inverse = unique_keys(keys_of(keys))
         rows = tensor_of(self.tables.pull(self.spec.name, unique, trains=self.training))
         rows = rows.to(keys.device)
-        if self.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled() and self.weight.requires_grad:
             rows.requires_grad_()
             self.tables.pending.watch(self.spec.name, unique, rows)
         places = torch.from_numpy(inverse).to(keys.device, torch.int64)
@@ -80,7 +102,7 @@ class EmbeddingBag(Embedding):
         dim: int,
         *,
         table: str,
-        mode: Literal["sum", "mean"] = "sum",
+        mode: Literal["sum", "mean"] = "mean",
         init_range: float = 0.01,
         optimizer: OptimizerChoice | None = None,
     ) -> None:
@@ -115,9 +137,10 @@ class EmbeddingBag(Embedding):
             per_sample_weights: float32 of the keys' shape, by which rows are multiplied; for "sum".
         """
         rows, inverse = self._look_up(keys)
-        return functional.embedding_bag(
+        bags = functional.embedding_bag(
             inverse, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights
         )
+        return self._output(bags)
 
     def extra_repr(self) -> str:
         """Returns what distinguishes this module, for `print`."""

@@ -9,6 +9,7 @@ of a table, may it be added in another order.)
     backward of look-ups 5, 4    --> the next  ---+--> sum of the sums
 """
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
@@ -18,6 +19,11 @@ from torch import Tensor
 from protos.errors import UsageError
 from protos.gradients import SparseGrad, sum_sparse
 from protos.keys import Keys
+
+logger = logging.getLogger(__name__)
+
+_MANY_BACKWARDS = 20
+"""Backward passes after which a loop is warned that has called neither step() nor zero_grad()."""
 
 _EXAMPLES = 1
 """By which a server divides: gradients are applied as they are, as the user's loss is the mean already."""
@@ -72,6 +78,8 @@ class PendingGradients:
         self._limit_bytes = limit_bytes
         self._tables: dict[str, _TableGradients] = {}
         self._num_lookups = 0
+        self._num_backwards = 0
+        self._is_backward_new = True
         self.num_bytes = 0
 
     def watch(self, table: str, keys: Keys, rows: Tensor) -> None:
@@ -83,6 +91,7 @@ class PendingGradients:
         self._require_room()
         for gradients in self._tables.values():
             gradients.close_group()
+        self._is_backward_new = True
         self._num_lookups += 1
         number = self._num_lookups
 
@@ -93,8 +102,18 @@ class PendingGradients:
                 pending = self._tables.setdefault(table, _TableGradients())
                 pending.add(number, SparseGrad(keys, values, _EXAMPLES))
                 self.num_bytes += keys.nbytes + values.nbytes
+                self._count_backward()
 
         rows.register_post_accumulate_grad_hook(take)
+
+    def _count_backward(self) -> None:
+        self._num_backwards += self._is_backward_new
+        if self._is_backward_new and self._num_backwards == _MANY_BACKWARDS:
+            logger.warning(
+                "%d backward passes without PushOptimizer.step() or zero_grad(): no row is trained by them",
+                _MANY_BACKWARDS,
+            )
+        self._is_backward_new = False
 
     def _require_room(self) -> None:
         if self.num_bytes > self._limit_bytes:
@@ -115,6 +134,7 @@ class PendingGradients:
     def clear(self) -> None:
         """Drops all."""
         self._tables.clear()
+        self._num_backwards = 0
         self.num_bytes = 0
 
 

@@ -1,9 +1,12 @@
 """Tables of embeddings as a training loop has them: looked up by modules, pushed by an optimizer."""
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 from ctr_model.models.model import EmbeddingTable
@@ -11,8 +14,9 @@ from protos.errors import CheckpointError, CtrPsError, UsageError, counted
 from protos.gradients import Gradients, SparseGrad, Values, require_finite
 from protos.keys import Keys
 from protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
-from ps_server.checkpoint.files.manifest import TOKEN_CHARACTERS
+from ps_server.checkpoint.files.manifest import MANIFEST, TOKEN_CHARACTERS
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.communicators.push_ids import PushIds
 from ps_worker.job import Job
 from ps_worker.job.specs import specs_of_tables
@@ -26,10 +30,11 @@ SYNC = "sync"
 
 
 class TableModule(nn.Module):
-    """A module whose rows are in a table; it has no parameters.
+    """A module whose rows are in a table.
 
     Attributes:
         spec: Its table. Modules of the same table share its rows.
+        weight: float32[0, D]: a parameter without rows, whose `requires_grad` says whether these are trained.
         tables: Where the table is; None: not attached.
     """
 
@@ -47,6 +52,7 @@ class TableModule(nn.Module):
         if not spec.init_range >= 0:
             raise ValueError(f"init_range is {spec.init_range}, expected a number >= 0")
         self.spec = spec
+        self.weight = nn.Parameter(torch.empty(0, spec.dim))
         self.tables: Tables | None = None
 
     def get_extra_state(self) -> dict[str, str | int]:
@@ -64,6 +70,20 @@ class TableModule(nn.Module):
                 f"the state is of table {state.get('table')!r} with dim {state.get('dim')!r}, but this "
                 f"module has table {self.spec.name!r} with dim {self.spec.dim}"
             )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}weight"]  # the rows are in a checkpoint
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any,
+        unexpected: list[str], errors: Any,
+    ) -> None:  # fmt: skip
+        name = f"{prefix}weight"
+        if strict and name in state_dict:
+            unexpected.append(name)
+        own = {**state_dict, name: self.weight}
+        super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
 
     def extra_repr(self) -> str:
         """Returns what distinguishes this module, for `print`."""
@@ -118,6 +138,7 @@ class Tables:
         self._pushes_saved = 0  # those that `checkpoint` has
         self._num_barriers = 0
         self._is_closed = False
+        self._process = os.getpid()
         self.version: Version = 0
         self._rejoin(store.barrier("start", self.worker, step=0).result())
 
@@ -213,21 +234,28 @@ class Tables:
     def barrier(self) -> None:
         """Waits until every worker has come; collective."""
         self._require_open()
+        self.warn_of_waiting("a barrier")
         answer = self._store.barrier(self._next_barrier(), self.worker, step=self.version)
         self._rejoin(answer.result())
 
-    def save(self, url: str, *, base: str = "") -> None:
+    def save(self, url: str, *, base: str = "", overwrite: bool = False) -> None:
         """Saves the rows and their optimizer's state, with what all workers have pushed; collective.
 
         Args:
             url: See `protos.store.SaveRequest`.
             base: See `protos.store.SaveRequest`.
+            overwrite: Replace a checkpoint there that these tables have neither saved nor loaded last.
 
         Raises:
-            CheckpointError: If it cannot be written, for all workers.
+            CheckpointError: If it cannot be written, or may not be replaced, for all workers.
         """
 
         def save() -> str:
+            if not overwrite and url != self.checkpoint and folder_at(url).has(MANIFEST):
+                raise CheckpointError(
+                    f"there is a checkpoint at {url}: save elsewhere, load it first, or replace it by "
+                    f"overwrite=True"
+                )
             self._store.save(SaveRequest(url=url, base=base))
             return Checkpoint.open(url).token
 
@@ -332,9 +360,28 @@ class Tables:
             self.version = version
             self._prefetcher.rejoined()
 
+    def warn_of_waiting(self, event: str) -> None:
+        """Warns of gradients that no `step()` has pushed when something comes that most loops do after it."""
+        if self.pending.num_bytes:
+            waiting = (
+                f"{counted(grad.keys.size, 'key')} of {table!r}"
+                for table, grad in self.pending.merged().items()
+            )
+            logger.warning(
+                "%s comes while gradients of %s wait: PushOptimizer.step() pushes them, zero_grad() drops "
+                "them",
+                event,
+                ", ".join(waiting),
+            )
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise UsageError("the tables are closed: look up and push inside `with open_tables()`")
+        if os.getpid() != self._process:
+            raise UsageError(
+                "the tables are of another process, such as that which made a DataLoader's workers: rows "
+                "here would stay as they are now; look up in the process that trains"
+            )
 
     def close(self) -> None:
         """Refuses all later calls."""
@@ -345,3 +392,7 @@ class Tables:
     def __deepcopy__(self, memo: object) -> "Tables":
         """A copy of a module looks up in the same tables."""
         return self
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """A module that was saved as a whole is attached to no tables."""
+        return type(None), ()

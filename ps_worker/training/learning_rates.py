@@ -30,13 +30,18 @@ class LearningRates:
     def shown(self) -> str:
         """Returns the rates as they are now, to be appended to a line of progress; "" if none changes.
 
-        Warns, once, of a schedule that has come to a rate of 0: nothing more is learnt.
+        Warns, once, of a schedule by which a batch was trained at a rate of 0: nothing more is learnt.
         """
         if not self._tunings:
             return ""
         batches = self._applied_batches()
         rates = {name: tuning.rate_at(batches) for name, tuning in self._tunings.items()}
-        ended = [name for name, rate in rates.items() if not rate]
+        # The last batch of a schedule leaves its rate at 0, for a next one that may not come.
+        ended = [
+            name
+            for name, tuning in self._tunings.items()
+            if not rates[name] and not tuning.rate_at(batches - 1)
+        ]
         if ended and not self._has_ended:
             self._has_ended = True
             logger.warning(

@@ -29,14 +29,14 @@ class Counts:
         examples: Trained on.
         weight: Sum of their weights.
         loss: Summed over them, each times its weight.
-        metrics: Of their predictions, as `ClickMetrics.to_vector`.
+        metrics: Of their predictions.
         at_s: The moment, by the clock.
     """
 
     examples: int
     weight: float
     loss: float
-    metrics: NDArray[np.float64]
+    metrics: ClickMetrics
     at_s: float
 
 
@@ -126,7 +126,7 @@ class Progress:
             self._pass_name, self._share = name, share
 
     def _begin_pass(self) -> None:
-        self._before_pass = self._metrics.to_vector()
+        self._before_pass = self._metrics.copy()
         self._steps_before_pass = self.steps
         self._is_early = True  # in the first steps, after which the loss is compared once
         self._pass_start = self._clock()
@@ -138,7 +138,7 @@ class Progress:
             return self._of_pass()
 
     def _of_pass(self) -> ClickMetrics:
-        return ClickMetrics.from_vector(self._metrics.to_vector() - self._before_pass)
+        return self._metrics.without(self._before_pass)
 
     def recent(self) -> ClickMetrics:
         """Returns the metrics of the last batches."""
@@ -234,7 +234,7 @@ class Progress:
                 examples=self.examples,
                 weight=self._weight,
                 loss=self._loss,
-                metrics=self._metrics.to_vector(),
+                metrics=self._metrics.copy(),
                 at_s=self._clock(),
             )
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from ctr_model.metrics import ClickMetrics
 from protos.errors import UsageError
 from protos.store import Staleness
 from ps_worker.training.meter import Counts, Progress
@@ -120,6 +119,6 @@ def _figures(start: Counts, last: Counts, now: Counts, staleness: Staleness) -> 
         examples=examples,
         examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
         loss=(now.loss - start.loss) / weight if weight else float("nan"),
-        auc=ClickMetrics.from_vector(now.metrics - start.metrics).auc(),
+        auc=now.metrics.without(start.metrics).auc(),
         staleness=staleness,
     )

@@ -384,10 +384,28 @@ def test_abort_ends_all_that_wait_and_all_that_come_later_with_its_reason(
         lambda: first.barrier("other", 0, step=0).result(),
         lambda: third.wait_version(1).result(),
         lambda: third.take("exchange", 2, received=0).result(),
+        lambda: third.renew(2),
     ):
         with pytest.raises(CtrPsError, match=said):
             later()
     assert not any(table.rows for table in first.status().tables.values())
+
+
+def test_numbers_that_no_worker_reaches_are_refused(open_job: OpenJob) -> None:
+    """A worker said to take part in steps to the end of time would be waited for."""
+    store, _ = open_job(num_workers=2)
+
+    for call in (
+        lambda: store.barrier("end", 0, step=2**64 - 1).result(),
+        lambda: store.leave(0, step=2**64 - 1),
+        lambda: store.advance(0, 2**64 - 1, at_least=0).result(),
+    ):
+        with pytest.raises(
+            ProtocolError, match=f"worker 0 says (step|clock) {2**64 - 1}, expected up"
+        ):
+            call()
+
+    assert store.status().left == frozenset()
 
 
 def test_abort_by_a_worker_that_is_not_of_the_job_is_refused(store: Store) -> None:

@@ -147,6 +147,37 @@ def test_step_is_divided_by_the_weights_of_all_workers(open_job):
     assert first.status().examples == {0: 9, 1: 9}
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 3, 15, 10**6])
+def test_stale_gradient_counts_in_adagrad_for_those_that_it_did_not_know(open_job, staleness):
+    """From 0, steps of g = 1: the second has n = 1 + (1 + 2 s); more than 15 are as 15."""
+    (store,) = open_job(num_workers=1)
+    adagrad = OptimizerSpec(
+        name="adagrad", params={"learning_rate": 0.5, "initial_accumulator": 0.0}
+    )
+    zeros = InitializerSpec(kind="uniform", scale=0.0)
+    store.create_table(TableSpec(name="t", dim=2, initializer=zeros, optimizer=adagrad))
+    store.create_dense(
+        DenseSpec(
+            name="d", segments=(DenseSegment(length=3, initializer=zeros),), optimizer=adagrad
+        )
+    )
+    gradients = Gradients(
+        {"t": SparseGrad(KEYS, np.full((KEYS.size, 2), 4.0, np.float32), 4)},
+        {"d": DenseGrad(np.full(3, 4.0, np.float32), 4)},
+    )
+    begun = max(1, staleness)  # batches of the first push
+
+    store.push_grad(gradients, push_id(0, 0, batches=begun)).result()
+    store.push_grad(gradients, push_id(0, 1, pulled=begun - staleness)).result()
+
+    expected = -0.5 - 0.5 / np.sqrt(2 + 2 * min(staleness, 15))
+    rows = store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().rows["t"]
+    block = np.empty(3, np.float32)
+    store.pull_dense({"d": block}).result()
+    np.testing.assert_allclose(rows, expected, rtol=1e-6)
+    np.testing.assert_allclose(block, expected, rtol=1e-6)
+
+
 def test_empty_gradients_change_nothing(store):
     before = store.digest()
     empty = SparseGrad(np.empty(0, np.uint64), np.empty((0, 5), np.float32), 0)

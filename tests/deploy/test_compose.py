@@ -112,7 +112,7 @@ def test_service_is_confined(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["read_only"] is True
     assert service["tmpfs"] == ["/tmp", "/var/cache/numba:uid=10001,mode=0700"]
-    assert "ENV NUMBA_CACHE_DIR=/var/cache/numba\n" in DOCKERFILE
+    assert "ENV NUMBA_CACHE_DIR=/var/cache/numba/kernels\n" in DOCKERFILE
 
 
 def test_all_show_a_token_that_one_service_makes() -> None:

@@ -1,6 +1,7 @@
 """Build context of the image."""
 
 import os
+import stat
 import subprocess
 import sys
 import tomllib
@@ -32,7 +33,6 @@ def test_empty_cache_begins_as_that_of_the_image(tmp_path: Path) -> None:
     image, cache = tmp_path / "kernels", tmp_path / "cache"
     (image / "folder").mkdir(parents=True)
     (image / "folder/kernel.nbc").write_text("compiled")
-    cache.mkdir()
     script = tmp_path / "entrypoint.sh"
     text = (ROOT / "deploy/docker/entrypoint.sh").read_text()
     assert "/opt/kernels/." in text
@@ -49,4 +49,5 @@ def test_empty_cache_begins_as_that_of_the_image(tmp_path: Path) -> None:
             text=True,
         )
         assert done.stdout == content
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
         (cache / "folder/kernel.nbc").write_text("newer")

@@ -66,7 +66,9 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
 ) -> None:
     folder, result = trained
 
-    inferred = result_of("ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*")
+    inferred = result_of(
+        "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*", "--allow-code"
+    )
 
     assert inferred["auc"] == result["auc"]
 

@@ -450,9 +450,8 @@ def test_workers_end_if_a_server_stays_away(data: Path, tmp_path: Path) -> None:
             error = job.error(worker)
             assert job.endpoints[1] in error
             assert "times in 3 s, cluster.retry_s" in error
-            assert any(
-                call in error for call in ("PushPull", "PushGrad", "PullSparse", "PullDense")
-            )
+            calls = ("PushPull", "PushGrad", "PullSparse", "PullDense", "Renew")
+            assert any(call in error for call in calls)
 
 
 # Pushes on arrival: each exactly once

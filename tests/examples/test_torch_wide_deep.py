@@ -61,7 +61,7 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
 
     inferred = result_of(
         "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
-        "--output", tmp_path / "predictions.txt",
+        "--output", tmp_path / "predictions.txt", "--allow-code",
     )  # fmt: skip
 
     assert figures(inferred) == figures(result)
@@ -101,11 +101,11 @@ def test_exported_program_predicts_what_the_predictor_predicts(
     folder, result = trained
     program = tmp_path / "model.pt2"
 
-    done = result_of("ps-worker", "export", "--model", folder, "--output", program)
+    done = result_of("ps-worker", "export", "--model", folder, "--output", program, "--allow-code")
 
     assert done["model_digest"] == result["model_digest"]
     assert done["inputs"]["deep:0"] == ["batch", 26, 10]
-    predictor = Predictor.load(folder)
+    predictor = Predictor.load(folder, allow_code=True)
     samples = [(None, [n] * 13, [f"v{n}"] * 26) for n in range(5)]
     inputs = predictor.program_inputs(samples)
     assert list(inputs) == list(done["inputs"])

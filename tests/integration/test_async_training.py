@@ -10,6 +10,7 @@ from protos.errors import CtrPsError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.store import Missing
 from ps_server.store import ParameterStore
+from ps_worker.communicators import asynchronous
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
@@ -141,16 +142,49 @@ def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
     assert store.status().examples == {0: 40}
 
 
-def test_trainer_says_how_stale_its_batches_are() -> None:
-    """It asks for the rows of a batch before it pushes the batch before: stale by one or more."""
+@pytest.mark.parametrize("in_step", [5, 1000])
+@pytest.mark.parametrize("merges", [(1, 1), (1, 4), (3, 5)])
+def test_trainer_reads_old_rows_only_after_the_first_batches(
+    in_step: int, merges: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later it asks for the rows of a batch before it pushes the batch before: stale by one or more."""
+    monkeypatch.setattr(asynchronous, "BATCHES_IN_STEP", in_step)
     store = ParameterStore()
-    settings = job("async", "train.thread_num=1", *LEARNS)
+    settings = job(
+        "async",
+        "train.thread_num=1",
+        f"strategy.async.max_merge_var_num={merges[0]}",
+        f"strategy.async.max_merge_dense_num={merges[1]}",
+        *LEARNS,
+    )
 
     train_worker(store, random_batches(50, 8, seed=1), settings, is_in_process=False)
 
     status = store.status()
     assert status.version == status.staleness.batches == 50
-    assert status.staleness.largest >= 1
+    # Batches that are merged are not applied before the last of them is there.
+    assert (status.staleness.largest == 0) is (in_step == 1000)
+
+
+def test_rows_that_were_asked_for_ahead_are_read_after_the_push_of_a_young_model() -> None:
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    keys = {"embedding": np.arange(3, dtype=np.uint64)}
+    communicator = communicator_on(store)
+    try:
+        young = communicator.pull(keys)
+        communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+        version_of_young = young.result().version
+        communicator.push(gradient(model.num_params, 1.0), 10, pulled=asynchronous.BATCHES_IN_STEP)
+        communicator.flush()
+        old = communicator.pull(keys)
+        communicator.push(gradient(model.num_params, 1.0), 10, pulled=2)
+        communicator.flush()
+        version_of_old = old.result().version
+    finally:
+        communicator.close()
+
+    assert (version_of_young, version_of_old) == (1, 2)
 
 
 def test_in_process_threads_count_every_example() -> None:

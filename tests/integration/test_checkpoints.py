@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError
-from protos.store import SaveRequest
+from protos.errors import CheckpointError, ProtocolError
+from protos.store import Lease, SaveRequest, WorkerLoss
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder
@@ -196,3 +196,30 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
 
         assert has_ended.is_set()
     assert not list(tmp_path.iterdir())
+
+
+def test_process_without_its_place_publishes_nothing(tmp_path: Path) -> None:
+    lease = Lease(seconds=60.0, on_worker_loss=WorkerLoss.WAIT)
+    with cluster(num_servers=2) as servers:
+        paused, successor = servers.client(joins=False), servers.client(joins=False)
+        paused.join(0, 5, terms={}, lease=lease).result()
+        declare(paused)
+        paused.confirm_place(0)
+        for store in servers.stores:
+            store.lose([0])
+        # Saved while it has lost the place, and before another one has it: it is back.
+        paused.save(SaveRequest(url=str(tmp_path / "epoch-1")))
+        for store in servers.stores:
+            store.lose([0])
+        successor.join(0, 6, terms={}, lease=lease).result()
+
+        with pytest.raises(ProtocolError, match="is another process by now"):
+            paused.confirm_place(0)
+        with pytest.raises(ProtocolError, match="is another process by now"):
+            paused.save(SaveRequest(url=str(tmp_path / "epoch-2")))
+
+        declare(successor)
+        successor.confirm_place = paused.confirm_place  # as if it lost the place while it saves
+        with pytest.raises(ProtocolError, match="is another process by now"):
+            successor.save(SaveRequest(url=str(tmp_path / "epoch-2")))
+    assert [path.parent.name for path in tmp_path.glob("*/MANIFEST.json")] == ["epoch-1"]

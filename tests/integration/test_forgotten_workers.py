@@ -1,11 +1,11 @@
 """A server that was killed and started again empty in the middle of a job: all others are told at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from protos.errors import AbortedError, NotJoinedError
+from protos.errors import AbortedError, NotJoinedError, TransportError
 from ps_server.store import ParameterStore
 from ps_worker.run.run import Run
 from tests.support.cluster import Cluster, cluster
@@ -45,6 +45,36 @@ def test_error_of_a_worker_is_told_though_a_server_is_away() -> None:
 
         with pytest.raises(AbortedError, match="worker 0 aborted the job: OSError: the disk"):
             waiting.result()
+
+
+def test_abort_that_reached_one_server_alone_ends_the_job_on_all() -> None:
+    """By a worker that waits at another one, and hears of it when it renews its lease."""
+    with running_worker(SHORT_LEASE_S) as (servers, worker):
+        with pytest.raises(AbortedError, match="worker 1 aborted the job: OSError: the disk"):
+            wait_at_the_first_server(
+                worker, lambda: servers.stores[1].abort(1, "OSError: the disk")
+            )
+
+        with pytest.raises(AbortedError, match="worker 1 aborted the job: OSError: the disk"):
+            servers.stores[0].wait_version(1).result()
+
+
+def test_server_that_stays_away_ends_the_job_on_the_others(monkeypatch) -> None:
+    monkeypatch.setattr("ps_worker.cluster.grpc_transport.BUDGET_S", 1.0)
+    with running_worker(SHORT_LEASE_S) as (servers, worker):
+        with pytest.raises(TransportError, match=r"Renew to server .*tried \d+ times in 1 s"):
+            wait_at_the_first_server(worker, lambda: servers.stop_server(1))
+
+        with pytest.raises(AbortedError, match="worker 0 aborted the job: TransportError: Renew"):
+            servers.stores[0].wait_version(1).result()
+
+
+def wait_at_the_first_server(worker: Run, meanwhile: Callable[[], object]) -> None:
+    """Has a worker wait for what only the first server would tell it, when something happens to another."""
+    with worker:
+        clock = worker.store.advance(0, 1, at_least=1)
+        meanwhile()
+        clock.result()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from ctr_model.schema import Schema
 from tests.reference.criteo import Row
 from tests.reference.features import key_of
 
-_LABELS = {b"0": 0.0, b"-1": 0.0, b"1": 1.0, b"+1": 1.0}
+_LABELS = {0.0: 0.0, -1.0: 0.0, 1.0: 1.0}
 
 
 def parse_row(line: bytes, schema: Schema, has_fields: bool) -> Row | None:
@@ -16,6 +16,8 @@ def parse_row(line: bytes, schema: Schema, has_fields: bool) -> Row | None:
     dense: dict[int, float] = {}
     slots: list[list[int]] = [[] for _ in schema.slots]
     for word in words:
+        if word.startswith(b"#"):
+            break
         try:
             *field_text, index, number_text = word.split(b":")
             (field,) = (int(text) for text in field_text or [index])
@@ -32,9 +34,13 @@ def parse_row(line: bytes, schema: Schema, has_fields: bool) -> Row | None:
             slots[field - len(names)].append(key_of(field - len(names) + 1, index))
         else:
             return None
-    if label not in _LABELS:
+    try:
+        number = float(label)
+    except ValueError:
+        return None
+    if number not in _LABELS:
         return None
     absent = math.nan if has_fields else 0.0
     if has_fields:
         slots = [keys or [key_of(slot, b"")] for slot, keys in enumerate(slots, 1)]
-    return _LABELS[label], [dense.get(field, absent) for field in range(len(names))], slots
+    return _LABELS[number], [dense.get(field, absent) for field in range(len(names))], slots

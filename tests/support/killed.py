@@ -29,6 +29,8 @@ class KilledStore:
         self._is_dead = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "confirm_place":  # a save that has begun comes to its end
+            return self._store.confirm_place
         if self._is_dead.is_set():
             raise KilledError
         if name == "push_grad":

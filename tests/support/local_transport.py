@@ -29,6 +29,15 @@ class Answer(Generic[T]):
             self._outcome = _outcome_of(self._compute)
         return self._outcome()
 
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def when_failed(self, tell: Callable[[Exception], None]) -> None:
+        """Nothing fails before it is asked for."""
+
+    def fail(self, error: Exception) -> None:
+        self._outcome = self._outcome or _raising(error)
+
 
 def _outcome_of(compute: Callable[[], T]) -> Callable[[], T]:
     try:
@@ -60,6 +69,7 @@ class LocalTransport:
         calls: All calls, as (server, name, argument).
         is_closed: Whether it was closed.
         servers_recover: What the client made of what the servers said.
+        joins: Whether all workers have joined from the start.
     """
 
     stores: list[ParameterStore]
@@ -68,10 +78,14 @@ class LocalTransport:
     is_closed: bool = False
     servers_recover: bool = False
     retries: int = 0
+    joins: bool = True
 
     def __post_init__(self) -> None:
         self.endpoints = [f"ps-{server}:1" for server in range(len(self.stores))]
-        self._handlers = [Handlers(joined(store)) for store in self.stores]
+        if self.joins:
+            for store in self.stores:
+                joined(store)
+        self._handlers = [Handlers(store) for store in self.stores]
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None

@@ -70,7 +70,7 @@ def main() -> None:
         (folder / f"{worker}.acknowledged").open("ab", buffering=0) as acknowledged,
     ):
         client.join(worker, incarnation, terms={}, lease=LEASE).result()
-        renewal = LeaseRenewal(client, worker, LEASE.seconds)
+        renewal = LeaseRenewal(client, worker, LEASE)
         client.create_table(COUNTERS)
         for sequence in range(num_pushes):
             sent.write(f"{sequence}\n".encode())

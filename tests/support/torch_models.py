@@ -58,7 +58,7 @@ class WideDeep(nn.Module):
     ) -> None:
         super().__init__()
         ftrl = {"name": "ftrl", "learning_rate": 0.1, "beta": 0.03, "l1": 0.01}
-        self.wide = Embedding(dim=1, crosses=crosses, optimizer=ftrl)
+        self.wide = Embedding(dim=1, init_range=0.0, crosses=crosses, optimizer=ftrl)
         self.embedding = Embedding(dim=dim, init_range=0.01)
         self.numbers = nn.Linear(schema.num_dense, 1)
         self.mlp = mlp([width(schema, dim), *hidden, 1])
@@ -71,7 +71,7 @@ class WideDeep(nn.Module):
 class DeepFm(nn.Module):
     def __init__(self, schema: Schema, *, dim: int, hidden: list[int]) -> None:
         super().__init__()
-        self.linear = Embedding(dim=1)
+        self.linear = Embedding(dim=1, init_range=0.0)
         self.embedding = Embedding(dim=dim, init_range=0.01, table="embedding")
         self.apart = Embedding(dim=dim, init_range=0.01, table="embedding", pooling="none")
         self.numbers = nn.Linear(schema.num_dense, 1)

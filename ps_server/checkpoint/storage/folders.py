@@ -10,6 +10,7 @@ operation.
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -20,6 +21,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from protos.errors import CheckpointError
+from protos.runtime.environment import with_home
 from ps_server.checkpoint.storage.direct_file import direct_file
 
 _LOCAL_SCHEMES = ("file", "local")
@@ -69,6 +71,14 @@ class Folder(Protocol):
         """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
         ...
 
+    def create_new(self, file: str, content: bytes) -> bool:
+        """Writes a file, and returns True; False: one is there already, and stays as it is.
+
+        Of several processes that come at the same time one is first, in a local or mounted folder and where
+        the store's fsspec package creates files exclusively, as that for S3; elsewhere more may be.
+        """
+        ...
+
     def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
         """Opens a new file for writing; it is complete and durable when the block ends without an error."""
         ...
@@ -111,7 +121,7 @@ def place_of(url: str | Path) -> str:
     Raises:
         CheckpointError: If the path or URL is invalid.
     """
-    text = str(url)
+    text = str(with_home(str(url)))
     match = _URL.match(text)
     if _SHORT_URL.match(text) or ("://" in text and match is None):
         raise CheckpointError(
@@ -199,7 +209,8 @@ class LocalFolder:
 
     def put(self, file: str, content: bytes) -> None:
         """See `Folder`."""
-        path, beside = self.path / file, self.path / f"{file}.next"
+        # A name of its own: one process may be paused here while another one writes the same file.
+        path, beside = self.path / file, self.path / f"{file}.{secrets.token_hex(8)}.next"
         with _errors("write", path):
             try:
                 beside.write_bytes(content)
@@ -210,6 +221,16 @@ class LocalFolder:
                     beside.unlink(missing_ok=True)
                 raise
             _sync(self.path)
+
+    def create_new(self, file: str, content: bytes) -> bool:
+        """See `Folder`."""
+        with _errors("write", self.path / file):
+            try:
+                with (self.path / file).open("xb") as sink:
+                    sink.write(content)
+            except FileExistsError:
+                return False
+            return True
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:

@@ -5,6 +5,7 @@ processes write to the same storage.
 """
 
 import io
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -94,6 +95,20 @@ class RemoteFolder:
         with _errors("write", f"{self.url}/{file}"):
             self._file_system.pipe_file(f"{self._path}/{file}", content)
 
+    def create_new(self, file: str, content: bytes) -> bool:
+        """See `Folder`."""
+        if self.has(file):
+            return False
+        with _errors("write", f"{self.url}/{file}"):
+            try:
+                self._file_system.pipe_file(f"{self._path}/{file}", content, mode="create")
+            except Exception:
+                # One was there after all, or the package cannot create exclusively.
+                if self._file_system.exists(f"{self._path}/{file}"):
+                    return False
+                self._file_system.pipe_file(f"{self._path}/{file}", content)
+        return True
+
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:
         """See `Folder`."""
@@ -154,8 +169,9 @@ class RenamingFolder(RemoteFolder):
         if super().has(f"{file}.next"):
             self._finish_put(file)
         with _errors("write", f"{self.url}/{file}"):
-            self._file_system.pipe_file(f"{path}.part", content)
-            self._file_system.mv(f"{path}.part", f"{path}.next")
+            part = f"{path}.{secrets.token_hex(8)}.part"
+            self._file_system.pipe_file(part, content)
+            self._file_system.mv(part, f"{path}.next")
             self._file_system.mv(f"{path}.next", path)
 
     def _finish_put(self, file: str) -> None:

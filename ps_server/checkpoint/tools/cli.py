@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from protos.errors import CheckpointError, CtrPsError
+from protos.runtime.environment import arguments
 from protos.runtime.logs import log_error, printable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
@@ -236,7 +237,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 def main() -> None:
     """Entry point of `ps-ckpt`."""
     try:
-        app()
+        app(arguments())
     except CtrPsError as error:
         log_error(error)
         raise SystemExit(error.exit_code) from error

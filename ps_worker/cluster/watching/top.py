@@ -24,6 +24,7 @@ from rich.text import Text
 
 from protos.errors import AccessError, CtrPsError, TransportError, UsageError
 from protos.role import require_endpoints, split_endpoints
+from protos.runtime.environment import arguments
 from protos.runtime.logs import log_error, printable
 from protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
 from ps_worker.cluster.watching.servers import Servers
@@ -251,7 +252,7 @@ def _require_answer(endpoints: Sequence[str], look: Look) -> None:
 
 def main() -> None:
     """Runs the command."""
-    app()
+    app(arguments())
 
 
 if __name__ == "__main__":

@@ -94,6 +94,15 @@ def rows_where(rows: Batch, is_wanted: NDArray[np.bool_]) -> Batch:
     )
 
 
+def without_rows(
+    rows: Batch, offsets: NDArray[np.int64], left_out: Iterable[int]
+) -> tuple[Batch, NDArray[np.int64]]:
+    """Returns copies of the rows, and of their offsets int64[B], but of some rows."""
+    is_wanted = np.ones(rows.size, np.bool_)
+    is_wanted[list(left_out)] = False
+    return rows_where(rows, is_wanted), offsets[is_wanted]
+
+
 def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
     """Returns the offsets of a batch from the number of keys of each slot, int[B, S].
 

@@ -20,6 +20,7 @@ from ps_worker.data.columnar.column_values import (
     is_slot_type,
     is_text_type,
 )
+from ps_worker.data.slot_values import SlotValues
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
 """Usual names of a label, in the order in which they are looked for."""
@@ -172,6 +173,21 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
                 f"{path}: column {name!r} is of type {kind}, which has no unique text form to hash for "
                 f"slot {schema.slot_index(name) + 1}: write it as text, whole numbers or lists of these"
             )
+
+
+def kinds_of_values(fields: pa.Schema, slots: Sequence[str]) -> SlotValues:
+    """Returns what the values of slots are in a file with these columns."""
+    found = SlotValues()
+    for slot in slots:
+        kind = fields.field(slot).type
+        if is_list_type(kind):
+            found.note(slot, "lists")
+            kind = kind.value_type
+        if HASH_VERSION_KEY in (fields.metadata or {}):
+            found.note(slot, "keys", "text")  # the hashes of texts
+        elif not pa.types.is_null(kind):
+            found.note(slot, "text" if is_text_type(_value_type(kind)) else "integers")
+    return found
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

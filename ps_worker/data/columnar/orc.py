@@ -10,7 +10,7 @@ from ctr_model.schema import Schema
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.column_matching import check_types, match_columns
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.columnar.record_batches import (
     Columns,
     Decoder,
@@ -68,6 +68,7 @@ def _rows(
                 stop += num_rows
                 continue
         batch = file.read_stripe(stripe, columns=names)
+        require_valid(batch)
         skipped = max(offset - stop, 0)
         yield stop + skipped, batch.slice(skipped)
         stop += len(batch)

@@ -11,7 +11,7 @@ from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
 from ps_worker.data.columnar.column_values import is_text_type
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.columnar.record_batches import (
     Columns,
     Decoder,
@@ -75,6 +75,7 @@ def _decoded(
         for batch in file.iter_batches(
             columns.read_rows, row_groups=[group], columns=columns.names, use_threads=False
         ):
+            require_valid(batch)
             skipped = min(max(offset - row, 0), len(batch))
             row += len(batch)
             if skipped < len(batch):
@@ -91,12 +92,14 @@ def _dictionary_columns(file: pq.ParquetFile, columns: FileColumns) -> list[str]
     """Returns the text columns to read as dictionaries, judged by the first row group."""
     if not file.metadata.num_row_groups:
         return []
+    # Of the columns that are read alone: pyarrow ends the process where a chunk's metadata is damaged.
+    texts = {name for name in columns.names if is_text_type(file.schema_arrow.field(name).type)}
+    leaves = {file.schema.column(i).path: i for i in range(len(file.schema))}
     group = file.metadata.row_group(0)
-    chunks = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    chunks = {name: group.column(leaves[name]) for name in texts if name in leaves}
     return [
         name
-        for name in columns.names
-        if is_text_type(file.schema_arrow.field(name).type)
-        and chunks[name].has_dictionary_page
-        and chunks[name].total_uncompressed_size <= _DICTIONARY_BYTES * chunks[name].num_values
+        for name, chunk in chunks.items()
+        if chunk.has_dictionary_page
+        and chunk.total_uncompressed_size <= _DICTIONARY_BYTES * chunk.num_values
     ]

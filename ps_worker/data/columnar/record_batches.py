@@ -17,7 +17,7 @@ from ctr_model.batch import Batch
 from ctr_model.jit import kernel
 from ctr_model.schema import Schema
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import offsets_of
+from ps_worker.data.blocks.batching import offsets_of, without_rows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.column_matching import FileColumns
 from ps_worker.data.columnar.column_values import (
@@ -48,6 +48,7 @@ class Columns:
         slots: An array of N values or lists per slot.
         are_keys: Whether slots hold keys instead of values.
         offsets: int64[N], positions of the rows in the file.
+        count_bad: Counts rows among them as malformed: their faults by index, and their offsets.
     """
 
     row_columns: Mapping[str, NDArray[Any]]
@@ -55,6 +56,7 @@ class Columns:
     slots: list[pa.Array]
     are_keys: bool
     offsets: NDArray[np.int64]
+    count_bad: Callable[[Mapping[int, str], NDArray[np.int64]], None]
 
     def key_columns(self, slot_numbers: Sequence[int]) -> list[KeyColumn | KeyLists]:
         """Returns the keys of each slot, for the numbers of the slots in the feature hash."""
@@ -70,7 +72,17 @@ class Columns:
             slots=[array.filter(mask) for array in self.slots],
             are_keys=self.are_keys,
             offsets=self.offsets[is_wanted],
+            count_bad=self.count_bad,
         )
+
+    def without(self, faults: Mapping[int, str]) -> "Columns":
+        """Returns the rows but those with a fault, by index, which are counted as malformed."""
+        if not faults:
+            return self
+        self.count_bad(faults, self.offsets)
+        is_good = np.ones(len(self.offsets), np.bool_)
+        is_good[list(faults)] = False
+        return self.where(is_good)
 
 
 class Decoder:
@@ -128,13 +140,9 @@ class Decoder:
             slots=[batch.column(name) for name in self._slots],
             are_keys=self._columns.are_keys,
             offsets=offsets,
+            count_bad=self._count,
         )
-        if not faults:
-            return columns
-        self._count(faults, offsets)
-        is_good = np.ones(len(offsets), np.bool_)
-        is_good[list(faults)] = False
-        return columns.where(is_good)
+        return columns.without(faults)
 
     def _faults(
         self,
@@ -159,7 +167,7 @@ class Decoder:
                 faults.setdefault(row, f"column {name!r} is {number}, expected a finite number")
         return faults
 
-    def _count(self, faults: dict[int, str], offsets: NDArray[np.int64]) -> None:
+    def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:
         for row in sorted(faults):
             place = self._place(int(offsets[row])) if self._bad_rows.is_shown else ""
             self._bad_rows.add(self._path, place, faults[row])
@@ -181,7 +189,12 @@ def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
             offsets=bounds,
             num_slots=len(keys),
         )
-        yield Block(batch, int(columns.offsets[start]), columns.offsets[start:stop])
+        offsets = columns.offsets[start:stop]
+        if faults := schema.overflows(dense, batch.dense):
+            columns.count_bad(faults, offsets)
+            batch, offsets = without_rows(batch, offsets, faults)
+        if batch.size:
+            yield Block(batch, int(columns.offsets[start]), offsets)
 
 
 def _float32_of(column: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -28,9 +28,9 @@ def temporary_path(path: Path) -> Path:
 
 def open_to_write(path: Path) -> BinaryIO:
     """Opens a file for writing; .gz and .zst are compressed, reproducibly."""
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return cast("BinaryIO", _Gzip(path))
-    if path.suffix == ".zst":
+    if path.suffix.lower() == ".zst":
         return cast("BinaryIO", pa.output_stream(str(path), compression="zstd"))
     return path.open("wb")
 

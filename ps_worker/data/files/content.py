@@ -13,7 +13,7 @@ from ps_worker.data.files.listing import file_errors, open_file
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 
-_OTHER_CODECS = (".bz2", ".xz", ".lz4", ".lzo", ".snappy", ".br", ".Z", ".zip")
+_OTHER_CODECS = (".bz2", ".xz", ".lz4", ".lzo", ".snappy", ".br", ".z", ".zip")
 _SKIP_BYTES = 1 << 18
 _SHORT_READ = 1 << 12
 _DAMAGE = ("zlib inflate failed", "ZSTD decompress failed")  # how Arrow's messages begin
@@ -29,7 +29,12 @@ class Stream(Protocol):
 
 def is_compressed(path: str) -> bool:
     """Whether the file is compressed, so that its content can only be read from the start."""
-    return PurePath(path).suffix in CODECS
+    return suffix_of(path) in CODECS
+
+
+def suffix_of(path: str | PurePath) -> str:
+    """Returns the suffix of a name in small letters, as `.gz`."""
+    return PurePath(path).suffix.lower()
 
 
 @contextmanager
@@ -44,7 +49,7 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
         DataError: Names the file, if it cannot be read, is damaged or is compressed in another way. Errors
             inside the `with` block are translated, too.
     """
-    suffix = PurePath(path).suffix
+    suffix = suffix_of(path)
     # Compressed bytes contain few newlines, so reading them might look like a few malformed rows.
     if suffix in _OTHER_CODECS:
         raise DataError(
@@ -67,7 +72,7 @@ def stored_size_of(path: str, num_bytes: int) -> int:
     Raises:
         DataError: Names the file, if it cannot be read or is damaged.
     """
-    codec = CODECS.get(PurePath(path).suffix)
+    codec = CODECS.get(suffix_of(path))
     if codec is None:
         return num_bytes
     with (

@@ -7,14 +7,14 @@ same assignment without communicating, independent of the order of their lists.
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
 from protos.errors import UsageError
-from ps_worker.data.files.listing import size_of
+from ps_worker.data.files.listing import FileStamp, stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,13 @@ class FileSplit:
         path: Local path or URL.
         start: First unit.
         stop: End, exclusive; None: the end of the file.
+        stamp: Of the file as it was listed, and must be when it is read; None: not known.
     """
 
     path: str
     start: int = 0
     stop: int | None = None
+    stamp: FileStamp | None = field(default=None, compare=False)
 
 
 class FileSplitter(Protocol):
@@ -54,7 +56,7 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
         num_workers: At least 1.
 
     Returns:
-        A list sorted by name.
+        In the order of `files`.
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
@@ -62,7 +64,8 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
         DataError: Names a file that does not exist.
     """
     _refuse_duplicates(files)
-    weights = {FileSplit(path): float(size_of(path)) for path in files}
+    stamps = {path: stamp_of(path) for path in files}
+    weights = {FileSplit(path): float(_size(stamp)) for path, stamp in stamps.items()}
     return [split.path for split in _of_worker(_assigned(weights, num_workers), worker)]
 
 
@@ -78,7 +81,7 @@ def file_splits(
         num_workers: At least 1.
 
     Returns:
-        A list sorted by path and start, possibly empty.
+        In the order of `files`, possibly empty.
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
@@ -89,7 +92,10 @@ def file_splits(
 
 
 def splits_of_workers(
-    reader_of: Callable[[str], FileSplitter], files: Sequence[str], num_workers: int
+    reader_of: Callable[[str], FileSplitter],
+    files: Sequence[str],
+    num_workers: int,
+    stamps: Mapping[str, FileStamp | None] | None = None,
 ) -> list[list[FileSplit]]:
     """Returns the splits that each worker reads; every row goes to exactly one worker.
 
@@ -100,22 +106,25 @@ def splits_of_workers(
         reader_of: Returns the reader of a file.
         files: The same for all workers, without duplicates.
         num_workers: At least 1.
+        stamps: Of the files, if they were listed before; None: as they are now.
 
     Returns:
-        By worker, lists sorted by path and start, possibly empty.
+        By worker, lists in the order of `files`, possibly empty.
 
     Raises:
         UsageError: Names a file that is listed twice.
         DataError: Names a file that cannot be read.
     """
     _refuse_duplicates(files)
-    sizes = {path: size_of(path) for path in files}
-    num_full = sum(size > 0 for size in sizes.values())
+    stamps = {path: stamp_of(path) for path in files} if stamps is None else stamps
+    num_full = sum(_size(stamps[path]) > 0 for path in files)
     num_splits = 1 if num_full >= num_workers else num_workers
     weights: dict[FileSplit, float] = {}
-    for path, size in sizes.items():
+    for path in files:
+        stamp = stamps[path]
         splits = [FileSplit(path)] if num_splits == 1 else reader_of(path).splits(path, num_splits)
-        weights |= dict.fromkeys(splits, size / len(splits))
+        stamped = [replace(split, stamp=stamp) for split in splits]
+        weights |= dict.fromkeys(stamped, _size(stamp) / len(splits))
     return _assigned(weights, num_workers)
 
 
@@ -145,6 +154,10 @@ def shown(split: FileSplit) -> str:
     return f"{split.path}[{split.start}:{'' if split.stop is None else split.stop}]"
 
 
+def _size(stamp: FileStamp | None) -> int:
+    return 0 if stamp is None else stamp.size
+
+
 def _refuse_duplicates(files: Sequence[str]) -> None:
     path, count = next(iter(Counter(files).most_common(1)), ("", 0))
     if count > 1:
@@ -158,7 +171,10 @@ def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit
 
 
 def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[FileSplit]]:
-    """Assigns splits, heaviest first, to the worker with the least load; returns those of each."""
+    """Assigns splits, heaviest first, to the worker with the least load; each keeps their order.
+
+    Workers that list files in another order assign them alike.
+    """
     loads = [0.0] * num_workers
     assigned: list[list[FileSplit]] = [[] for _ in range(num_workers)]
     for split in sorted(weights, key=lambda split: (-weights[split], split.path, split.start)):
@@ -166,4 +182,5 @@ def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[Fi
         # An empty split counts as one byte, since opening a file has a cost.
         loads[lightest] += max(weights[split], 1.0)
         assigned[lightest].append(split)
-    return [sorted(own, key=lambda split: (split.path, split.start)) for own in assigned]
+    places = {split: place for place, split in enumerate(weights)}
+    return [sorted(own, key=places.__getitem__) for own in assigned]

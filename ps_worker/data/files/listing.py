@@ -4,34 +4,77 @@ A path is a `str` everywhere. A path with "://" is a URL: `s3://clicks/day-1/par
 """
 
 import glob
+import os
+import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from io import RawIOBase
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from protos.errors import DataError
+from protos.runtime.environment import with_home
+
+_FOLDER = "a folder: name the files in it"
+
+_MODIFIED = (
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "modified",
+    "created",
+)
+"""How file systems of fsspec call what says that a file was replaced, the surest first."""
+
+Files = str | Path | Sequence[str | Path]
+"""Paths, patterns and URLs of files."""
+
+
+def are_files(data: object) -> TypeGuard[Files]:
+    """Whether data are the names of files."""
+    if isinstance(data, str | Path):
+        return True
+    return isinstance(data, Sequence) and any(isinstance(each, str | Path) for each in data)
+
+
+def files_of(files: Files) -> list[str]:
+    """Returns the files that are named; see `matching_files`."""
+    patterns = [files] if isinstance(files, str | Path) else files
+    return matching_files([str(pattern) for pattern in patterns])
 
 
 def matching_files(patterns: str | Sequence[str]) -> list[str]:
-    """Returns the files that match any of `patterns`, each once, sorted by name.
+    """Returns the files that match `patterns`, each once: in the order given, those of a pattern by name.
 
     Args:
-        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders. A comma is
-            part of a name.
+        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders, unless a file
+            has that name. A comma is part of a name; numbers in names are ordered as numbers; `~` is the
+            home folder.
 
     Raises:
         DataError: Names the first pattern that no file matches, or whose file system cannot be listed.
     """
-    found: set[str] = set()
+    found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = _url_matches(pattern) if is_url(pattern) else _local_matches(pattern)
-        files = [path for path, is_file in matches.items() if is_file]
+        files = [path for path, other in matches.items() if not other]
         if not files:
-            hint = ", which is a folder: name the files in it" if matches else ""
+            hint = f", which is {next(iter(matches.values()))}" if matches else ""
             raise DataError(f"no file matches {pattern!r}{hint}")
-        found.update(files)
-    return sorted(found)
+        found |= dict.fromkeys(sorted(files, key=natural_order))
+    return list(found)
+
+
+def natural_order(path: str) -> tuple[list[str | int], str]:
+    """Returns a key to sort paths by: numbers in them count as numbers, so that day-9 is before day-10."""
+    pieces = re.split(r"([0-9]+)", path)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], path
 
 
 def size_of(path: str) -> int:
@@ -45,6 +88,85 @@ def size_of(path: str) -> int:
             return Path(path).stat().st_size
         file_system, name = _file_system_of(path)
         return file_system.size(name) or 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileStamp:
+    """What tells a file from an earlier or later one of the same name without reading it.
+
+    Attributes:
+        size: In bytes.
+        modified: When, or the ETag of an object; empty: its file system does not say.
+    """
+
+    size: int
+    modified: str
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.size} bytes{self.modified and f' of {self.modified}'}"
+
+
+def stamp_of(path: str, *, is_cached: bool = True) -> FileStamp | None:
+    """Returns the stamp of a file; None: it is no regular file, and may be read once.
+
+    Args:
+        path: Local path or URL.
+        is_cached: A file system may answer from a listing that it has made before.
+
+    Raises:
+        DataError: If the file does not exist.
+    """
+    with file_errors(path):
+        if not is_url(path):
+            status = Path(path).stat()
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
+            at = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{nanoseconds:09}"
+            return FileStamp(status.st_size, at)
+        file_system, name = _file_system_of(path)
+        if not is_cached:
+            file_system.invalidate_cache(name)
+        entry = file_system.info(name)
+        modified = next((str(entry[key]) for key in _MODIFIED if entry.get(key)), "")
+        return FileStamp(entry.get("size") or 0, modified)
+
+
+def require_unchanged(path: str, listed: FileStamp) -> None:
+    """Checks that a file is the one that was listed.
+
+    Raises:
+        DataError: If it has changed since, or does not exist any more.
+    """
+    if (now := stamp_of(path, is_cached=False)) != listed:
+        raise DataError(
+            f"{path} has changed since it was listed: it had {listed}, and now {now or 'is no file'}; files "
+            f"must stay as they are while a run reads them: write new rows to a new file, and start again"
+        )
+
+
+def ends_of(path: str, size: int, num_bytes: int) -> bytes:
+    """Returns the first and the last bytes of a file; all of one that is no longer than both.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    ranges = [(0, num_bytes), (max(size - num_bytes, num_bytes), size)]
+    with file_errors(path):
+        if is_url(path):  # by requests of ranges: a file that is open may read far ahead
+            file_system, name = _file_system_of(path)
+            return b"".join(
+                file_system.cat_file(name, start=start, end=min(stop, size))
+                for start, stop in ranges
+                if start < size
+            )
+        with Path(path).open("rb", buffering=0) as file:
+            return b"".join(
+                os.pread(file.fileno(), stop - start, start)
+                for start, stop in ranges
+                if start < size
+            )
 
 
 def open_file(path: str) -> RawIOBase:
@@ -77,23 +199,37 @@ def file_errors(path: str) -> Iterator[None]:
         raise DataError(f"cannot read {path!r}: {reason}") from error
 
 
-def _local_matches(pattern: str) -> dict[str, bool]:
-    """Returns the matching paths, and whether each is a file."""
-    paths = [Path(name) for name in glob.glob(pattern, recursive=True)]  # noqa: PTH207 (absolute patterns)
-    return {str(path): path.is_file() for path in paths}
+def _local_matches(pattern: str) -> dict[str, str]:
+    """Returns the matching paths, and what each is instead of a file; "": it is one."""
+    path = Path(with_home(pattern))
+    names = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207 (absolute)
+    return {str(Path(name)): _instead_of_file(Path(name)) for name in names}
 
 
-def _url_matches(pattern: str) -> dict[str, bool]:
+def _instead_of_file(path: Path) -> str:
+    if path.is_file():
+        return ""
+    if path.is_dir():
+        return _FOLDER
+    kind = (
+        "a FIFO" if path.is_fifo() else "a socket or a device" if path.exists() else "a broken link"
+    )
+    return f"{kind}, not a file: write its content to a file, which can be read again"
+
+
+def _url_matches(pattern: str) -> dict[str, str]:
     with file_errors(pattern):
         file_system, name = _file_system_of(pattern)
-        if not glob.has_magic(name):
+        # A file whose name has brackets is likelier than one with a star.
+        is_pattern = glob.has_magic(name) and not ("[" in name and file_system.exists(name))
+        if not is_pattern:
             is_there = file_system.exists(name)
             names = {name: file_system.isfile(name)} if is_there else {}
         else:
             entries = file_system.glob(name, detail=True)
             names = {name: entry["type"] == "file" for name, entry in entries.items()}
     return {
-        _url_like(pattern, file_system.unstrip_protocol(name)): is_file
+        _url_like(pattern, file_system.unstrip_protocol(name)): "" if is_file else _FOLDER
         for name, is_file in names.items()
     }
 

@@ -16,6 +16,7 @@ from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import counted
 from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import without_rows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_rows
@@ -112,6 +113,13 @@ class _Scan:
             offsets=self._offsets[: size * num_slots + 1],
             num_slots=num_slots,
         )
+        if faults := self._schema.overflows(self._numbers[:size], rows.dense):
+            for row, fault in faults.items():
+                before = int(np.count_nonzero(text[starts[row] :] == ord("\n")))
+                self._bad_rows.add(
+                    self._path, self._place(-before, int(position + starts[row])), fault
+                )
+            return without_rows(rows, starts[:size], faults)
         return rows, starts[:size]
 
     def _make_room(self, num_rows: int) -> None:
@@ -122,13 +130,13 @@ class _Scan:
 
     def _count_malformed(self, text: bytes, row: NDArray[np.int64], position: int) -> None:
         """Counts the malformed row `text`, described by `row` of the scanner."""
-        # A line number may take a pass over the file up to there, an offset is known.
-        place = (
-            str(self._lines.number(int(row[LINE])))
-            if self._bad_rows.is_shown
-            else f"byte {position + row[START]}"
-        )
+        place = self._place(int(row[LINE]), int(position + row[START]))
         self._bad_rows.add(self._path, place, self._fault(text, int(row[COLUMN])))
+
+    def _place(self, line: int, offset: int) -> str:
+        """Returns the place of a line, counted from those passed, for a message."""
+        # Its number may take a pass over the file up to there, its offset is known.
+        return str(self._lines.number(line)) if self._bad_rows.is_shown else f"byte {offset}"
 
     def _fault(self, text: bytes, column: int) -> str:
         """Returns the fault of a malformed row for a message."""

@@ -18,9 +18,10 @@ from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import UsageError, counted
 from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.text import multislot_scanner as scanner
 from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.text_reader import BadLine, TextReader, shown
+from ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 Values = Literal["keys", "text"]
 
@@ -33,7 +34,11 @@ _EXPECTED = {
 
 
 class MultiSlotScanner:
-    """A `LineScanner` of multi-slot text. Stateless: threads share it."""
+    """A `LineScanner` of multi-slot text. Stateless: threads share it.
+
+    Attributes:
+        slot_values: What the values of slots are.
+    """
 
     def __init__(
         self, schema: Schema, columns: Sequence[str] | None = None, values: Values = "keys"
@@ -51,6 +56,7 @@ class MultiSlotScanner:
         if values not in get_args(Values):
             expected = " or ".join(map(repr, get_args(Values)))
             raise UsageError(f"values is {values!r}, expected {expected}")
+        self.slot_values = SlotValues(dict.fromkeys(schema.slots, (values, "lists")))
         self._schema = schema
         self._order = ColumnOrder(schema, columns)
         kinds = {
@@ -91,7 +97,7 @@ class MultiSlotScanner:
             num_slots=num_slots,
         )
         bad_lines = [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
-        return rows, starts[:num_rows], bad_lines
+        return without_overflows(self._schema, dense[:num_rows], rows, starts[:num_rows], bad_lines)
 
     def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
         rest = block[entry[scanner.POSITION] : entry[scanner.STOP]].tobytes()
@@ -127,7 +133,11 @@ class MultiSlotScanner:
 
 
 class MultiSlotReader(TextReader):
-    """Reads files of multi-slot text, plain or compressed."""
+    """Reads files of multi-slot text, plain or compressed.
+
+    Attributes:
+        slot_values: What the values of slots are.
+    """
 
     def __init__(
         self,
@@ -138,4 +148,6 @@ class MultiSlotReader(TextReader):
         values: Values = "keys",
     ) -> None:
         """Takes the layout of the text; arguments and errors as for `MultiSlotScanner`."""
-        super().__init__(MultiSlotScanner(schema, columns, values), bad_rows)
+        scanner = MultiSlotScanner(schema, columns, values)
+        super().__init__(scanner, bad_rows)
+        self.slot_values = scanner.slot_values

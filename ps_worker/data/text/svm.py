@@ -3,7 +3,8 @@ r"""Readers of libsvm and libffm, sparse text formats.
     libsvm    label index:value ...             +1 3:0.5 17:1 204:1
     libffm    label field:index:value ...       1 0:0:0.5 1:u7:1 2:a3:1 2:b9:1
 
-Labels are 1 and +1, 0 and -1; every row has one.
+Labels are the numbers 1, 0 and -1, which is 0, too; every row has one. A word that begins with # begins a
+comment, up to the end of the line.
 
 libsvm: the name of a dense column is its index; every other index is a value of the only slot. Its number
 must be 1, and the text of the index is hashed. An omitted number is 0; the slot may be empty.
@@ -26,7 +27,7 @@ from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.text import svm_scanner as scanner
 from ps_worker.data.text.decimals import MAX_KEY_DIGITS, parse_decimal
 from ps_worker.data.text.multislot_scanner import count_lines_and_blanks, skip_blanks, word_end
-from ps_worker.data.text.text_reader import BadLine, TextReader, shown
+from ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 _MAX_INDEX = 2**64 - 1
 
@@ -91,16 +92,14 @@ class SvmScanner:
             num_slots=num_slots,
         )
         bad_lines = [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
-        return rows, starts[:num_rows], bad_lines
+        return without_overflows(self._schema, dense[:num_rows], rows, starts[:num_rows], bad_lines)
 
     def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
         start, position = int(entry[scanner.START]), int(entry[scanner.POSITION])
         word = block[position : word_end(block, position)].tobytes()
         is_label = position == skip_blanks(block, start)
         fault = (
-            f"the label is {shown(word)}, expected 0, 1, +1 or -1"
-            if is_label
-            else self._fault(word)
+            f"the label is {shown(word)}, expected 0, 1 or -1" if is_label else self._fault(word)
         )
         return BadLine(int(entry[scanner.LINE]), start, fault)
 

@@ -3,8 +3,9 @@ r"""Scanner of libsvm and libffm text, in one pass over the bytes: a label, and 
     libsvm    label index:value ...             +1 3:0.5 17:1 204:1 \n
     libffm    label field:index:value ...       1 0:0:0.5 1:u7:1 2:a3:1 2:b9:1 \n
 
-Words come in any order. Blanks, and the use of & and | in conditions, are as in `multislot_scanner`. A
-malformed line is reported with the word at fault and not written.
+Words come in any order; one that begins with # begins a comment, up to the end of the line. Blanks, and the
+use of & and | in conditions, are as in `multislot_scanner`. A malformed line is reported with the word at
+fault and not written.
 """
 
 import numpy as np
@@ -20,20 +21,17 @@ from ps_worker.data.text.multislot_scanner import skip_blanks, word_end
 # of the word at fault.
 LINE, START, POSITION = range(3)
 
-_NEWLINE, _COLON, _ZERO, _ONE, _PLUS, _MINUS = (np.uint8(ord(character)) for character in "\n:01+-")
+_NEWLINE, _COLON, _HASH = (np.uint8(ord(character)) for character in "\n:#")
 
 _NO_FIELD = -1
 
 
 @kernel
 def parse_label(block: NDArray[np.uint8], start: int, stop: int) -> int:
-    """Returns 1 for "1" and "+1", 0 for "0" and "-1", -1 for anything else."""
-    last = block[stop - 1]
-    is_bare = (stop - start == 1) & ((last == _ZERO) | (last == _ONE))
-    is_signed = (stop - start == 2) & (last == _ONE)
-    is_signed &= (block[start] == _PLUS) | (block[start] == _MINUS)
-    label = (last == _ONE) & (block[start] != _MINUS)
-    return int(np.int64(label)) if is_bare | is_signed else -1
+    """Returns 1 for the number 1, as "+1" and "1.0", 0 for 0 and -1, -1 for anything else."""
+    number, _ = parse_decimal(block, start, stop)
+    is_label = (number == 0) | (abs(number) == 1)  # not if nan
+    return int(np.int64(number > 0)) if is_label else -1
 
 
 @kernel
@@ -113,7 +111,7 @@ def scan_features(
     num_fields = num_dense + len(counts)
     num_found = 0
     start = skip_blanks(block, position)
-    while block[start] != _NEWLINE:
+    while (block[start] != _NEWLINE) & (block[start] != _HASH):
         stop = word_end(block, start)
         field, index_start, index_stop, number = scan_word(
             block, start, stop, has_fields, dense_indexes, dense_columns
@@ -134,7 +132,7 @@ def scan_features(
             counts[slot] += 1
             num_found += 1
         start = skip_blanks(block, stop)
-    return num_found, start
+    return num_found, line_end(block, start)
 
 
 @kernel

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.batch import Batch
+from ctr_model.schema import Schema
 from ps_worker.data.blocks.bad_rows import BadRows
+from ps_worker.data.blocks.batching import without_rows
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
@@ -70,6 +72,34 @@ class TextReader:
             lines.passed += rows.size + len(bad_lines)
             if rows.size:
                 yield Block(rows, position, position + starts)
+
+
+def without_overflows(
+    schema: Schema,
+    numbers: NDArray[np.float64],
+    rows: Batch,
+    starts: NDArray[np.int64],
+    bad_lines: list[BadLine],
+) -> tuple[Batch, NDArray[np.int64], list[BadLine]]:
+    """Returns what a scanner found with rows whose numbers float32 does not hold as malformed lines.
+
+    Args:
+        schema: Scales the numbers.
+        numbers: float64[n, num_dense], unscaled.
+        rows: The rows of the numbers.
+        starts: int64[n], of their lines in the block.
+        bad_lines: The other malformed lines, ascending.
+    """
+    faults = schema.overflows(numbers, rows.dense)
+    if not faults:
+        return rows, starts, bad_lines
+    bad_before = np.searchsorted([line.start for line in bad_lines], starts)
+    beyond = [
+        BadLine(row + int(bad_before[row]), int(starts[row]), fault)
+        for row, fault in faults.items()
+    ]
+    bad_lines = sorted([*bad_lines, *beyond], key=lambda line: line.index)
+    return *without_rows(rows, starts, faults), bad_lines
 
 
 def shown(text: bytes) -> str:

@@ -20,9 +20,10 @@ from rich.console import Console
 
 from ctr_model.schema import Schema, SchemaError, Transform
 from protos.errors import CtrPsError, DataError, UsageError, counted
+from protos.runtime.environment import arguments
 from protos.runtime.logs import configure_logs, log_error, printable
 from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.data.files.listing import matching_files
+from ps_worker.data.files.listing import matching_files, natural_order
 from ps_worker.data.formats import format_of
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.tools.columns import without_label
@@ -285,11 +286,11 @@ def split_command(
 ) -> None:
     """Split the rows of files into a training, a validation and, optionally, a test set.
 
-    The set of a row is determined by a hash of the seed and its number over all files, sorted by name, so the
-    result is deterministic. Complete sets replace those of an earlier call.
+    The set of a row is determined by a hash of the seed and its number over all files in natural order, so
+    the result is deterministic. Complete sets replace those of an earlier call.
     """
     sets = split_rows(
-        matching_files(patterns),
+        sorted(matching_files(patterns), key=natural_order),
         out,
         ratio=parse_ratio(ratio),
         seed=seed,
@@ -354,7 +355,7 @@ def _print_proposal(console: Console, proposal: Proposal) -> None:
     if proposal.no_label:
         typer.echo(printable(f"no label: {proposal.no_label}"))
     for name in proposal.leaks:
-        advice = f"warning: {name!r} {LEAK} Then leave it out, with --ignore {shlex.quote(name)}"
+        advice = f"warning: {name!r} {LEAK} It is left out: add it to the schema if not"
         typer.echo(printable(advice))
 
 
@@ -385,7 +386,7 @@ def main() -> None:
     """Entry point of `ps-data`."""
     try:
         configure_logs()
-        app()
+        app(arguments())
     except CtrPsError as error:
         log_error(error)
         sys.exit(error.exit_code)

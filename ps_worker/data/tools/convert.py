@@ -186,6 +186,9 @@ def _is_text(array: pa.Array) -> bool:
 
 
 def _key_table(columns: Columns, schema: Schema) -> pa.Table:
+    numbers = np.stack(columns.numbers, axis=1) if columns.numbers else np.empty((0, 0))
+    with np.errstate(over="ignore"):  # of rows that are malformed
+        columns = columns.without(schema.overflows(numbers, numbers.astype(np.float32)))
     size = len(columns.offsets)
     metadata = {
         HASH_VERSION_KEY: str(schema.hash_version),

@@ -23,7 +23,7 @@ from pyarrow import orc
 from ctr_model.jit import kernel
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.row_hash import row_hash, write_row_hashes
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.files.atomic_file import open_to_write, temporary_path
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import SUFFIXES, format_of, require_format
@@ -237,11 +237,12 @@ def _tables(path: str, kind: str) -> Iterator[pa.Table]:
     with open_columnar(path, kind.upper() if kind == "orc" else "Parquet") as source:
         if kind == "orc":
             file = orc.ORCFile(source)
-            for stripe in range(file.nstripes):
-                yield pa.Table.from_batches([file.read_stripe(stripe)])
+            batches = (file.read_stripe(stripe) for stripe in range(file.nstripes))
         else:
-            for batch in pq.ParquetFile(source).iter_batches(_TABLE_ROWS):
-                yield pa.Table.from_batches([batch])
+            batches = pq.ParquetFile(source).iter_batches(_TABLE_ROWS)
+        for batch in batches:
+            require_valid(batch)
+            yield pa.Table.from_batches([batch])
 
 
 @kernel

@@ -20,8 +20,9 @@ from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Block, Reader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
+from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits, lines_before
 from ps_worker.data.user_code.data_generator import (
     Cells,
     DataGenerator,
@@ -39,10 +40,10 @@ _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of 
 
 def generated(generator: DataGenerator) -> MakeReader:
     """Returns a format for datasets that parses files with a generator."""
-    is_probed = threading.Event()
+    is_probed, seen = threading.Event(), SlotValues()
 
     def make(schema: Schema, _: BadRows) -> Reader:
-        return GeneratorReader(generator, schema, is_probed)
+        return GeneratorReader(generator, schema, is_probed, seen)
 
     return make
 
@@ -52,10 +53,17 @@ class GeneratorReader:
 
     A line that the generator cannot parse and an invalid sample are errors: faults of code, to which no limit
     of malformed rows applies.
+
+    Attributes:
+        slot_values: What the values of slots were so far.
     """
 
     def __init__(
-        self, generator: DataGenerator, schema: Schema, is_probed: threading.Event | None = None
+        self,
+        generator: DataGenerator,
+        schema: Schema,
+        is_probed: threading.Event | None = None,
+        seen: SlotValues | None = None,
     ) -> None:
         """Takes the generator.
 
@@ -63,7 +71,9 @@ class GeneratorReader:
             generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
             is_probed: Set once its first lines were asked for twice; of all readers of a dataset.
+            seen: Is told what the values of slots are, by all readers of a dataset.
         """
+        self.slot_values = SlotValues() if seen is None else seen
         self._is_probed = is_probed or threading.Event()
         self._generator = generator
         self._schema = schema
@@ -78,7 +88,7 @@ class GeneratorReader:
         A block ends at the end of a batch of `generate_batch`, so that reading can resume after it.
         """
         lines: LineNumbers | None = None
-        rows = _Rows(self._generator, self._schema)
+        rows = _Rows(self._generator, self._schema, self.slot_values, split.path)
         begin: int | None = None
         end = 0
         for block, position in line_blocks(split, offset):
@@ -131,11 +141,14 @@ def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int
 class _Rows:
     """Rows from one pass of a generator over a split."""
 
-    def __init__(self, generator: DataGenerator, schema: Schema) -> None:
+    def __init__(
+        self, generator: DataGenerator, schema: Schema, seen: SlotValues, path: str
+    ) -> None:
+        self._path = path
         self._run = GeneratorRun(generator)
-        self._schema = schema
+        self._schema, self._seen = schema, seen
         self._order: ColumnOrder | None = None
-        self._columns = SampleColumns(schema)
+        self._columns = SampleColumns(schema, seen=seen)
         self._row_offsets: list[int] = []
 
     @property
@@ -154,9 +167,14 @@ class _Rows:
 
     def taken(self, offset: int) -> Block:
         """Returns and removes the rows so far, as the block at `offset`."""
-        columns, self._columns = self._columns, SampleColumns(self._schema)
+        columns, self._columns = self._columns, SampleColumns(self._schema, seen=self._seen)
         row_offsets, self._row_offsets = self._row_offsets, []
-        return Block(columns.batch(), offset, np.array(row_offsets, np.int64))
+
+        def place(row: int) -> str:
+            before = lines_before(self._path, row_offsets[row] // _MAX_SAMPLES)
+            return f"{self._path}:{before + 1}"
+
+        return Block(columns.batch(place), offset, np.array(row_offsets, np.int64))
 
     def _add(self, samples: Iterable[Cells], offset: int) -> None:
         """Adds the samples that the line at `offset` completes."""

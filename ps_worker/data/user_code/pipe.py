@@ -57,6 +57,9 @@ class PipeReader:
 
     A command that fails, prints a malformed line, leaves input unread or stalls is an error: a fault of code,
     to which no limit of malformed rows applies.
+
+    Attributes:
+        slot_values: What the values of slots are.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class PipeReader:
             )
         if stall_limit_s <= 0:
             raise UsageError(f"stall_limit_s is {stall_limit_s!r}, expected more than 0")
+        self.slot_values = scanner.slot_values
         self._command = command
         self._scanner = scanner
         self._stall_limit_s = stall_limit_s

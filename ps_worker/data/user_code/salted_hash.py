@@ -24,8 +24,9 @@ MAX_LINES = 5
 
 ADVICE = (
     "hash() of text, or the order of a set of texts, which Python salts in each process: others would have "
-    "other keys for the same values. Yield the text by a MultiSlotStringDataGenerator, whose values are "
-    "hashed alike everywhere, or take ctr_model.features.key_of(slot, text)"
+    "other keys for the same values. Yield the text itself, in a sample or by a "
+    "MultiSlotStringDataGenerator, whose values are hashed alike everywhere, or take "
+    "ctr_model.features.key_of(slot, text)"
 )
 """What is wrong, and what to do."""
 
@@ -37,11 +38,12 @@ def is_salted() -> bool:
     return os.environ.get("PYTHONHASHSEED") in (None, "", "random")
 
 
-def require_stable_samples(produce: Callable[[], object]) -> None:
+def require_stable_samples(produce: Callable[[], object], what: str = "generate_sample") -> None:
     """Refuses code of the user's whose samples follow from `hash()` of text.
 
     Args:
         produce: Returns the same samples anew each time, by the user's code.
+        what: Name of that code, for the error.
 
     Raises:
         DataError: If they do.
@@ -55,7 +57,7 @@ def require_stable_samples(produce: Callable[[], object]) -> None:
         with hashes.salted():
             other = _outcome(produce)
         if other != first and _outcome(produce) == first:
-            raise DataError(f"generate_sample uses {ADVICE}")
+            raise DataError(f"{what} uses {ADVICE}")
 
 
 class _Hashes:

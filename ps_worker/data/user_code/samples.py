@@ -2,16 +2,19 @@
 
     a sample:  (label, dense, slots)
                label  0 or 1; None for no label
-               dense  the unscaled numbers, which the schema scales; None or nan is missing
+               dense  the unscaled numbers, which the schema scales; None or nan is missing, True is 1
                slots  for each slot one value, or a list of any number of values
 
-Text and bytes are hashed with the slot's number, as by file readers; a whole number is a key. One kernel call
-hashes all values of a batch, because a call per value would dominate the cost.
+Text and bytes are hashed with the slot's number, as by file readers; a whole number is a key, or what it was
+in the data that a model was trained on (`SlotValues`). One kernel call hashes all values of a batch, because
+a call per value would dominate the cost.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
@@ -23,7 +26,9 @@ from ctr_model.features import hash_bytes
 from ctr_model.jit import kernel
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
+from ps_worker.data.slot_values import AS_KEYS, Kind, SlotValues
 from ps_worker.data.user_code.data_generator import shown
+from ps_worker.data.user_code.salted_hash import MAX_LINES, require_stable_samples
 
 Value = str | bytes | int
 Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]
@@ -31,8 +36,11 @@ Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[V
 _NUMBERS = (
     int,
     float,
+    bool,
+    np.bool_,
 )  # checked first, because isinstance with an abstract class is ten times slower
 _LISTS = (list, tuple, np.ndarray)
+_TEXT, _KEY, _LIST = 1, 2, 4  # what the values of a slot were
 
 
 class SampleLoader:
@@ -41,6 +49,7 @@ class SampleLoader:
     Attributes:
         schema: The columns of the samples.
         batch_size: B.
+        slot_values: What the values of slots were so far.
     """
 
     def __init__(
@@ -73,33 +82,68 @@ class SampleLoader:
                 f"samples is {samples!r}, which can only be iterated once: pass the function that returns it"
             )
         self._samples = samples
+        self._is_probed = not callable(samples)
         self.schema = schema
         self.batch_size = batch_size
+        self.slot_values = SlotValues()
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._batches(None, self.slot_values)
+
+    def to_predict(self, meant: SlotValues) -> Iterator[Batch]:
+        """Returns the batches whose values mean what they meant in training; see `batches_of_samples`."""
+        return self._batches(meant, None)
+
+    def _batches(self, meant: SlotValues | None, seen: SlotValues | None) -> Iterator[Batch]:
         samples = self._samples() if callable(self._samples) else self._samples
-        return batches_of_samples(samples, self.schema, batch_size=self.batch_size)
+        if not self._is_probed:
+            require_stable_samples(self._first_keys, "the function of samples")
+            self._is_probed = True
+        size = self.batch_size
+        return batches_of_samples(samples, self.schema, batch_size=size, seen=seen, meant=meant)
+
+    def _first_keys(self) -> list[list[int]]:
+        samples = islice(self._samples(), MAX_LINES)  # type: ignore[operator]
+        batches = batches_of_samples(samples, self.schema, batch_size=1)
+        return [batch.keys.tolist() for batch in batches]
 
 
 def batches_of_samples(
-    samples: Iterable[Sample], schema: Schema, *, batch_size: int
+    samples: Iterable[Sample],
+    schema: Schema,
+    *,
+    batch_size: int,
+    seen: SlotValues | None = None,
+    meant: SlotValues | None = None,
 ) -> Iterator[Batch]:
     """Yields samples in batches of `batch_size`, the last one of the remaining samples.
+
+    Args:
+        samples: Them.
+        schema: Their columns.
+        batch_size: B.
+        seen: Is told what the values of slots are.
+        meant: What the values of slots were in the data that the model was trained on, and are to mean here;
+            None: whole numbers are keys.
 
     Raises:
         DataError: Names the sample, the slot or dense column, and the invalid value.
     """
-    columns = SampleColumns(schema)
+    columns, first = SampleColumns(schema, seen=seen, meant=meant), 1
     for number, sample in enumerate(samples, start=1):
         try:
             columns.add(sample)
         except DataError as error:
-            raise DataError(f"sample {number}: {error}") from error
+            raise DataError(f"{_sample_place(number, 0)}: {error}") from error
         if columns.size == batch_size:
-            yield columns.batch()
-            columns = SampleColumns(schema)
+            yield columns.batch(partial(_sample_place, first))
+            columns, first = SampleColumns(schema, seen=seen, meant=meant), number + 1
     if columns.size:
-        yield columns.batch()
+        yield columns.batch(partial(_sample_place, first))
+
+
+def _sample_place(first: int, row: int) -> str:
+    return f"sample {first + row}"
 
 
 @dataclass
@@ -114,8 +158,16 @@ class _Hashed:
 class SampleColumns:
     """The columns of a batch under construction; unusable after an error."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(
+        self, schema: Schema, *, seen: SlotValues | None = None, meant: SlotValues | None = None
+    ) -> None:
+        """Takes the columns; see `batches_of_samples`."""
         self._schema = schema
+        self._seen = seen
+        self._kinds = [0] * len(schema.slots)
+        self._meanings = [
+            AS_KEYS if meant is None else meant.meaning(slot) for slot in schema.slots
+        ]
         self._labels: list[float | None] = []
         self._dense: list[list[float]] = []
         self._keys: list[int] = []  # 0 for values to be hashed
@@ -139,8 +191,14 @@ class SampleColumns:
         for slot, value in enumerate(values, start=1):
             self._add_slot(slot, value)
 
-    def batch(self) -> Batch:
-        """Returns the samples as a batch."""
+    def batch(self, place: Callable[[int], str]) -> Batch:
+        """Returns the samples as a batch.
+
+        Raises:
+            DataError: If float32 does not hold a scaled number; names the `place` of its sample.
+        """
+        if self._seen is not None:
+            _note(self._seen, self._schema.slots, self._kinds)
         keys = np.array(self._keys, np.uint64)
         _hash_values(
             np.frombuffer(b"".join(self._hashed.data), np.uint8),
@@ -150,10 +208,13 @@ class SampleColumns:
             keys,
         )
         has_labels = self._labels[0] is not None
-        dense = np.array(self._dense, np.float64).reshape(self.size, len(self._schema.dense))
+        numbers = np.array(self._dense, np.float64).reshape(self.size, len(self._schema.dense))
+        dense = self._schema.scale_dense(numbers)
+        for row, fault in self._schema.overflows(numbers, dense).items():
+            raise DataError(f"{place(row)}: {fault}")
         return Batch(
             labels=np.array(self._labels, np.float32) if has_labels else None,
-            dense=self._schema.scale_dense(dense),
+            dense=dense,
             keys=keys,
             offsets=np.array(self._offsets, np.int32),
             num_slots=len(self._schema.slots),
@@ -183,22 +244,41 @@ class SampleColumns:
         self._dense.append(row)
 
     def _add_slot(self, slot: int, value: Any) -> None:
-        hashed, keys = self._hashed, self._keys
-        for each in value if isinstance(value, _LISTS) else (value,):
+        hashed, keys, meaning, kinds = self._hashed, self._keys, self._meanings[slot - 1], 0
+        number = self._schema.slot_numbers[slot - 1]
+        is_list = isinstance(value, _LISTS)
+        for each in value if is_list else (value,):
             if isinstance(each, str | bytes):
+                if each:
+                    kinds |= _TEXT
+                    if meaning.text_fault:
+                        raise self._fault(slot, each, meaning.text_fault)
                 hashed.data.append(self._encoded(slot, each) if isinstance(each, str) else each)
-                hashed.slots.append(self._schema.slot_numbers[slot - 1])
-                hashed.positions.append(len(keys))
-                keys.append(0)
-            elif _is_key(each):
-                keys.append(int(each))
-            else:
-                name = self._schema.slots[slot - 1]
-                raise DataError(
-                    f"slot {slot} ({name!r}) has {shown(each)}, expected text, bytes or a key from 0 to "
-                    f"2**64 - 1; '' is a missing value, [] no values"
+            elif not _is_whole(each):
+                raise self._fault(
+                    slot,
+                    each,
+                    "expected text, bytes or a whole number; '' is a missing value, [] no values",
                 )
+            elif meaning.whole_number == "digits":
+                hashed.data.append(str(int(each)).encode())
+            elif meaning.number_fault:
+                raise self._fault(slot, each, meaning.number_fault)
+            elif 0 <= int(each) < 2**64:
+                kinds |= _KEY
+                keys.append(int(each))
+                continue
+            else:
+                raise self._fault(slot, each, "expected text, bytes or a key from 0 to 2**64 - 1")
+            hashed.slots.append(number)
+            hashed.positions.append(len(keys))
+            keys.append(0)  # which `batch` computes
+        self._kinds[slot - 1] |= kinds | (_LIST if is_list else 0)
         self._offsets.append(len(keys))
+
+    def _fault(self, slot: int, value: Any, why: str) -> DataError:
+        name = self._schema.slots[slot - 1]
+        return DataError(f"slot {slot} ({name!r}) has {shown(value)}, {why}")
 
     def _encoded(self, slot: int, text: str) -> bytes:
         try:
@@ -232,9 +312,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _is_key(value: object) -> bool:
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-    return is_whole and 0 <= int(value) < 2**64  # type: ignore[call-overload]
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _note(seen: SlotValues, slots: Sequence[str], kinds: Sequence[int]) -> None:
+    for slot, found in zip(slots, kinds, strict=True):
+        named: tuple[tuple[int, Kind], ...] = ((_TEXT, "text"), (_KEY, "keys"), (_LIST, "lists"))
+        seen.note(slot, *(name for bit, name in named if found & bit))
 
 
 @kernel

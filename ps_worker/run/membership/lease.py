@@ -5,27 +5,24 @@ import threading
 import time
 from collections.abc import Callable
 
-from protos.errors import CtrPsError, TransportError
-from protos.store import Coordination
+from protos.errors import CtrPsError
+from protos.store import Coordination, Lease
 
 logger = logging.getLogger(__name__)
 
-RENEWALS = 3
-"""In the time of a lease: one that is late, or lost, does no harm."""
-
 
 class LeaseRenewal:
-    """Renews the lease of a worker until it is closed, or the servers refuse it.
+    """Renews the lease of a worker until it is closed, or a server refuses it or is gone.
 
     Attributes:
-        refusal: Why the servers refused it: this process has no place in the job, and its calls fail.
+        refusal: Why it ended: this process has no place in the job, or there is no job, and its calls fail.
     """
 
     def __init__(
         self,
         store: Coordination,
         worker: int,
-        lease_s: float,
+        lease: Lease,
         *,
         on_refusal: Callable[[CtrPsError], None] = lambda _: None,
     ) -> None:
@@ -34,14 +31,14 @@ class LeaseRenewal:
         Args:
             store: Where the lease is.
             worker: Whose it is.
-            lease_s: Seconds that it lasts.
+            lease: How long it lasts.
             on_refusal: Called by the thread with the refusal, while the store can still be called.
         """
         self.refusal: CtrPsError | None = None
         self._on_refusal = on_refusal
         self._store = store
         self._worker = worker
-        self._pause_s = lease_s / RENEWALS
+        self._pause_s = lease.renewal_s
         self._is_over = threading.Event()
         self._is_given_up = False
         self._thread = threading.Thread(target=self._renew_forever, name="lease", daemon=True)
@@ -53,15 +50,15 @@ class LeaseRenewal:
             began = time.monotonic()
             try:
                 self._store.renew(self._worker)
-            except TransportError as error:
-                logger.warning("lease not renewed: %s", error)
             except CtrPsError as error:
+                if self._is_over.is_set():
+                    break
                 logger.warning("lease refused: %s", error)
                 self.refusal = error
                 self._on_refusal(error)
                 self._store.disconnect()
                 return
-            # One that is lost fails after a pause's time: another pause on top would let the lease run out.
+            # It waits for a pause's time where a server is away: no other one is to wait for two.
             pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
         if self._is_given_up:
             self._give_up()

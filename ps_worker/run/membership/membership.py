@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from protos.errors import CtrPsError, LostPushesError, NotJoinedError, TransportError
+from protos.errors import PlaceLostError, TransportError
 from protos.store import Coordination, Joined, Lease, Member, Version, WorkerLoss
 from ps_worker.job.sections.section import ClusterSection
 from ps_worker.run.abort import abort_by
@@ -52,13 +52,12 @@ class Membership:
         self.has_left = False
         self._store = store
         self._renewal: LeaseRenewal | None = None
-        lease = Lease(seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss))
-        answer = store.join(worker, self.member.incarnation, terms=terms, lease=lease)
-        self.joined: Joined = answer.result()
+        self._lease = lease = Lease(
+            seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss)
+        )
+        self.joined: Joined = self._join(terms)
         if not is_in_process:
-            self._renewal = LeaseRenewal(
-                store, worker, lease.seconds, on_refusal=self._abort_if_forgotten
-            )
+            self._renewal = LeaseRenewal(store, worker, lease, on_refusal=self._abort_by)
 
     def __enter__(self) -> Self:
         return self
@@ -74,17 +73,29 @@ class Membership:
             if refusal is not None and not self.has_left:
                 raise refusal from error
             if error is not None and not self.has_left:
-                abort_by(error, self._store, self.member.worker)
+                self._abort_by(error)
         finally:
             self.close()
 
-    def _abort_if_forgotten(self, refusal: CtrPsError) -> None:
-        """Ends the job if a server has forgotten it, or some of it: the others would wait for what is gone.
+    def _join(self, terms: Mapping[str, str]) -> Joined:
+        worker, incarnation = self.member.worker, self.member.incarnation
+        return self._store.join(worker, incarnation, terms=terms, lease=self._lease).result()
 
-        Any other refusal concerns this process alone: the job has lost it, and may go on.
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Brings further terms, of which other workers bring the same sooner or later.
+
+        Raises:
+            JobError: If another worker has brought other ones; the job ends for all.
         """
-        if isinstance(refusal, NotJoinedError | LostPushesError):
-            abort_by(refusal, self._store, self.member.worker)
+        self._join(terms)
+
+    def _abort_by(self, error: BaseException) -> None:
+        """Ends the job by an error, on all servers: one that ended it may not have reached the others.
+
+        A lost place concerns this process alone: the job goes on without it.
+        """
+        if not isinstance(error, PlaceLostError):
+            abort_by(error, self._store, self.member.worker)
 
     def leave(self, step: Version) -> None:
         """Leaves the job for good: the worker takes part in no step from `step` on.

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from protos.errors import CheckpointError
 from ps_server.checkpoint.publish import best_in, forget_best, write_best
@@ -16,7 +17,7 @@ from ps_worker.checkpoints.retention import (
 from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState, Validation
 from ps_worker.checkpoints.saver import Saver
 from ps_worker.job import Job
-from ps_worker.job.datasets import has_text_values, order_of_data
+from ps_worker.job.datasets import order_of_data, values_of_job
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.training_job.passes import Pass
@@ -39,8 +40,11 @@ class JobCheckpoints:
         self._run = run
         self._validator = validator
         self._files = start.files
+        self._confirm = partial(start.confirm, run)
         is_on = run.is_first and bool(self._job.checkpoint.dir)
-        self._saver = _saver_of(self._job, run, start.earlier) if is_on else None
+        self._saver = _saver_of(self._job, run, start.earlier, self._confirm) if is_on else None
+        files = plan.train_files if is_on else ()
+        self._values = values_of_job(self._job, plan.schema, files)
 
     @property
     def latest(self) -> str | None:
@@ -107,6 +111,7 @@ class JobCheckpoints:
 
     def write_best(self) -> None:
         """Has BEST name the best validation's checkpoint, as after a process that ended between the two."""
+        self._confirm()
         best, folder = self._validator.validations.best, self._job.checkpoint.dir
         if best is None or not best.checkpoint:
             forget_best(folder)  # of what the run trained after the checkpoint that it resumes from
@@ -143,21 +148,21 @@ class JobCheckpoints:
             is_between_epochs=is_between_epochs,
             num_workers=self._run.num_workers,
             files=self._files,
+            signature=self._plan.signatures["data.train"],
             order=order_of_data(self._job),
             validations=list(self._validator.validations),
             steps_since_validation=self._validator.steps.since,
-            has_text_values=has_text_values(self._job, self._plan.train_files),
         )
-        attachments = attachments_of(self._job, self._plan.schema)
+        attachments = attachments_of(self._job, self._plan.schema, self._values)
         return {**attachments, RUN_ATTACHMENT: state.to_json().encode()}
 
 
-def _saver_of(job: Job, run: Run, earlier: EarlierRun | None) -> Saver:
+def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[[], None]) -> Saver:
     settings, step = job.checkpoint, run.progress.steps
     if earlier is None:
         # The process before a replacement may have saved some of those that are there.
         is_to_overwrite = settings.overwrite and not run.is_replacement
         overwritten = checkpoints_of_runs(settings.dir) if is_to_overwrite else ()
-        return Saver(run.store, settings, step=step, overwritten=overwritten)
+        return Saver(run.store, settings, step=step, overwritten=overwritten, confirm=confirm)
     own = checkpoints_of_runs(settings.dir)
-    return Saver(run.store, settings, step=step, latest=earlier.url, own=own)
+    return Saver(run.store, settings, step=step, latest=earlier.url, own=own, confirm=confirm)

@@ -23,7 +23,7 @@ def final_evaluation(plan: Plan, run: Run, best: Checkpoint | None) -> dict[str,
     """Returns the figures of `data.test`, with the best model or, if None, that of the last step."""
     if not plan.test_files:
         return {}
-    dataset = evaluated(plan.job, plan.schema, plan.test_files)
+    dataset = evaluated(plan.job, plan.schema, plan.test_files, plan.stamps)
     breakdown = breakdown_of(plan.job, plan.schema, plan.test_files)()
     if best is None:
         metrics = run.evaluate(dataset, breakdown=breakdown)

@@ -47,8 +47,10 @@ def end_pass(run: Run, each: Pass) -> ClickMetrics:
     The store has the gradients of all then. Where the run is repeating barriers, the figures are of no use:
     servers remember that the barrier was passed, and not its many numbers.
     """
-    own = run.progress.of_pass().to_vector()
-    return ClickMetrics.from_vector(run.all_reduce(own, ReduceOp.SUM, each.name, remember=False))
+    own = run.progress.of_pass()
+    bounds = run.all_reduce(own.bounds(), ReduceOp.MAX, f"{each.name}-bounds")
+    numbers = run.all_reduce(own.to_vector(bounds), ReduceOp.SUM, each.name, remember=False)
+    return ClickMetrics.from_vector(numbers, bounds)
 
 
 def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float) -> PassFigures:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ps_server.checkpoint.publish import forget_best
 from ps_server.checkpoint.retention import remove_unfinished
+from ps_worker.checkpoints.claim import Claim
 from ps_worker.checkpoints.folder import require_free_folder
 from ps_worker.checkpoints.resume import EarlierRun, earlier_run
 from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
@@ -23,16 +24,29 @@ class Start:
 
     Attributes:
         files: The training files, as `digest_of_files`.
+        claim: On the folder of checkpoints; None: there is none, or it is worker 0's.
         earlier: The run that it resumes; None: none.
         warm_start: What it took from `checkpoint.load`; None: nothing, or a lost process has loaded it.
     """
 
     files: str
+    claim: Claim | None
     earlier: EarlierRun | None = None
     warm_start: WarmStart | None = None
 
+    def confirm(self, run: Run) -> None:
+        """Checks that this process may replace files in the folder.
 
-def start_of(plan: Plan, run: Run, data: TrainingData) -> Start:
+        Raises:
+            CheckpointError: If another run has the folder.
+            ProtocolError: If another process has this one's place.
+        """
+        if self.claim is not None:
+            self.claim.require()
+        run.confirm_place()
+
+
+def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> Start:
     """Returns what a run starts with; worker 0 loads it, and resumes the run that saved it if told to.
 
     No file is changed: what comes next may still be refused. The first rows of `data` are read if the model
@@ -44,18 +58,21 @@ def start_of(plan: Plan, run: Run, data: TrainingData) -> Start:
     """
     files = digest_of_files(plan.train_files)
     if not run.is_first:
-        return Start(files=files)
+        return Start(files=files, claim=claim)
     job = plan.job
     _require_folder(job, run)
-    earlier = earlier_run(job, num_workers=run.num_workers, files=files)
+    signature = plan.signatures["data.train"]
+    earlier = earlier_run(job, num_workers=run.num_workers, files=files, signature=signature)
     if run.is_replacement:
-        return Start(files=files, earlier=earlier)  # the process before this one has loaded it
+        return Start(
+            files=files, claim=claim, earlier=earlier
+        )  # the process before this one has loaded it
     warm_start = None if earlier else warm_start_of(job, plan.model)
     if url := job.checkpoint.load if earlier is None else earlier.url:
         takes_dense = warm_start is None or DENSE_BLOCK in warm_start.taken
         require_schema(job, plan.schema, url, takes_dense=takes_dense)
     _load(job, run, earlier, data)
-    return Start(files=files, earlier=earlier, warm_start=warm_start)
+    return Start(files=files, claim=claim, earlier=earlier, warm_start=warm_start)
 
 
 def clear_folder(job: Job, run: Run, start: Start) -> None:
@@ -69,6 +86,7 @@ def clear_folder(job: Job, run: Run, start: Start) -> None:
     folder = job.checkpoint.dir
     if not run.is_first or not folder:
         return
+    start.confirm(run)
     for name in remove_unfinished(folder):
         logger.info("removed files of an unfinished save: %s", name)
     if start.earlier is None and not run.has_trained_before:

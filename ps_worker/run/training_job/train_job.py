@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from protos.errors import counted
 from protos.store import Store
+from ps_worker.checkpoints.claim import Claim, claimed
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ps_worker.data.formats import reader_of
@@ -31,6 +32,9 @@ from ps_worker.run.training_job.training import Training
 from ps_worker.run.training_job.validation.validator import Validator
 
 logger = logging.getLogger(__name__)
+
+_NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
+"""Settings of [data] that may differ from machine to machine, while what they name is the same."""
 
 
 def train_job(
@@ -75,7 +79,7 @@ def train_job(
             num_heter=num_heter,
             heter=heter,
             is_in_process=is_in_process,
-            terms=_terms(plan),
+            terms=terms_of_plan(plan),
         ) as run,
     ):
         on_joined(run)
@@ -84,19 +88,27 @@ def train_job(
         without_rows = [] if data.is_shuffled_globally else _without_rows(parts)
         _log_parts(parts, worker, without_rows)
         run_folder = _folder_of(plan.job, run)
-        start = start_of(plan, run, data)
-        with run_folder as folder:
-            run.start(data.head(), num_training=num_workers - len(without_rows))
-            clear_folder(job, run, start)
-            metrics = MetricsWriter(folder, run)
-            validator = Validator(plan, run, metrics)
-            checkpoints = JobCheckpoints(plan, run, validator, start)
-            training = Training(plan, run, data, metrics, validator, checkpoints, is_told_to_end)
-            trained = training.train(start.earlier)
-            summarizer = Summarizer(plan, run, metrics, validator.validations, checkpoints)
-            summary = summarizer.summarize(trained, data.bad_rows, start.warm_start)
+        with _claimed(plan.job, run) as claim:
+            start = start_of(plan, run, data, claim)
+            with run_folder as folder:
+                run.start(data.head(), num_training=num_workers - len(without_rows))
+                clear_folder(job, run, start)
+                metrics = MetricsWriter(folder, run)
+                validator = Validator(plan, run, metrics)
+                checkpoints = JobCheckpoints(plan, run, validator, start)
+                training = Training(
+                    plan, run, data, metrics, validator, checkpoints, is_told_to_end
+                )
+                trained = training.train(start.earlier)
+                summarizer = Summarizer(plan, run, metrics, validator.validations, checkpoints)
+                summary = summarizer.summarize(trained, data.bad_rows, start.warm_start)
         run.leave()
     return summary
+
+
+def _claimed(job: Job, run: Run) -> AbstractContextManager[Claim | None]:
+    """Returns the claim on the folder of checkpoints, on worker 0 if the job names one."""
+    return claimed(job, is_of_this_run=run.is_replacement) if run.is_first else nullcontext()
 
 
 def _folder_of(job: Job, run: Run) -> AbstractContextManager[RunFolder | None]:
@@ -112,6 +124,7 @@ def _parts_of_workers(plan: Plan, num_workers: int) -> list[list[FileSplit]]:
         lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
         plan.train_files,
         num_workers,
+        plan.stamps,
     )
 
 
@@ -138,16 +151,16 @@ def _log_parts(
         )
 
 
-def _terms(plan: Plan) -> dict[str, str]:
+def terms_of_plan(plan: Plan) -> dict[str, str]:
     """Returns the settings in which all workers must agree, besides model and strategy."""
     job = plan.job
     return {
         "schema": plan.schema.fingerprint,
-        "train.epochs": str(job.train.epochs),
-        "data.shuffle": str(job.data.shuffle),
-        "data.negative_rate": str(job.data.negative_rate),
-        "data.negative_correction": job.data.negative_correction,
         "checkpoint.resume": str(job.checkpoint.resume),
-        "data.valid": ", ".join(job.data.valid),
+        **{
+            f"data.{name}": str(value)
+            for name, value in job.data.model_dump(exclude=_NAMES_OF_FILES).items()
+        },
+        **plan.signatures,
         **{f"valid.{name}": str(value) for name, value in job.valid.model_dump().items()},
     }

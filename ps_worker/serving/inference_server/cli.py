@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from protos.errors import CtrPsError, UsageError
 from protos.role import address_to_bind
-from protos.runtime.environment import connection_limit, num_processors
+from protos.runtime.environment import arguments, connection_limit, num_processors
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
 from protos.wire.debug_services import DebugServices
 from protos.wire.metrics_port import (
@@ -64,6 +64,7 @@ class Settings:
     max_rows: int
     threads: int
     verify: bool
+    allow_code: bool
     drain_s: float
     grpc_debug: bool
 
@@ -98,6 +99,9 @@ def serve(
         bool,
         typer.Option(help="Compare all checksums of a checkpoint before it answers."),
     ] = True,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run the model's file, which a checkpoint names.")
+    ] = False,
     drain: Annotated[
         float,
         typer.Option(
@@ -137,6 +141,7 @@ def serve(
             max_rows=max_rows,
             threads=threads or num_processors(),
             verify=verify,
+            allow_code=allow_code,
             drain_s=drain,
             grpc_debug=grpc_debug,
         )
@@ -187,6 +192,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
             max_rows=settings.max_rows,
             threads=settings.threads,
             verify=settings.verify,
+            allow_code=settings.allow_code,
         )
         stack.callback(model.close)
         metrics = RequestMetrics(model)
@@ -286,7 +292,7 @@ async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[o
 
 def main() -> None:
     """Runs the command."""
-    app()
+    app(arguments())
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ _CONTENTS = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
+    "BOOL": "bool_contents",
     BYTES: "bytes_contents",
 }
 """Field of `InferTensorContents`, by datatype."""

@@ -108,6 +108,7 @@ class ServedModel:
         max_rows: int,
         threads: int,
         verify: bool = True,
+        allow_code: bool = False,
     ) -> None:
         """Loads it.
 
@@ -117,6 +118,7 @@ class ServedModel:
             max_rows: Most rows of a request.
             threads: That predict.
             verify: Compare all checksums of a checkpoint before it answers; see `Predictor.load`.
+            allow_code: See `Predictor.load`.
 
         Raises:
             CtrPsError: If there is no checkpoint, or it cannot be loaded.
@@ -128,6 +130,7 @@ class ServedModel:
         self._num_waiting = 0
         self._fault = ""  # of the newest checkpoint; told once
         self._verify = verify
+        self._allow_code = allow_code
         self.current = self._load(Checkpoint.open(url))
         _warm_up(self.current.predictor)
         self._threads = ThreadPoolExecutor(threads, "predict")
@@ -215,7 +218,7 @@ class ServedModel:
             request.tensors,
             predictor.schema,
             max_rows=self._max_rows,
-            has_text_values=predictor.has_text_values,
+            values=predictor.slot_values,
         )
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T
@@ -265,7 +268,7 @@ class ServedModel:
         return True
 
     def _load(self, checkpoint: Checkpoint) -> Current:
-        predictor = Predictor.load(checkpoint.url, verify=self._verify)
+        predictor = Predictor.load(checkpoint.url, verify=self._verify, allow_code=self._allow_code)
         return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
 
     def close(self) -> None:

@@ -1,12 +1,14 @@
 """Tensors of the Open Inference Protocol, and the samples that they are.
 
-    a dense column    FP32, FP64 or an integer type, [N] or [N, 1]; nan: missing
-    a slot            BYTES or an integer type, [N], [N, 1] or [N, L]
+    a dense column    FP32, FP64, BOOL or an integer type, [N] or [N, 1]; nan: missing
+    a slot            BYTES or an integer type, [N] or [N, L]
+    NAME.lengths      an integer type, [N], beside the tensor [N, L] of a slot; may be left out
 
-Each column of the model's schema is a tensor of its name. Texts are hashed as the data's were; whole numbers
-are keys, or refused where the model was trained on text. With [N] or [N, 1] each row has one value as it
-stands in the data, where the empty text is a missing one; of [N, L] with other L, empty texts only fill rows
-up.
+Each column of the model's schema is a tensor of its name. Texts are hashed as the data's were; what whole
+numbers are, the checkpoint says (`SlotValues`). Of [N] each row has one value as it stands in the data, where
+the empty text is a missing one. Of [N, L] a row has its first NAME.lengths values, -1: a missing list;
+without lengths all but the empty texts at its end, and if nothing is left, no values where the data had
+lists, else a missing one. So what a row means never depends on L, the length of the longest row of a request.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from protos.limits import MAX_MESSAGE_BYTES
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.user_code.samples import Sample, Value
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -36,6 +39,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "UINT64": np.dtype("<u8"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
+    "BOOL": np.dtype("?"),
 }
 BYTES = "BYTES"
 EXTENSIONS = ("binary_tensor_data",)
@@ -43,8 +47,14 @@ EXTENSIONS = ("binary_tensor_data",)
 
 MAX_DIMENSIONS = 3  # of which a column takes two: an error about it says more
 MAX_SHOWN = 5  # tensors in an error
+LENGTHS = ".lengths"
+"""Ends the name of a tensor of numbers of values."""
+
 PROBABILITY = "probability"
 """Name of the output of a model with one label; those of several have the names of its tasks."""
+
+_ALLOWED: Mapping[str, set[type]] = {"f": {int, float, bool, type(None)}, "b": {bool}}
+"""Types of the values of a tensor in JSON, by kind of numpy's type; of others whole numbers."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -101,6 +111,8 @@ def tensor_of_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes) ->
             f"tensor {name!r} has {len(raw)} bytes, expected {count * dtype.itemsize} for shape "
             f"{list(shape)} of {datatype}"
         )
+    if dtype.kind == "b" and raw.strip(b"\0\1"):
+        raise DataError(f"tensor {name!r} has a byte that is neither 0 nor 1, expected {datatype}")
     return Tensor(name, datatype, tuple(shape), np.frombuffer(raw, dtype))
 
 
@@ -120,8 +132,8 @@ def tensor_of_values(
     if datatype == BYTES:
         return Tensor(name, datatype, tuple(shape), [_text(name, value) for value in values])
     dtype = _dtype(name, datatype)
-    # Numbers alone: numpy would take true, 1.7 and "12" for whole ones. None is missing: JSON has no nan.
-    allowed = {int, float, type(None)} if dtype.kind == "f" else {int}
+    # Numbers alone: numpy would take 1.7 and "12" for whole ones. None is missing: JSON has no nan.
+    allowed = _ALLOWED.get(dtype.kind, {int})
     for each in values:
         if type(each) not in allowed:
             raise DataError(
@@ -140,15 +152,15 @@ def raw_of(values: NDArray[np.float32]) -> bytes:
 
 
 def samples_of(
-    tensors: Sequence[Tensor], schema: Schema, *, max_rows: int, has_text_values: bool = False
+    tensors: Sequence[Tensor], schema: Schema, *, max_rows: int, values: SlotValues
 ) -> list[Sample]:
     """Returns the samples that tensors are.
 
     Args:
-        tensors: One for each column of the schema, in any order.
+        tensors: One for each column of the schema, in any order, and any number of lengths.
         schema: The model's.
         max_rows: Most rows of a request.
-        has_text_values: Whether the model was trained on text in its slots.
+        values: What the values of slots were in the training data.
 
     Raises:
         DataError: If a tensor is missing, unknown, twice, or does not fit its column or the others.
@@ -157,9 +169,13 @@ def samples_of(
     _require_columns(tensors, by_name, schema)
     num_rows = _num_rows(tensors, max_rows)
     dense = [_numbers(by_name[column.name], num_rows) for column in schema.dense]
-    if has_text_values:
-        _require_text([by_name[slot] for slot in schema.slots])
-    slots = [_values(by_name[slot], num_rows) for slot in schema.slots]
+    lengths = {
+        name.removesuffix(LENGTHS): by_name[name] for name in by_name.keys() - set(schema.features)
+    }
+    slots = [
+        _values(by_name[slot], lengths.get(slot), has_lists=values.has_lists(slot))
+        for slot in schema.slots
+    ]
     return [
         (None, [column[row] for column in dense], [column[row] for column in slots])
         for row in range(num_rows)
@@ -170,7 +186,8 @@ def _require_columns(
     tensors: Sequence[Tensor], by_name: Mapping[str, Tensor], schema: Schema
 ) -> None:
     missing = [name for name in schema.features if name not in by_name]
-    unknown = sorted(by_name.keys() - set(schema.features))
+    lengths = {name for slot in schema.slots if (name := f"{slot}{LENGTHS}") not in schema.features}
+    unknown = sorted(by_name.keys() - set(schema.features) - lengths)
     if missing or unknown or len(by_name) < len(tensors):
         twice = sorted({each.name for each in tensors if by_name[each.name] is not each})
         faults = {"missing": missing, "unknown": unknown, "there twice": twice}
@@ -208,18 +225,16 @@ def _numbers(tensor: Tensor, num_rows: int) -> list[float]:
     return numbers
 
 
-def _require_text(slots: Sequence[Tensor]) -> None:
-    for tensor in slots:
-        if tensor.datatype != BYTES:
-            raise DataError(
-                f"tensor {tensor.name!r} is {tensor.datatype}, expected {BYTES}: the model was trained on "
-                f"text, so a number would be a key that it has never seen; send its digits as text"
-            )
-
-
-def _values(tensor: Tensor, num_rows: int) -> list[Value] | list[list[Value]]:
-    is_float = tensor.datatype.startswith("FP")
-    if is_float or len(tensor.shape) not in (1, 2):
+def _values(
+    tensor: Tensor, lengths: Tensor | None, *, has_lists: bool
+) -> Sequence[Value | list[Value]]:
+    """Returns the values of a slot, row by row; see above."""
+    num_rows = tensor.shape[0]
+    if (
+        tensor.datatype.startswith("FP")
+        or tensor.datatype == "BOOL"
+        or len(tensor.shape) not in (1, 2)
+    ):
         raise DataError(
             f"tensor {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, expected {BYTES} or "
             f"whole numbers of shape [{num_rows}] or [{num_rows}, L]: it is a slot"
@@ -227,13 +242,34 @@ def _values(tensor: Tensor, num_rows: int) -> list[Value] | list[list[Value]]:
     values: list[Value] = (
         tensor.values.tolist() if isinstance(tensor.values, np.ndarray) else list(tensor.values)
     )
-    width = tensor.shape[1] if len(tensor.shape) == 2 else 1
-    if width == 1:
+    if lengths is None and len(tensor.shape) == 1:
         return values
-    return [
-        [value for value in values[row * width : (row + 1) * width] if value != b""]
-        for row in range(num_rows)
-    ]
+    width = tensor.shape[1] if len(tensor.shape) == 2 else 1
+    rows = [values[row * width : (row + 1) * width] for row in range(num_rows)]
+    if lengths is not None:
+        numbers = _lengths(lengths, num_rows, width)
+        return [b"" if n < 0 else row[:n] for row, n in zip(rows, numbers, strict=True)]
+    for row in rows:
+        while row and row[-1] == b"":
+            row.pop()
+    return [row if row or has_lists else b"" for row in rows]
+
+
+def _lengths(tensor: Tensor, num_rows: int, width: int) -> list[int]:
+    numbers = np.asarray(tensor.values)
+    if numbers.dtype.kind not in "iu" or tensor.shape not in {(num_rows,), (num_rows, 1)}:
+        raise DataError(
+            f"tensor {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, expected whole "
+            f"numbers of shape [{num_rows}]"
+        )
+    wrong = numbers[(numbers < -1) | (numbers > width)]
+    if wrong.size:
+        raise DataError(
+            f"tensor {tensor.name!r} has {wrong[0]}, expected numbers of values from 0 to {width}, or -1 for "
+            f"a missing list"
+        )
+    found: list[int] = numbers.tolist()
+    return found
 
 
 def _count(name: str, shape: Sequence[int]) -> int:

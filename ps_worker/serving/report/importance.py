@@ -8,7 +8,7 @@ the same each may seem to matter little. All are permuted alike, in an order tha
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,7 +88,7 @@ def importance_of_features(
     Raises:
         DataError: If there are fewer than 2 labelled examples.
     """
-    kept = RowsInMemory(len(schema.dense), len(schema.slots))
+    kept = RowsInMemory(schema.num_dense, len(schema.slots))
     for batch in _first(batches, rows):
         kept.extend(batch, source=0)
     if kept.size < 2:
@@ -103,8 +103,8 @@ def importance_of_features(
     )
     progress = _Progress(kept.size * (num_features + 1))
 
-    def measured(*, slot: int | None = None, column: int | None = None) -> ClickMetrics:
-        examples = _examples(kept, order, batch_size, slot=slot, column=column)
+    def measured(*, slot: int | None = None, inputs: Sequence[int] = ()) -> ClickMetrics:
+        examples = _examples(kept, order, batch_size, slot=slot, inputs=inputs)
         return evaluate(store, model, progress.watch(examples), batch_size=batch_size)
 
     whole = measured()
@@ -118,7 +118,8 @@ def importance_of_features(
 
     features = [importance(name, measured(slot=i)) for i, name in enumerate(schema.slots)]
     features += [
-        importance(column.name, measured(column=i)) for i, column in enumerate(schema.dense)
+        importance(column.name, measured(inputs=schema.inputs_of_dense(i)))
+        for i, column in enumerate(schema.dense)
     ]
     features.sort(key=lambda each: (-np.nan_to_num(each.auc_lost), -each.log_loss_gained))
     return Importance(
@@ -167,17 +168,17 @@ def _examples(
     batch_size: int,
     *,
     slot: int | None,
-    column: int | None,
+    inputs: Sequence[int],
 ) -> Iterator[Batch]:
-    """Yields all rows, row i with the slot or dense column of row `order[i]`."""
+    """Yields all rows, row i with the slot or dense inputs of row `order[i]`."""
     swap = None
     if slot is not None:
         swap = SlotSwap(order, np.arange(rows.num_slots) == slot)
     for start in range(0, rows.size, batch_size):
         index = np.arange(start, min(start + batch_size, rows.size))
         batch = rows.gather(index, swap)
-        if column is not None:
+        if inputs:
             dense = batch.dense.copy()
-            dense[:, column] = rows.gather(order[index]).dense[:, column]
+            dense[:, inputs] = rows.gather(order[index]).dense[:, inputs]
             batch = replace(batch, dense=dense)
         yield batch

@@ -5,7 +5,7 @@ its checkpoint, and data.test   --> importance   -->
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ps_server.checkpoint.storage.folders import folder_at
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
+    require_consent,
     schema_of_checkpoint,
 )
 from ps_worker.data.files.atomic_file import atomic_file
@@ -27,7 +28,7 @@ from ps_worker.job.model import errors_of_model
 from ps_worker.serving.report import curves, distributions
 from ps_worker.serving.report.charts import legend
 from ps_worker.serving.report.importance import Importance, importance_of_features
-from ps_worker.serving.report.page import page
+from ps_worker.serving.report.page import Section, page
 from ps_worker.serving.report.runs import RunRecords, number, read_runs
 from ps_worker.training.evaluation.saved_store import SavedStore
 
@@ -40,7 +41,9 @@ _BATCH_SIZE = 4096
 logger = logging.getLogger(__name__)
 
 
-def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> dict[str, Any]:
+def report(
+    folders: Sequence[Path], output: Path, *, importance_rows: int, allow_code: bool = False
+) -> dict[str, Any]:
     """Writes a page about runs.
 
     Args:
@@ -48,6 +51,7 @@ def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> di
         output: File to write; it is there when it is whole.
         importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
             0: it is not.
+        allow_code: Run the model's file and the command for data that a checkpoint names.
 
     Returns:
         The path of the page, and the numbers of runs and of runs with importance.
@@ -64,21 +68,21 @@ def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> di
             f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
         )
     runs = read_runs(folders)
-    importance = [_importance(run, importance_rows) for run in runs]
+    importance = [_importance(run, importance_rows, allow_code) for run in runs]
     html = page(
         " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
         "Training report",
         [
-            curves.overview(runs),
-            curves.training(runs),
-            curves.validation(runs),
-            curves.passes(runs),
-            distributions.calibrated(runs),
-            distributions.by_slot_value(runs),
-            distributions.importance(runs, importance),
-            curves.tables(runs),
-            distributions.staleness(runs),
-            distributions.time_by_part(runs),
+            _part("Runs", lambda: curves.overview(runs)),
+            _part("Training", lambda: curves.training(runs)),
+            _part("Validation", lambda: curves.validation(runs)),
+            _part("Progressive validation", lambda: curves.passes(runs)),
+            _part("Calibration", lambda: distributions.calibrated(runs)),
+            _part("AUC by slot value", lambda: distributions.by_slot_value(runs)),
+            _part("Feature importance", lambda: distributions.importance(runs, importance)),
+            _part("Table growth", lambda: curves.tables(runs)),
+            _part("Staleness", lambda: distributions.staleness(runs)),
+            _part("Time by part of a step", lambda: distributions.time_by_part(runs)),
         ],
         legend=legend(run.name for run in runs),
     )
@@ -91,7 +95,19 @@ def report(folders: Sequence[Path], output: Path, *, importance_rows: int) -> di
     }
 
 
-def _importance(run: RunRecords, rows: int) -> Importance | str:
+def _part(title: str, make: Callable[[], Section]) -> Section:
+    """Returns a section, or what failed in its place: records of a run may be of any process that wrote."""
+    try:
+        return make()
+    except Exception as error:
+        logger.exception("the part %r of the report failed", title)
+        fault = f"This part failed: {type(error).__name__}: {error}"
+        return Section(
+            anchor=title.lower().replace(" ", "-"), title=title, lead="", missing=[fault]
+        )
+
+
+def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | str:
     """Returns the importance of a run's features, or why there is none."""
     if not rows:
         return "not measured: give --importance-rows above 0."
@@ -102,13 +118,14 @@ def _importance(run: RunRecords, rows: int) -> Importance | str:
     if not run.job.data.test and not run.job.data.valid:
         return "no rows to predict: train with data.test or data.valid."
     try:
-        return _measured(run, rows)
-    except CtrPsError as error:
-        logger.warning("%s: no feature importance: %s", run.name, error)
-        return f"not measured: {error}"
+        return _measured(run, rows, allow_code)
+    except Exception as error:  # of a model's own code, too
+        is_ours = isinstance(error, CtrPsError)
+        logger.warning("%s: no feature importance: %s", run.name, error, exc_info=not is_ours)
+        return f"not measured: {error if is_ours else f'{type(error).__name__}: {error}'}"
 
 
-def _measured(run: RunRecords, rows: int) -> Importance:
+def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
     """Predicts with the best model of a run, or the last one if none was validated."""
     assert run.job is not None  # as the caller has seen
     root, data = run.job.checkpoint.dir, run.job.data
@@ -116,6 +133,7 @@ def _measured(run: RunRecords, rows: int) -> Importance:
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
     _require_of_run(run, checkpoint, job)
+    require_consent(checkpoint.url, job, ["model.name", "data.pipe_command"], allow_code=allow_code)
     dataset = streamed(job, schema)
     dataset.set_filelist(matching_files(data.test or data.valid))
     with errors_of_model(job):

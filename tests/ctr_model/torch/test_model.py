@@ -214,7 +214,7 @@ def test_rows_of_a_slot_may_be_left_apart() -> None:
     case.predict()
 
     ((rows, is_there), item), lookup = found[0], case.lookups["items"]
-    assert model.tables == (EmbeddingTable(name="items", dim=2, slots=(1, 3)),)
+    assert model.tables == (EmbeddingTable(name="items", dim=2, init_range=0.01, slots=(1, 3)),)
     for b in range(case.batch.size):
         first, second, end = lookup.offsets[2 * b : 2 * b + 3]
         own = lookup.rows[lookup.inverse[first:second]]
@@ -675,3 +675,72 @@ def test_embeddings_of_one_table_have_the_order_of_their_own_slots() -> None:
             return self.one(batch).sum((1, 2))
 
     assert ModelCase(TorchModel(SCHEMA, Both), SCHEMA, seed=1).predict().any()
+
+
+@pytest.mark.parametrize(
+    "squash",
+    [
+        lambda logits: logits.sigmoid(),
+        lambda logits: logits.sigmoid().squeeze(1),
+        lambda logits: torch.cat([logits, -logits], 1).softmax(1)[:, 0],
+    ],
+)
+def test_forward_that_returns_probabilities_is_told_once(
+    squash: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Squashed(Net):
+        def forward(self, batch: Batch) -> Any:
+            return squash(super().forward(batch).reshape(-1, 1))
+
+    class Own(Squashed):
+        def loss(self, batch: Batch, output: Any) -> Any:
+            return nn.functional.binary_cross_entropy(output.reshape(-1), batch.labels)
+
+        def probabilities(self, batch: Batch, output: Any) -> Any:
+            return output.reshape(-1)
+
+    model = TorchModel(SCHEMA, Squashed)
+    for each in (model, model, TorchModel(SCHEMA, Own), TorchModel(SCHEMA, Net)):
+        ModelCase(each, SCHEMA, 0, 5).gradient()
+
+    (message,) = caplog.messages
+    assert message.startswith("Squashed.forward returns the output of a sigmoid or softmax")
+
+
+def test_table_whose_gradient_is_exactly_zero_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Product(nn.Module):
+        def __init__(self, schema: Any, init_range: float) -> None:
+            super().__init__()
+            self.rows = Embedding(dim=2, init_range=init_range)
+
+        def forward(self, batch: Batch) -> Any:
+            rows = self.rows(batch)
+            return (rows[:, 0] * rows[:, 1]).sum(1)
+
+    for value, num_told in ((0.0, 1), (0.01, 0)):
+        caplog.clear()
+        case = ModelCase(TorchModel(SCHEMA, Product, {"init_range": value}), SCHEMA, 0, 5)
+        case.change_lookup("rows", rows=np.full_like(case.lookups["rows"].rows, value))
+        workspace = case.model.workspace(5)
+        for _ in range(9):
+            case.gradient(workspace)
+        assert caplog.messages == []
+        for _ in range(9):
+            case.gradient(workspace)
+        told = [each for each in caplog.messages if "table 'rows' is exactly zero in 10" in each]
+        assert len(told) == len(caplog.messages) == num_told
+
+
+def test_new_rows_of_an_embedding_do_not_start_at_zero() -> None:
+    """As everywhere else: products of rows that start at 0 never learn."""
+    assert Embedding(dim=2).init_range == 0.01
+
+
+def test_embedding_whose_rows_are_on_servers_cannot_be_frozen() -> None:
+    class Frozen(Net):
+        def __init__(self, schema: Any) -> None:
+            super().__init__(schema)
+            self.frozen = Embedding(dim=2).requires_grad_(False)
+
+    with pytest.raises(ValueError, match="cannot be frozen"):
+        TorchModel(SCHEMA, Frozen)

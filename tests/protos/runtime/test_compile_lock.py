@@ -2,13 +2,18 @@
 
 import itertools
 import logging
+import os
+import stat
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numba
 import pytest
 
-from protos.errors import WaitTimeoutError
+from protos.errors import UsageError, WaitTimeoutError
 from protos.runtime.compile_lock import compile_lock
 
 
@@ -125,3 +130,80 @@ def test_process_that_waits_for_another_says_so(tmp_path, caplog):
         assert not waiting.is_alive()
     finally:
         logging.getLogger("protos.runtime.compile_lock").removeHandler(watch)
+
+
+def test_lock_is_in_the_folder_of_the_cache(tmp_path):
+    script = (
+        "import protos.runtime.compile_lock as m, protos.keys as k;"
+        "print(m.default_lock_path()); print(k.mix64.stats.cache_path)"
+    )
+
+    def paths(**environment):
+        environment = {
+            key: v for key, v in os.environ.items() if key != "NUMBA_CACHE_DIR"
+        } | environment
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return [Path(line) for line in done.stdout.split()]
+
+    given, _ = paths(NUMBA_CACHE_DIR=str(tmp_path))
+    lock, cache = paths()
+
+    assert given.parent == tmp_path
+    assert lock.parent.name == cache.name == "__pycache__"
+
+
+def test_folder_of_the_cache_is_made_for_this_user_alone(tmp_path):
+    with compile_lock(tmp_path / "cache" / "lock"):
+        assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "cache/lock").stat().st_mode) == 0o600
+
+
+def a_link(path):
+    path.symlink_to(path.parent / "other")
+
+
+def a_link_to_a_file(path):
+    (path.parent / "other").touch()
+    path.symlink_to(path.parent / "other")
+
+
+def of_another_user(path):
+    path.touch()
+    os.chown(path, 12345, 12345)
+
+
+def in_a_folder_of_another_user(path):
+    os.chown(path.parent, 12345, 12345)
+
+
+def in_a_folder_for_all(path):
+    path.parent.chmod(0o1777)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Path.mkdir,
+        os.mkfifo,
+        a_link,
+        a_link_to_a_file,
+        in_a_folder_for_all,
+        *([of_another_user, in_a_folder_of_another_user] if os.geteuid() == 0 else []),
+    ],
+)
+def test_lock_that_is_not_the_users_own_is_refused_at_once(tmp_path, make):
+    path = tmp_path / "lock"
+    make(path)
+
+    with (
+        pytest.raises(UsageError, match=r"lock, .*: remove it, or set NUMBA_CACHE_DIR"),
+        compile_lock(path),
+    ):
+        pass
+    assert make is not a_link or not (tmp_path / "other").exists()

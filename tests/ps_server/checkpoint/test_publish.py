@@ -1,6 +1,7 @@
 """Publishing: at any time the old checkpoint or the new one is complete."""
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from ps_server.checkpoint.publish import (
     best_in,
     forget_best,
     open_data,
+    publish,
     read_manifest,
     require_writable,
     resolve,
@@ -58,6 +60,11 @@ def test_killed_at_any_step_of_a_save_the_old_or_the_new_one_is_found(tmp_path: 
     assert [old] * switch + [new] * (total - switch) == found
 
 
+def without_token(path: Path | str) -> str:
+    """Returns the path of a file that is to replace another one, without what tells its writer."""
+    return re.sub(r"\.[0-9a-f]{16}\.next$", ".next", str(path))
+
+
 def test_everything_is_on_disk_before_the_manifest_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,11 +74,11 @@ def test_everything_is_on_disk_before_the_manifest_takes_its_place(
     fsync, replace_file = os.fsync, os.replace
 
     def note_fsync(descriptor: int) -> None:
-        events.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        events.append(without_token(Path(f"/proc/self/fd/{descriptor}").readlink()))
         fsync(descriptor)
 
     def note_replace(source: Path, destination: Path) -> None:
-        events.append(f"{source.name} -> {destination.name}")
+        events.append(f"{without_token(source.name)} -> {destination.name}")
         replace_file(source, destination)
 
     monkeypatch.setattr(os, "fsync", note_fsync)
@@ -158,6 +165,36 @@ def test_published_checkpoint_stays_when_the_answer_to_its_put_is_lost(tmp_path:
         NEW.save(target)
 
     assert whole_at(target) == whole_at(tmp_path / "other")
+
+
+def test_save_whose_files_another_process_has_removed_publishes_nothing(tmp_path: Path) -> None:
+    """It was paused, and the same checkpoint saved in its place."""
+    target = LocalFolder(tmp_path / "saved")
+    OLD.save(target.path)
+    data, _ = open_data(target)
+    NEW.save(target.path)
+    published = target.read("MANIFEST.json")
+
+    with pytest.raises(CheckpointError, match="another process has removed the files of this save"):
+        publish(target, data, read_manifest(target))
+
+    assert target.read("MANIFEST.json") == published
+
+
+def test_two_processes_replace_a_file_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, replace_file = LocalFolder(tmp_path), os.replace
+
+    def other_first(source: Path, destination: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace_file)
+        folder.put("LATEST", b"other")
+        replace_file(source, destination)
+
+    monkeypatch.setattr(os, "replace", other_first)
+    folder.put("LATEST", b"own")
+
+    assert (folder.read("LATEST"), list(folder.files())) == (b"own", ["LATEST"])
 
 
 def test_save_makes_the_folders_above_and_leaves_nothing_else(tmp_path: Path) -> None:

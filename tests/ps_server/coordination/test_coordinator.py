@@ -355,8 +355,11 @@ def joined_workers(policy: WorkerLoss, failures: list[str], num_workers: int = 3
     return workers
 
 
-def join(workers: Coordinator, who: Member, policy: WorkerLoss) -> Future[Joined]:
-    return workers.join(who, {}, Lease(seconds=3.0, on_worker_loss=policy))
+def join(
+    workers: Coordinator, who: Member, policy: WorkerLoss, *, only_asks: bool = False
+) -> Future[Joined]:
+    lease = Lease(seconds=3.0, on_worker_loss=policy)
+    return workers.join(who, {}, lease, only_asks=only_asks)
 
 
 def lose(workers: Coordinator, lost: int, num_workers: int = 3) -> None:
@@ -418,12 +421,13 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
             workers.barrier(name, worker, step=0, number=number)
 
     replacement = Member(1, INCARNATION + 1)
-    joins = join(workers, replacement, WorkerLoss.WAIT)
-    assert isinstance(joins, WaitingFuture)
-    assert not joins.done(), "the other may be alive"
+    asks = join(workers, replacement, WorkerLoss.WAIT, only_asks=True)
+    assert isinstance(asks, WaitingFuture)
+    assert not asks.done(), "the other may be alive"
     lose(workers, 1, num_workers=2)
 
-    assert joins.result().barriers_passed == 2
+    assert asks.result().barriers_passed == 2
+    assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 2
     assert not workers.failure
     workers.hear_of(replacement)
     with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
@@ -444,7 +448,7 @@ def test_process_in_the_place_of_one_at_a_barrier_comes_to_it_by_itself(
     before = workers.all_reduce("start", 0, np.ones(1), ReduceOp.SUM, step=0, number=1)
     replacement = Member(0, INCARNATION + 1)
     if is_waited_for:
-        join(workers, replacement, WorkerLoss.WAIT)
+        join(workers, replacement, WorkerLoss.WAIT, only_asks=True)
     lose(workers, 0, num_workers=2)
     assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 0
 
@@ -609,7 +613,7 @@ def test_process_in_the_place_of_one_that_has_left_comes_to_the_same_end() -> No
 
 def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() -> None:
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
-    joins = join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT)
+    joins = join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT, only_asks=True)
 
     workers.hear_of(member(1))
     workers.pass_time(0.1)
@@ -648,7 +652,7 @@ def test_restored_workers_are_where_they_were() -> None:
     workers.take("rows", 1, received=1)
     workers.leave(3, step=5)
     lose(workers, 2, num_workers=4)
-    join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT)
+    join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT, only_asks=True)
     state = workers.state()
     fresh = workers_of(4).state()
     assert all(getattr(state, each.name) != getattr(fresh, each.name) for each in fields(state))

@@ -71,6 +71,19 @@ def test_processes_agree_on_their_terms() -> None:
     members.join(Member(2, 7), {"epochs": "2"}, None)
 
 
+def test_of_terms_of_several_lines_the_first_that_differs_is_told() -> None:
+    members = Membership(Members(2))
+    members.join(Member(0, 5), {"data.train": "3 files\na 1\nb 1\nc 1"}, None)
+
+    with pytest.raises(JobError) as refused:
+        members.join(Member(1, 6), {"data.train": "2 files\na 1\nc 1"}, None)
+
+    assert str(refused.value).startswith(
+        "worker 1 has other settings than the rest of the job: data.train = 2 files with c 1 (worker 0 has "
+        "data.train = 3 files with b 1). Give"
+    )
+
+
 def test_all_that_processes_disagree_on_is_told() -> None:
     members = Membership(Members(2))
     members.join(Member(0, 5), {"train.seed": "0", "epochs": "2", "shuffle": "none"}, None)
@@ -178,13 +191,13 @@ def test_worker_that_is_back_and_ends_its_lease_gives_its_place_to_who_waits() -
     members = job_that_waits()
     members.lose(0)
     members.hear_of(Member(0, 5))
-    members.join(Member(0, 50), {}, WAIT)
+    members.join(Member(0, 50), {}, WAIT, only_asks=True)
 
     members.end_lease(0)
 
     assert members.pass_time(0.25) == [0]
     members.lose(0)
-    assert members.has_place(Member(0, 50))
+    assert members.may_join(Member(0, 50))
 
 
 def test_worker_that_is_back_and_leaves_may_call_after_a_restart() -> None:
@@ -213,7 +226,7 @@ def test_process_takes_the_place_of_a_lost_one() -> None:
 
     members.join(Member(0, 50), {}, WAIT)
 
-    assert members.has_place(Member(0, 50))
+    assert members.may_join(Member(0, 50))
     assert 0 not in members.lost
     members.hear_of(Member(0, 50))
     with pytest.raises(ProtocolError, match="worker 0 of this job is another process by now"):
@@ -227,7 +240,7 @@ def test_process_takes_the_place_of_one_that_has_left() -> None:
 
     members.join(Member(0, 50), {}, WAIT)
 
-    assert members.has_place(Member(0, 50))
+    assert members.may_join(Member(0, 50))
     members.hear_of(Member(0, 50))
     members.leave(0)
     assert members.left == {0}
@@ -238,11 +251,41 @@ def test_process_waits_until_the_one_before_it_is_lost() -> None:
     members = job_that_waits()
     members.pass_time(1.0)
 
-    members.join(Member(0, 50), {}, WAIT)
-    assert not members.has_place(Member(0, 50))
+    members.join(Member(0, 50), {}, WAIT, only_asks=True)
+    assert not members.may_join(Member(0, 50))
     members.lose(0)
 
-    assert members.has_place(Member(0, 50))
+    assert members.may_join(Member(0, 50))
+    assert members.incarnation_of(0) == 5, "it may be alive for another server"
+    assert members.join(Member(0, 50), {}, WAIT)
+    assert members.incarnation_of(0) == 50
+
+
+def test_process_that_is_back_keeps_its_place_from_who_asked_for_it() -> None:
+    members = job_that_waits()
+    members.lose(0)
+    members.join(Member(0, 50), {}, WAIT, only_asks=True)
+    assert members.may_join(Member(0, 50))
+
+    members.hear_of(Member(0, 5))
+
+    with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
+        members.join(Member(0, 50), {}, WAIT)
+    members.hear_of(Member(0, 5))
+
+
+def test_of_two_that_ask_for_a_free_place_one_takes_it() -> None:
+    members = Membership(Members(2))
+    for incarnation in (5, 6):
+        members.join(Member(0, incarnation), {}, WAIT, only_asks=True)
+        assert members.may_join(Member(0, incarnation))
+
+    members.join(Member(0, 5), {}, WAIT)
+
+    with pytest.raises(ProtocolError, match="another process, which is alive"):
+        members.join(Member(0, 6), {}, WAIT)
+    with pytest.raises(ProtocolError, match="another process, which is alive"):
+        members.may_join(Member(0, 6))
 
 
 def test_process_that_ends_its_lease_is_lost_at_once() -> None:
@@ -255,7 +298,7 @@ def test_process_that_ends_its_lease_is_lost_at_once() -> None:
     assert members.pass_time(0.25) == [0]
     members.lose(0)
     members.join(Member(0, 50), {}, WAIT)
-    assert members.has_place(Member(0, 50))
+    assert members.may_join(Member(0, 50))
     assert members.pass_time(0.25) == []
 
 
@@ -270,12 +313,12 @@ def test_process_without_a_lease_has_none_to_end() -> None:
 
 def test_process_whose_place_has_a_living_one_is_refused() -> None:
     members = job_that_waits()
-    members.join(Member(0, 50), {}, WAIT)
+    members.join(Member(0, 50), {}, WAIT, only_asks=True)
 
     members.hear_of(Member(0, 5))
 
     with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
-        members.has_place(Member(0, 50))
+        members.may_join(Member(0, 50))
     assert members.pass_time(2.9) == []
 
 

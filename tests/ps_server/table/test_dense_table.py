@@ -126,9 +126,9 @@ def test_gradient_of_another_type_is_refused() -> None:
         DenseTable(spec_of()).check(DenseGrad(np.zeros(7), 1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("examples", [0, -1])
-def test_gradient_over_no_examples_is_refused(examples: int) -> None:
-    with pytest.raises(GradientError, match=f"sums over {examples} examples"):
+@pytest.mark.parametrize("examples", [0, -1, 2**64 - 1])
+def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None:
+    with pytest.raises(GradientError, match=re.escape(f"sums over {examples:g} examples")):
         DenseTable(spec_of()).check(DenseGrad(np.zeros(7, np.float32), examples))
 
 

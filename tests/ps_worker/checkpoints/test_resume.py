@@ -1,5 +1,6 @@
 """A run that was killed and goes on: it ends as one that was never stopped, or says why it cannot."""
 
+import gzip
 import json
 import re
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from protos.errors import AbortedError, CheckpointError, DataError, JobError
+from protos.errors import AbortedError, CheckpointError, JobError
 from protos.store import InferenceSettings, SaveRequest
 from ps_server.checkpoint.files.manifest import manifest_to_json
 from ps_server.checkpoint.publish import open_data
@@ -339,16 +340,25 @@ def test_job_begins_beside_checkpoints_that_are_of_no_run(clicks: Path, tmp_path
     assert ended.examples == 2 * ROWS
 
 
-def test_files_that_have_changed_in_size_are_refused(clicks: Path, tmp_path: Path) -> None:
-    """Two workers read a part of it each; where the second part begins has moved."""
+@pytest.mark.parametrize("change", ["size", "content"])
+def test_files_that_have_changed_are_refused(change: str, clicks: Path, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    file = tmp_path / "train/part"
-    file.write_text("".join(part.read_text() for part in (clicks / "train").iterdir()))
+    file = tmp_path / "train/part.gz"
+    text = "".join(part.read_text() for part in sorted((clicks / "train").iterdir()))
+    file.write_bytes(gzip.compress(text.encode()))
     killed_in_the_middle(tmp_path, tmp_path / "model")
-    file.write_text(file.read_text() * 2)
+    was = file.stat().st_size
+    if change == "size":
+        file.write_bytes(gzip.compress(text.encode() * 2))
+    else:
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
 
-    with pytest.raises(DataError, match=r"cannot resume where it was: .* other files"):
-        run(job_of(tmp_path, tmp_path / "model"))
+    with pytest.raises(JobError, match="files have changed since the run") as refused:
+        run_first(job_of(tmp_path, tmp_path / "model"))
+
+    assert f": part.gz {file.stat().st_size} bytes " in str(refused.value)
+    assert f", was part.gz {was} bytes " in str(refused.value)
+    assert "Put back the files that it had; or, to start a fresh run from" in str(refused.value)
 
 
 def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -> None:

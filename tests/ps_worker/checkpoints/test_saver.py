@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError, SnapshotLostError
+from protos.errors import CheckpointError, ProtocolError, SnapshotLostError
 from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
@@ -303,3 +303,63 @@ def test_of_checkpoints_that_were_there_only_those_of_the_run_go(
 
     stays = {"best", "serving", "step-2", "step-5"}
     assert set(names(tmp_path)) == (stays if own else stays | {"step-1"})
+
+
+def test_process_that_was_paused_does_not_turn_latest_back(tmp_path: Path) -> None:
+    """Another one is in its place by then, and has saved."""
+    first, second = SlowStore(), in_process()
+    first.resume(7, {})
+    second.resume(9, {})
+    paused = saver_of(first, tmp_path)
+    paused.after_step(7, dict)
+    successor = saver_of(second, tmp_path, keep_last=1)
+    successor.save("step-9", 9, {})
+    successor.finish()
+
+    first.write.set()
+
+    with pytest.raises(
+        CheckpointError, match=r"LATEST names 'step-9' of version 9 .* of version 7"
+    ):
+        paused.finish()
+    assert (tmp_path / "LATEST").read_text() == "step-9\n"
+    assert "step-9" in names(tmp_path)
+
+
+def test_new_run_makes_its_older_version_the_latest(tmp_path: Path) -> None:
+    """Of the run that it overwrites, and of one that it resumes from an older checkpoint, all may go."""
+    for version, name in [(9, "step-9"), (2, "step-2"), (3, "step-3")]:
+        store = in_process()
+        store.resume(version, {})
+        saver = saver_of(store, tmp_path)
+        saver.save(name, version, {})
+        saver.finish()
+
+    assert (tmp_path / "LATEST").read_text() == "step-3\n"
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_place_is_confirmed_before_each_file_that_is_replaced(calls: int, tmp_path: Path) -> None:
+    store = in_process()
+    earlier = saver_of(store, tmp_path)
+    earlier.save("step-1", 1, {})
+    earlier.finish()
+    left = iter(range(calls))
+    section = CheckpointSection(dir=str(tmp_path), keep_last=1)
+
+    def confirm() -> None:
+        if next(left, None) is None:
+            raise ProtocolError("worker 0 is another process by now")
+
+    saver = Saver(store, section, own=["step-1"], confirm=confirm)
+    saver.save("step-2", 2, {}, is_best=True)
+    if calls == 3:
+        saver.finish()
+    else:
+        with pytest.raises(ProtocolError):
+            saver.finish()
+
+    assert ("step-2" in names(tmp_path)) == (calls > 0)
+    assert (tmp_path / "LATEST").read_text() == ("step-2\n" if calls > 1 else "step-1\n")
+    assert (tmp_path / "BEST").exists() == (calls > 2)
+    assert ("step-1" in names(tmp_path)) == (calls < 3)

@@ -192,7 +192,7 @@ def test_other_calls_are_not_delayed(server, transport_with, tmp_path):
     barrier = transport.call(0, calls.BARRIER, BARRIER)
 
     assert barrier.result() == 0
-    assert not push._sent.rpc.done()
+    assert not push.wait(0.0)
 
 
 def test_delay_counts_for_the_deadline(server, transport_with):
@@ -226,11 +226,17 @@ def test_delayed_call_of_a_closed_transport_is_cancelled(server, transport_with)
         call.result()
 
 
+def sent(transport: GrpcTransport) -> Any:
+    """Returns gRPC's call for a push."""
+    request = calls.PUSH_GRAD.request.encode(PUSH)
+    return transport.connection.send(0, "PushGrad", request, LIMIT_S, wait_for_ready=False)
+
+
 def test_answers_are_told_to_those_who_wait_for_them(server, transport_with):
     transport = transport_with(["delay", "pushes", 0.01], ["duplicate", "pushes", 1.0])
     told: SimpleQueue[Any] = SimpleQueue()
 
-    rpc = transport.call(0, calls.PUSH_GRAD, PUSH)._sent.rpc
+    rpc = sent(transport)
     rpc.add_done_callback(told.put)
 
     assert told.get(timeout=LIMIT_S) is rpc
@@ -243,7 +249,7 @@ def test_cancelled_call_is_over_at_once(server, transport_with, faults):
     service, _ = server
     service.gates = {0: threading.Event(), 1: threading.Event()}
     transport = transport_with(faults)
-    rpc = transport.call(0, calls.PUSH_GRAD, PUSH)._sent.rpc
+    rpc = sent(transport)
 
     assert rpc.cancel()
 
@@ -253,7 +259,7 @@ def test_cancelled_call_is_over_at_once(server, transport_with, faults):
 
 
 def test_server_can_be_waited_for_without_a_call(server, transport_with):
-    (channel,) = transport_with(["drop", "calls", 1.0])._connection.channels
+    (channel,) = transport_with(["drop", "calls", 1.0]).connection.channels
 
     grpc.channel_ready_future(channel).result(LIMIT_S)
 

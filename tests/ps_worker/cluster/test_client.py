@@ -8,7 +8,9 @@ import pytest
 
 from protos.chunking import PushChunk
 from protos.errors import (
+    AbortedError,
     GradientError,
+    PlaceLostError,
     ProtocolError,
     SpecConflictError,
     SpecError,
@@ -19,7 +21,17 @@ from protos.gradients import DenseGrad, Gradients, SparseGrad
 from protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from protos.placement import FIRST_EPOCH, ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Joined, Lease, Message, Missing, Pulled, ReduceOp, WorkerLoss
+from protos.store import (
+    Changed,
+    Joined,
+    Lease,
+    Member,
+    Message,
+    Missing,
+    Pulled,
+    ReduceOp,
+    WorkerLoss,
+)
 from protos.wire.calls import PUSH_PULL
 from protos.wire.requests import Advance, PushGrad
 from ps_server.rpc.handlers import Handlers
@@ -66,14 +78,120 @@ def test_process_joins_one_job(case):
         client.shrink()
 
 
-def transport_to(num_servers: int, **settings: bool) -> LocalTransport:
+WAIT = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
+FIRST, SECOND = 5, 50
+"""Two processes in one place, by incarnation."""
+
+
+def test_process_that_is_alive_for_one_server_keeps_its_place_on_all() -> None:
+    """It was cut off from server 0 for longer than its lease, when a second one was started."""
+    transport, first, second = two_processes()
+    transport.stores[0].lose([0])
+    joining = second.join(0, SECOND, terms={}, lease=WAIT)
+
+    first.renew(0)
+    for store in transport.stores:
+        assert not store.pass_time(0.25)
+
+    with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
+        joining.result()
+    for store in transport.stores:
+        store.require_place(Member(0, FIRST))
+        assert not store.status().lost
+
+
+def test_place_that_is_lost_on_all_servers_is_taken_on_all() -> None:
+    transport, first, second = two_processes()
+    for store in transport.stores:
+        store.lose([0])
+
+    second.join(0, SECOND, terms={}, lease=WAIT).result()
+
+    for store in transport.stores:
+        store.require_place(Member(0, SECOND))
+    with pytest.raises(PlaceLostError, match="another process by now"):
+        first.renew(0)
+
+
+def test_place_that_is_taken_on_some_servers_is_given_back() -> None:
+    """The process before is back on server 1, between the question and the answer."""
+    transport, _, second = two_processes()
+    for store in transport.stores:
+        store.lose([0])
+    joining = second.join(0, SECOND, terms={}, lease=WAIT)
+    transport.stores[1].hear_of(Member(0, FIRST))
+
+    with pytest.raises(ProtocolError, match="another process, which is alive"):
+        joining.result()
+
+    assert transport.stores[0].pass_time(0.25) == [0], "its lease is over"
+    transport.stores[1].require_place(Member(0, FIRST))
+
+
+def test_of_two_processes_that_come_for_a_free_place_one_has_it_on_all_servers() -> None:
+    transport = transport_to(3, joins=False)
+    joining = [
+        ClusterClient(transport).join(0, each, terms={}, lease=WAIT) for each in (FIRST, SECOND)
+    ]
+
+    joining[0].result()
+
+    with pytest.raises(ProtocolError, match="another process, which is alive"):
+        joining[1].result()
+    for store in transport.stores:
+        store.require_place(Member(0, FIRST))
+
+
+def test_process_that_one_server_refuses_for_its_job_tells_the_others() -> None:
+    """They would wait for workers that find the other server's job at its end."""
+    transport = transport_to(3, joins=False)
+    transport.stores[1].abort(0, "the disk is gone")
+
+    with pytest.raises(AbortedError, match="the disk is gone"):
+        ClusterClient(transport).join(0, FIRST, terms={}, lease=WAIT).result()
+
+    for store in transport.stores:
+        with pytest.raises(AbortedError, match="the disk is gone"):
+            store.wait_version(1)
+
+
+@pytest.mark.parametrize("on_worker_loss", WorkerLoss)
+def test_process_that_does_not_reach_a_server_is_waited_for_only_where_another_may_come(
+    on_worker_loss: WorkerLoss,
+) -> None:
+    transport = transport_to(2, joins=False)
+    lease = Lease(seconds=3.0, on_worker_loss=on_worker_loss)
+
+    def joined(server: int) -> Joined:
+        if server == 1:
+            raise TransportError("ps-1:1 is away")
+        return transport.stores[0].join(0, FIRST, terms={}, lease=lease).result()
+
+    transport.answers["Join"] = joined
+    with pytest.raises(TransportError, match="ps-1:1 is away"):
+        ClusterClient(transport).join(0, FIRST, terms={}, lease=lease).result()
+
+    is_over = "Abort" in [name for _, name, _ in transport.calls]
+    assert is_over == (on_worker_loss is not WorkerLoss.WAIT)
+
+
+def two_processes() -> tuple[LocalTransport, ClusterClient, ClusterClient]:
+    """Returns servers, the client of a process that has joined, and that of another."""
+    transport = transport_to(2, joins=False)
+    first, second = ClusterClient(transport), ClusterClient(transport)
+    first.join(0, FIRST, terms={}, lease=WAIT).result()
+    return transport, first, second
+
+
+def transport_to(num_servers: int, *, joins: bool = True, **settings: bool) -> LocalTransport:
     return LocalTransport(
         [
             ParameterStore(
                 server_index=index, num_servers=num_servers, wait_limit_s=0.0, **settings
             )
             for index in range(num_servers)
-        ]
+        ],
+        joins=joins,
     )
 
 
@@ -96,34 +214,68 @@ def gradients() -> Gradients:
     )
 
 
-def test_renewal_waits_for_no_server_longer_than_a_third_of_the_lease(monkeypatch):
-    """The others are to hear of the worker in time for its lease."""
+class Away:
+    """The answer of a server that is away, and to which the call is sent again and again."""
+
+    def __init__(self, waited: list[float]) -> None:
+        self.error: Exception | None = None
+        self._waited = waited
+
+    def wait(self, seconds: float) -> bool:
+        self._waited.append(seconds)
+        return self.error is not None
+
+    def when_failed(self, tell: object) -> None:
+        pass
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+    def result(self) -> None:
+        assert self.error is not None
+        raise self.error
+
+
+def test_renewal_reaches_servers_while_another_one_is_away(monkeypatch):
+    """They are to hear of the worker in time for its lease; the one that is away has one call under way."""
     transport = transport_to(2)
     client = ClusterClient(transport)
     lease = Lease(seconds=6.0, on_worker_loss=WorkerLoss.FAIL)
     client.join(0, INCARNATION, terms={}, lease=lease).result()
-    looks = []
-    call = transport.call
+    transport.calls.clear()
+    waited: list[float] = []
+    away, call = Away(waited), transport.call
+    monkeypatch.setattr(
+        transport,
+        "call",
+        lambda server, *args, **of: call(server, *args, **of) if server else away,
+    )
 
-    def renewed(server, row, argument, *, ready_s):
-        looks.append((server, ready_s))
-        return call(server, row, argument, ready_s=ready_s)
-
-    monkeypatch.setattr(transport, "call", renewed)
+    client.renew(0)
     client.renew(0)
 
-    assert looks == [(0, 2.0), (1, 2.0)]
+    assert [(server, name) for server, name, _ in transport.calls] == [(1, "Renew")] * 2
+    assert max(waited) <= lease.renewal_s == 2.0
+    away.fail(TransportError("tried 60 times in 30 s"))
+    with pytest.raises(TransportError, match="tried 60 times"):
+        client.renew(0)
 
 
 @pytest.mark.parametrize("refusing", [0, 1])
-def test_refused_renewal_is_told_though_another_server_is_away(refusing):
+def test_refused_renewal_is_told_though_another_server_is_away(refusing, monkeypatch):
     transport = transport_to(2)
     client = joined_client(transport)
 
     def answer(server: int) -> None:
-        raise ProtocolError("gone on without it") if server == refusing else TransportError("away")
+        raise ProtocolError("gone on without it")
 
     transport.answers["Renew"] = answer
+    away, call = Away([]), transport.call
+    monkeypatch.setattr(
+        transport,
+        "call",
+        lambda server, *args, **of: call(server, *args, **of) if server == refusing else away,
+    )
     with pytest.raises(ProtocolError, match="gone on without it"):
         client.renew(0)
 

@@ -2,19 +2,23 @@
 
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from threading import Event, Timer
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import grpc
 import numpy as np
 import pytest
 
 from protos.chunking import PushChunk
-from protos.errors import TransportError, UnknownTableError, WrongServerError
+from protos.errors import AbortedError, TransportError, UnknownTableError, WrongServerError
+from protos.futures import results, results_of_all_ended
 from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import FIRST_EPOCH
@@ -25,7 +29,7 @@ from protos.wire.calls import Call
 from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ps_server.rpc.health import why_not_serving
 from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
@@ -250,13 +254,24 @@ def test_proxy_of_the_environment_is_not_for_servers(monkeypatch):
 
 
 class LostReply(grpc.RpcError):
-    """The end of a call that was carried out, but whose reply was lost."""
+    """A call that was carried out, but whose reply is lost."""
 
-    def __init__(self, code: grpc.StatusCode) -> None:
+    def __init__(self, call: grpc.Future, code: grpc.StatusCode) -> None:
+        self._call = call
         self._code = code
 
-    def result(self) -> None:
+    def add_done_callback(self, done: Callable[["LostReply"], None]) -> None:
+        self._call.add_done_callback(lambda _: done(self))
+
+    def exception(self) -> "LostReply":
+        return self
+
+    def result(self, timeout: float | None = None) -> NoReturn:
+        self._call.result(timeout)
         raise self
+
+    def done(self) -> bool:
+        return bool(self._call.done())
 
     def code(self) -> grpc.StatusCode:
         return self._code
@@ -335,44 +350,97 @@ def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
         assert transport.retries > 1
 
 
-def test_closing_ends_the_pause_of_a_call(monkeypatch):
+def test_closing_ends_the_pause_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises what the last try did."""
     monkeypatch.setattr("ps_worker.cluster.retry.FIRST_PAUSE_S", 60.0)
     monkeypatch.setattr("ps_worker.cluster.retry.LONGEST_PAUSE_S", 60.0)
-    with cluster() as servers, transport_to_first(servers, retry_s=60.0) as transport:
-        servers.stop_server(0)
+    with failing_server(1) as (service, endpoint), transport_to(endpoint, retry_s=60) as transport:
         call = transport.call(0, calls.PULL_SPARSE, pull_of())
-        Timer(0.5, transport.close).start()
-        begun = time.monotonic()
+        while not transport.later.num_due:
+            assert not call.wait(0.01)
 
-        with pytest.raises(TransportError, match="PullSparse to server"):
-            call.result()
-
-        assert time.monotonic() - begun < 5.0
-
-
-def test_transport_that_was_closed_before_a_new_try_raises_what_the_last_one_did(monkeypatch):
-    def close_meanwhile(_: float) -> bool:
         transport.close()
-        return False
 
-    with cluster() as servers, transport_to_first(servers) as transport:
-        servers.stop_server(0)
-        call = transport.call(0, calls.PULL_SPARSE, pull_of())
-        monkeypatch.setattr(transport._closed, "wait", close_meanwhile)
-
-        with pytest.raises(TransportError, match=r"PullSparse to server .* failed: UNAVAILABLE"):
+        with pytest.raises(TransportError, match=r"PullSparse to server .*UNAVAILABLE: going down"):
             call.result()
+        with pytest.raises(TransportError, match=r"PullSparse to server .*: this client is closed"):
+            transport.call(0, calls.PULL_SPARSE, pull_of()).result()
+        assert SENDS_AGAIN not in {each.name for each in threading.enumerate()}
+    assert service.calls == {"PullSparse": 1}
+
+
+def test_call_is_sent_again_though_nobody_looks_at_its_answer() -> None:
+    """No thread and no reference of it stays behind."""
+    with failing_server(2) as (service, endpoint):
+        transport = GrpcTransport([endpoint], retry_s=BUDGET_S)
+        call = transport.call(0, calls.LEAVE, requests.Leave(member=member(), step=0))
+
+        assert call.wait(10.0)
+
+        assert service.calls == {"Leave": 3}
+        assert transport.retries == 2
+        transport.close()
+        assert SENDS_AGAIN not in {each.name for each in threading.enumerate()}
+        freed = weakref.ref(transport)
+        del transport, call
+        assert freed() is None
+
+
+def test_call_that_waits_at_one_server_keeps_no_other_from_being_sent_again() -> None:
+    """As a barrier whose last worker comes to a server that is being started again."""
+    with (
+        failing_server(0) as (waiting, endpoint),
+        failing_server(1) as (away, other),
+        closing(GrpcTransport([endpoint, other], retry_s=BUDGET_S)) as transport,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        barrier = transport.call(0, calls.BARRIER, END)
+        leave = transport.call(1, calls.LEAVE, requests.Leave(member=member(), step=0))
+        both = pool.submit(results_of_all_ended, [barrier, leave])
+
+        assert leave.wait(10.0)
+        assert not both.done()
+
+        waiting.ending.set()
+        assert both.result(10.0) == [0, None]
+    assert away.calls == {"Leave": 2}
+
+
+def test_error_of_one_server_does_not_wait_for_another() -> None:
+    with (
+        failing_server(0) as (_, waiting),
+        cluster() as servers,
+        closing(GrpcTransport([waiting, servers.endpoints[0]])) as transport,
+    ):
+        servers.stores[0].abort(0, "the disk is gone")
+        answers = [
+            transport.call(0, calls.BARRIER, END),
+            transport.call(1, calls.WAIT_VERSION, requests.WaitVersion(at=1)),
+        ]
+
+        with pytest.raises(AbortedError, match="the disk is gone"):
+            results(answers)
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
-def test_push_whose_reply_was_lost_is_not_applied_twice(code):
+def test_push_whose_reply_was_lost_is_not_applied_twice(code, monkeypatch):
     with cluster() as servers:
         store = servers.stores[0]
         servers.client()  # joins
         with transport_to_first(servers) as transport:
+            send = transport.connection.methods[0]["PushGrad"].future
+            replies = iter([code])
+
+            def send_once(*args: Any, **options: Any) -> Any:
+                sent = send(*args, **options)
+                return next((LostReply(sent, lost) for lost in replies), sent)
+
+            monkeypatch.setitem(
+                transport.connection.methods[0],
+                "PushGrad",
+                SimpleNamespace(future=send_once),
+            )
             call = transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([], [])))
-            call._sent.rpc.result()  # by now it is applied
-            call._sent.rpc = LostReply(code)
 
             assert call.result() == 1
 
@@ -422,12 +490,12 @@ def test_call_to_an_overloaded_server_is_sent_again_when_it_asks_for_it(
         endpoint = servers.start_server(joined(ParameterStore()), backlog)
         with transport_to(endpoint) as transport:
 
-            def pause(seconds: float) -> bool:
+            def after(seconds: float, send: Callable[[], None]) -> None:
                 pauses.append(seconds)
                 backlog._max_calls = 1
-                return False
+                send()
 
-            monkeypatch.setattr(transport._closed, "wait", pause)
+            monkeypatch.setattr(transport.later, "after", after)
             assert transport.call(0, calls.PULL_SPARSE, pull_of()).result() == Pulled({}, 0)
 
     assert pauses == [RETRY_AFTER_S]

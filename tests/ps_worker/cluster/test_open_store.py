@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from protos.errors import TransportError
+from protos.errors import AbortedError, ProtocolError, TransportError
 from protos.futures import WaitingFuture
 from protos.role import WorkerRole
 from ps_server.store import ParameterStore
@@ -77,5 +77,33 @@ def test_store_of_a_role_with_servers_is_theirs_until_the_context_ends() -> None
         with open_store(role, ClusterSection()) as store:
             assert store.status().version == 0
 
-        with pytest.raises((TransportError, ValueError)):
+        with pytest.raises(TransportError, match="this client is closed"):
             store.status()
+
+
+@pytest.mark.parametrize(("listed", "told"), [((1, 0), (0, 1)), ((0,), (0,)), ((0, 1, 2), (0, 1))])
+def test_worker_with_a_wrong_list_of_servers_tells_the_others(
+    listed: tuple[int, ...], told: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By each server of its list; the others relay it to the rest (tests/integration)."""
+    monkeypatch.setattr(connect, "START_S", 0.5)
+    with cluster(num_servers=2, num_workers=2) as servers:
+        endpoints = [*servers.endpoints, "127.0.0.1:1"]
+        role = WorkerRole(
+            endpoints=tuple(endpoints[each] for each in listed), worker_index=1, num_workers=2
+        )
+        waiting = {each: servers.stores[each].barrier("start", 0, step=0) for each in told}
+
+        with (
+            pytest.raises(ProtocolError, match="all processes need the same list"),
+            open_store(role, ClusterSection()),
+        ):
+            pass
+
+        why = (
+            rf"worker 1 aborted the job: ProtocolError: \S+ is server \d of 2, but this worker's list has it "
+            rf"as server \d of {len(listed)}"
+        )
+        for each in waiting.values():
+            with pytest.raises(AbortedError, match=why):
+                each.result()

@@ -4,14 +4,16 @@ import logging
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ctr_model.schema import Schema
+from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, CtrPsError, DataError
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
@@ -157,7 +159,7 @@ def test_file_with_a_good_row_behind_the_malformed_ones_is_of_its_schema(
         ("zstd", "1\t1\t2\ta\tb\tc\td", "7 columns, expected 6"),
         ("csv", "x,1,2,a,b,c", "the label is 'x', expected 0 or 1"),
         ("csv", "1,1,2,a,b", "not 6 fields separated by ',' as in the header: '1,1,2,a,b'"),
-        ("libffm", "x 0:0:1 2:a:1", "the label is 'x', expected 0, 1, \\+1 or -1"),
+        ("libffm", "x 0:0:1 2:a:1", "the label is 'x', expected 0, 1 or -1"),
         ("libffm", "1 5:a:1", "the field of '5:a:1' is not in the schema, expected 0 to 4"),
         ("multislot", "2 1 2 1 a 1 b 1 c 1 x", "value 1 of 1 of 'click' .* is 'x', expected 0 or"),
         ("multislot", "2 1 2 1 a 1 b 1 1", "the line ends before 'click'"),
@@ -333,3 +335,38 @@ def test_schema_with_more_slots_is_refused(
     else:
         with pytest.raises(CtrPsError, match="^" + message.format(path=re.escape(str(path)))):
             rows_of(dataset)
+
+
+SCALED = replace(SCHEMA, dense=(DenseColumn(name="I1", scale=1e-33), *SCHEMA.dense[1:]))
+BEYOND = Row(0, (10**6, 2), ("a", "b", "c"))
+"""Whose first number is 1e39 when it is scaled."""
+
+
+@formats
+@kinds
+def test_number_whose_scaling_float32_does_not_hold_is_a_malformed_row(
+    tmp_path: Path, name: str, kind: Kind
+) -> None:
+    rows = [row for row in FILE_FORMATS[name].writable(ROWS) if row.numbers[0] != 2**31]
+    text = FILE_FORMATS[name].skips_bad_rows
+    bad = [BAD] if text else []
+    path = write(tmp_path, name, [*rows[:2], *bad, rows[2], BEYOND, *rows[3:]])
+    line = 4 + len(bad) + (name == "csv")
+    place = f"row {line}" if name in ("parquet", "orc", "keys") else str(line)
+    fault = r"column 'I1' is 1000000\.0, scaled as the schema says, beyond the numbers of float32"
+
+    if name in ("generator", "pipe"):
+        where = rf"{path}:{place}: " if name == "generator" else rf"{path}: .*bad line {place}, .*"
+        with pytest.raises(DataError, match=f"^{where}{fault}"):
+            rows_of(dataset_of(kind, name, [path], schema=SCALED, bad_row_limit=9))
+        return
+    with pytest.raises(BadRowError, match=f"^{path}:{place}: {fault}; this is malformed row"):
+        rows_of(dataset_of(kind, name, [path], schema=SCALED, bad_row_limit=len(bad)))
+    dataset = dataset_of(kind, name, [path], schema=SCALED, bad_row_limit=len(bad) + 1)
+    actual = rows_of(dataset)
+
+    expected = batch_of(rows)
+    assert (actual.size, dataset.bad_rows) == (len(rows), len(bad) + 1)
+    assert actual.keys.tolist() == expected.keys.tolist()
+    numbers = [np.nan if row.numbers[0] is None else row.numbers[0] * 1e33 for row in rows]
+    assert actual.dense[:, 0].tolist() == np.nan_to_num(np.float32(numbers)).tolist()

@@ -1,11 +1,18 @@
 """Formats by name and suffix."""
 
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.formats import FORMATS, SUFFIXES, format_of, reader_of
+from ps_worker.data.files.atomic_file import atomic_file
+from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.formats import FORMATS, SUFFIXES, doubt_about, format_of, reader_of
+from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.text.criteo import CriteoReader
 
 SCHEMA = Schema.numbered(1, 1)
@@ -18,10 +25,55 @@ SCHEMA = Schema.numbered(1, 1)
         ("s3://b/a.tsv.gz", "criteo"),
         ("part-0", "criteo"),
         ("a.txt.zst", "criteo"),
+        ("OK.CSV", "csv"),
+        ("A.Tsv.GZ", "criteo"),
+        ("a.Parquet", "parquet"),
+        ("a.SVM.Zst", "libsvm"),
     ],
 )
 def test_end_of_the_name_tells_the_format(path: str, name: str) -> None:
     assert format_of(path) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "doubt"),
+    [
+        ("a.xyz", b"PK", r"^'\.xyz' is no known suffix \(\.tsv, \.csv, .*\.multislot\)$"),
+        ("a.txt", b"click,user\n1,a\n", r"^'\.txt' .*\); its first line has commas: --format csv"),
+        ("part-0", b"1,a,b\tc\n", r"^its name has no suffix \(.*commas"),
+        ("a.txt", b"1\ta,b\tc\n0,1,2,3,4\n", r"^'\.txt' is no known suffix \([^,]*, [^;]*\)$"),
+        ("A.TSV", b"1,2\n", "^$"),
+    ],
+)
+def test_file_that_nothing_tells_the_format_of_is_doubted(
+    tmp_path: Path, name: str, content: bytes, doubt: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+
+    assert re.search(doubt, doubt_about(str(tmp_path / name), None))
+    assert doubt_about(str(tmp_path / name), "criteo") == ""
+
+
+def test_file_of_an_unknown_suffix_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npz"
+    np.savez(path, rows=np.arange(9))
+    dataset = QueueDataset(SCHEMA, 4, bad_row_limit=100)
+    dataset.set_filelist([path])
+
+    with pytest.raises(
+        DataError, match=r"rows\.npz: '\.npz' is no known suffix .*, and it is no text"
+    ):
+        next(iter(dataset))
+
+
+def test_compressed_file_with_capitals_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "ROWS.CSV.GZ"
+    with atomic_file(path) as file:
+        file.write(b"label,I1,C1\n1,2,a\n")
+
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    (block,) = reader_of(str(path), SCHEMA, BadRows()).blocks(FileSplit(str(path)))
+    assert block.rows.dense.tolist() == [[2.0]]
 
 
 def test_every_suffix_is_of_a_format() -> None:

@@ -2,6 +2,8 @@
 
 import gzip
 import logging
+import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,6 +64,48 @@ def test_files_are_read_in_the_order_given_and_afresh_in_each_pass(files: list[P
     for _ in range(2):
         assert [batch.dense[:, 0].tolist() for batch in dataset] == [[1, 1, 1, 2], [2, 2]]
         assert dataset.rows == 6
+
+
+@pytest.mark.parametrize("change", ["grows", "is truncated", "is replaced", "vanishes"])
+def test_file_that_changes_between_two_passes_is_an_error(change: str, files: list[Path]) -> None:
+    dataset, path = dataset_of(files), files[1]
+    assert len(numbers(dataset)) == 6
+
+    changed(path, change)
+
+    with pytest.raises(DataError, match=re.escape(str(path))) as caught:
+        numbers(dataset)
+    if change != "vanishes":
+        now = path.stat().st_size
+        assert f"{path} has changed since it was listed: it had 18 bytes of 20" in str(caught.value)
+        assert f", and now {now} bytes of 20" in str(caught.value)
+    if change == "grows":
+        dataset.set_filelist(files)  # listed anew
+        assert len(numbers(dataset)) == 7
+
+
+def test_file_that_changes_while_it_is_read_is_an_error(files: list[Path]) -> None:
+    batches = iter(dataset_of(files, batch_size=1))
+    next(batches)
+
+    changed(files[0], "grows")
+
+    with pytest.raises(DataError, match="has changed since it was listed"):
+        list(batches)
+
+
+def changed(path: Path, how: str) -> None:
+    content = path.read_text()
+    match how:
+        case "grows":
+            path.write_text(content + "0\t9\tx\n")
+        case "is truncated":
+            path.write_text(content[:-6])
+        case "is replaced":
+            path.write_text(content.replace("x", "y"))
+            os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # whatever the clock of the disk
+        case "vanishes":
+            path.unlink()
 
 
 def test_bad_rows_count_afresh_in_each_pass(files: list[Path]) -> None:

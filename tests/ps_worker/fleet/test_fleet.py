@@ -1,18 +1,21 @@
 """Who a process is, and in which order it may do what; without a cluster, or without reaching it."""
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from ctr_model.schema import Schema
-from protos.errors import RoleError, UsageError
+from protos.errors import JobError, RoleError, UsageError
 from ps_server.settings import ServerSettings
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.fleet import serving
 from ps_worker.fleet.fleet import Fleet
 from ps_worker.fleet.task import Task
 from ps_worker.fleet.words.roles import Role, UserDefinedRoleMaker
+from tests.support.cluster import cluster
 from tests.support.training import job, small_model
 
 ENDPOINTS = ["127.0.0.1:1", "127.0.0.1:2"]
@@ -101,6 +104,62 @@ def test_file_is_cut_for_more_workers_than_files(worker: Fleet, tmp_path) -> Non
     assert worker.file_splits([path], schema) == [FileSplit(str(path), 3, 6)]
     with pytest.raises(UsageError, match="unknown format 'critio'"):
         worker.file_splits([path], schema, format="critio")
+
+
+@pytest.mark.parametrize(
+    ("differs", "told"),
+    [
+        ("files", r"files 1 = 1 file, .* has files 1 = 2 files, "),
+        ("batch_size", r"dataset\.batch_size = 8 \(worker 0 has dataset\.batch_size = 4\)"),
+        ("thread_num", r"dataset\.thread_num = 2 "),
+        (
+            "command",
+            r"dataset\.format = cat \| None keys \(worker 0 has dataset\.format = nothing\)",
+        ),
+        ("nothing", None),
+    ],
+)
+def test_workers_agree_on_what_they_train_on_first(
+    differs: str, told: str | None, tmp_path: Path
+) -> None:
+    files = [tmp_path / "part-0", tmp_path / "part-1"]
+    for file in files:
+        file.write_text("0\t1\tx\n")
+
+    def dataset_of(fleet: Fleet, *, differs: str = "nothing") -> QueueDataset:
+        dataset = QueueDataset(
+            Schema.numbered(1, 1),
+            8 if differs == "batch_size" else 4,
+            2 if differs == "thread_num" else 1,
+        )
+        if differs == "command":
+            dataset.set_pipe_command("cat")
+        dataset.set_filelist(fleet.split_files(files[: 1 if differs == "files" else 2]))
+        return dataset
+
+    with cluster(num_servers=1, num_workers=2) as servers, ExitStack() as stack:
+        fleets = [Fleet(), Fleet()]
+        for index, fleet in enumerate(fleets):
+            fleet.init(
+                UserDefinedRoleMaker(
+                    current_id=index,
+                    role=Role.WORKER,
+                    worker_num=2,
+                    server_endpoints=servers.endpoints,
+                )
+            )
+            fleet.minimize(TASK)
+            fleet.init_worker()
+            stack.callback(fleet.abandon)
+        fleets[0].agree_on(dataset_of(fleets[0]), "training")
+        other = dataset_of(fleets[1], differs=differs)
+
+        if told is None:
+            fleets[1].agree_on(other, "training")
+        else:
+            with pytest.raises(JobError, match=told):
+                fleets[1].agree_on(other, "training")
+        fleets[0].agree_on(dataset_of(fleets[0], differs="batch_size"), "training")  # the second
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Scripts in one process: what they train, save and load, and what they are told."""
 
+import json
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from ctr_model.metrics import ClickMetrics
 from ctr_model.models.ctr_dnn import CtrDnn
 from ctr_model.models.model import Model
+from ctr_model.models.origin import origin_of
 from ctr_model.schema import Schema
 from protos.errors import CheckpointError, DataError, JobError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
@@ -41,6 +43,10 @@ def executor_of(*, optimizer=SGD, dense=None, **strategy) -> fleet.Executor:
     executor = fleet.distributed_optimizer(optimizer, settings, dense=dense).minimize(small_model())
     fleet.init_worker()
     return executor
+
+
+def vector_of(metrics: ClickMetrics) -> bytes:
+    return metrics.to_vector(metrics.bounds()).tobytes()
 
 
 def log_loss(executor: fleet.Executor) -> float:
@@ -204,11 +210,36 @@ def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_pa
     predictor, found = Predictor.load(tmp_path / "export"), ClickMetrics()
     for batch in BATCHES:
         found.add(batch.labels, predictor.predict(batch))
-    assert found.to_vector().tobytes() == expected.to_vector().tobytes()
+    assert vector_of(found) == vector_of(expected)
     fleet.init()
     executor_of(mode="sync")
     with pytest.raises(CheckpointError, match="is of kind 'inference'"):
         fleet.load_model(tmp_path / "export")
+
+
+def test_checkpoint_says_what_the_values_of_slots_were(tmp_path: Path) -> None:
+    """Also one that another script loads and saves again; of batches nothing is known."""
+    values = [["a"], *([i] for i in range(NUM_SLOTS - 1))]
+    samples = [(i % 2, [0.5] * NUM_DENSE, values) for i in range(16)]
+    expected = {"text", "lists"}, {"keys", "lists"}
+    executor = executor_of(mode="sync")
+    schema = origin_of(small_model()).schema
+    executor.train_from_dataset(BATCHES)
+    for _ in executor.steps(fleet.SampleLoader(samples, schema, batch_size=8)):
+        pass
+    fleet.save_persistables(tmp_path / "model")
+    fleet.stop_worker()
+    fleet.init()
+    executor_of(mode="sync")
+    fleet.load_model(tmp_path / "model")
+    fleet.save_inference_model(tmp_path / "export")
+    fleet.stop_worker()
+
+    for name in ("model", "export"):
+        found = json.loads(Predictor.load(tmp_path / name).slot_values.to_json())
+        assert {slot: set(kinds) for slot, kinds in found.items()} == {
+            slot: expected[i > 0] for i, slot in enumerate(schema.slots)
+        }
 
 
 def test_dtype_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -223,19 +254,19 @@ def test_saved_model_is_what_another_run_goes_on_from(tmp_path: Path) -> None:
     executor = executor_of(mode="sync")
     executor.train_from_dataset(BATCHES)
     fleet.save_persistables(tmp_path / "model")
-    figures = executor.infer_from_dataset(BATCHES).to_vector()
+    figures = vector_of(executor.infer_from_dataset(BATCHES))
     executor.train_from_dataset(BATCHES)
-    trained_on = executor.infer_from_dataset(BATCHES).to_vector()
+    trained_on = vector_of(executor.infer_from_dataset(BATCHES))
     fleet.stop_worker()
 
     fleet.init()
     executor = executor_of(mode="sync")
-    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() != figures.tobytes()
+    assert vector_of(executor.infer_from_dataset(BATCHES)) != figures
     fleet.load_model(tmp_path / "model")
-    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() == figures.tobytes()
+    assert vector_of(executor.infer_from_dataset(BATCHES)) == figures
     executor.train_from_dataset(BATCHES)
 
-    assert executor.infer_from_dataset(BATCHES).to_vector().tobytes() == trained_on.tobytes()
+    assert vector_of(executor.infer_from_dataset(BATCHES)) == trained_on
 
 
 def built_in_model(schema: Schema) -> Model:
@@ -264,12 +295,12 @@ def test_saved_model_is_what_ps_worker_infers_with(
     executor.train_from_dataset(dataset)
     fleet.save_persistables(tmp_path / "model")
 
-    inferred = infer(str(tmp_path / "model"), [str(rows)])
+    inferred = infer(str(tmp_path / "model"), [str(rows)], allow_code=True)
 
     expected = executor.infer_from_dataset(dataset)
     assert inferred["auc"] == expected.auc()
     assert inferred["log_loss"] == pytest.approx(expected.log_loss(), rel=1e-6)  # other batches
-    predictor = Predictor.load(tmp_path / "model")
+    predictor = Predictor.load(tmp_path / "model", allow_code=True)
     metrics = ClickMetrics()
     for batch in dataset:
         metrics.add(batch.labels, predictor.predict(batch))

@@ -51,6 +51,20 @@ def test_table_replaces_a_section() -> None:
     assert (job.train.batch_size, job.train.epochs) == (128, 2)
 
 
+def test_paths_in_the_home_folder_are_there_wherever_they_are_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    path = tmp_path / "job.toml"
+    path.write_text('[data]\ntrain = ["~/a", "~/b"]\nschema = "~/s.toml"\n[run]\ndir = "~"\n')
+
+    job = load_job(path, ["checkpoint.dir=~/model", "model.name=~/my.py:Net"])
+
+    assert job.data.train == ("/home/me/a", "/home/me/b")
+    assert (job.data.schema_source, job.run.dir) == ("/home/me/s.toml", "/home/me")
+    assert (job.checkpoint.dir, job.model.name) == ("/home/me/model", "/home/me/my.py:Net")
+
+
 def test_numeric_folder_name_stays_text() -> None:
     assert override_job({}, ["checkpoint.dir=20261121"], source="job").checkpoint.dir == "20261121"
 

@@ -6,8 +6,8 @@ import pytest
 
 from protos.errors import AbortedError, CheckpointError, DataError, JobError
 from protos.role import WorkerRole
+from ps_worker.cluster import connect
 from ps_worker.cluster.open_store import LOCAL
-from ps_worker.run import abort
 from ps_worker.run.abort import job_ends_by_errors
 from tests.support.cluster import cluster
 
@@ -58,7 +58,7 @@ def test_error_of_a_process_that_has_no_place_ends_no_job() -> None:
 def test_servers_that_do_not_come_are_waited_for_a_moment(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(abort, "CONNECT_S", 0.2)
+    monkeypatch.setattr(connect, "START_S", 0.2)
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))  # bound, but nobody listens
         endpoint = f"127.0.0.1:{held.getsockname()[1]}"
@@ -67,7 +67,7 @@ def test_servers_that_do_not_come_are_waited_for_a_moment(
             fail(role_of([endpoint]), DataError("no files"))
 
     assert "worker 1 ends, and with it the job: no files" in caplog.messages
-    assert f"no answer within 0.2 s from servers {endpoint}" in caplog.messages[-1]
+    assert f"Join to server {endpoint} failed: DEADLINE_EXCEEDED" in caplog.messages[-1]
 
 
 def test_error_without_a_cluster_is_told_to_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,16 +1,23 @@
 """Training from Python without a job file, and the page that says how."""
 
 import gc
+import json
 import re
 import subprocess
 import sys
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from ctr_model.batch import Batch
+from ctr_model.features import key_of
 from ctr_model.models.deepfm import DeepFm
 from ctr_model.registry import MODELS, TASK_MODELS
 from ctr_model.schema import Schema, SchemaError, criteo_schema
@@ -18,7 +25,11 @@ from protos.errors import CheckpointError, DataError, JobError, UsageError
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_worker import Predictor, Trainer
 from ps_worker.data.in_memory_dataset import InMemoryDataset
+from ps_worker.data.queue_dataset import QueueDataset
+from ps_worker.data.text.multislot import MultiSlotReader
 from ps_worker.data.tools.generate import generate
+from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
+from ps_worker.data.user_code.samples import SampleLoader
 from ps_worker.job.sections.strategy import Mode
 from tests.support.address_space import address_space
 from tests.support.commands import ROOT, clean_environment
@@ -221,6 +232,106 @@ def test_data_may_be_files_samples_batches_or_a_dataset(clicks: Path) -> None:
     for data in (dataset, list(dataset), samples):
         trained = trainer_of().train(data)
         assert (trained.examples, trained.loss) == (expected.examples, expected.loss)
+
+
+PRINTED = "tail -n +2 | sed -E 's/(.+),(.)/1 \\1 1 \\2/'"  # lines of CSV as multi-slot text
+
+
+class WholeNumbers(MultiSlotDataGenerator):
+    """Users as keys, from lines of CSV."""
+
+    def generate_sample(self, line):
+        def samples():
+            user, click = line.strip().split(",")
+            if click in "01":
+                yield [("user", [int(user)]), ("click", [int(click)])]
+
+        return samples
+
+
+@pytest.mark.parametrize(
+    ("source", "kinds", "same"),
+    [
+        ("parquet", ["integers"], "7"),
+        ("dataset of parquet", ["integers"], "7"),
+        ("samples", ["keys"], None),
+        ("loader", ["keys"], None),
+        ("generator", ["keys", "lists"], None),
+        ("command", ["keys", "lists"], None),
+        ("reader", ["keys", "lists"], None),
+        ("csv", ["text"], ""),
+        ("samples of text", ["text"], ""),
+        ("samples of both", ["keys", "text"], None),
+    ],
+)
+def test_whole_numbers_to_predict_mean_what_they_meant_in_training(
+    source: str, kinds: list[str], same: str | None, tmp_path: Path
+) -> None:
+    """The same by the trainer and by what it saves: digits, keys, or refused."""
+    schema = Schema(dense=(), slots=("user",), label="click")
+    users = [7, 8, 9, 7] * 32
+    clicks = [int(user == 7) for user in users]
+    numbers = [(click, [], [user]) for user, click in zip(users, clicks, strict=True)]
+    texts = [(click, [], [str(user)]) for user, click in zip(users, clicks, strict=True)]
+    file = (
+        tmp_path
+        / f"clicks.{'csv' if source in ('csv', 'generator', 'command', 'reader') else 'parquet'}"
+    )
+    if file.suffix == ".csv":
+        file.write_text(
+            "\n".join(["user,click", *(f"{u},{c}" for u, c in zip(users, clicks, strict=True))])
+        )
+    else:
+        pq.write_table(pa.table({"user": users, "click": clicks}), file)
+    dataset = QueueDataset(schema, 32)
+    dataset.set_filelist([file])
+    if source == "generator":
+        dataset.set_generator(WholeNumbers())
+    if source == "command":
+        dataset.set_pipe_command(PRINTED, columns=["user", "click"])
+    if source == "reader":
+        file.write_text("".join(f"1 {u} 1 {c}\n" for u, c in zip(users, clicks, strict=True)))
+        dataset = QueueDataset(
+            schema, 32, format=partial(MultiSlotReader, columns=["user", "click"])
+        )
+        dataset.set_filelist([file])
+    data = {
+        "samples": numbers,
+        "loader": SampleLoader(numbers, schema, batch_size=32),
+        "samples of text": texts,
+        "samples of both": numbers + texts,
+        "generator": dataset,
+        "command": dataset,
+        "reader": dataset,
+        "dataset of parquet": dataset,
+    }.get(source, str(file))
+    trainer = Trainer("lr", schema=schema, **SETTINGS)
+    trainer.train(data)
+    trainer.save(tmp_path / "model")
+
+    predictor = Predictor.load(tmp_path / "model")
+
+    assert json.loads(predictor.slot_values.to_json()) == {"user": kinds}
+    asked = [(None, [], [7]), (None, [], [np.int64(7)])]
+    if same == "":
+        for predict in (trainer.predict, predictor.predict_samples):
+            with pytest.raises(DataError, match="has 7, and the model was trained on text"):
+                predict(asked)
+        return
+    keys = np.uint64([7 if same is None else key_of(1, same)])
+    batch = Batch(
+        dense=np.empty((1, 0), np.float32), keys=keys, offsets=np.int32([0, 1]), num_slots=1
+    )
+    expected = predictor.predict(batch)[0]
+    unknown = predictor.predict(replace(batch, keys=np.uint64([1])))[0]
+    assert expected > unknown + 0.01
+    loader = SampleLoader(asked, schema, batch_size=2)
+    np.testing.assert_allclose(trainer.predict(asked), expected, rtol=1e-6)
+    np.testing.assert_allclose(trainer.predict(loader), expected, rtol=1e-6)
+    np.testing.assert_allclose(predictor.predict_samples(asked), expected, rtol=1e-6)
+    if kinds[0] == "keys" and "text" not in kinds:
+        with pytest.raises(DataError, match="has '7', and the model was trained on keys"):
+            predictor.predict_samples([(None, [], ["7"])])
 
 
 def test_data_that_can_be_gone_through_once_do_not_tell_where_to_start(clicks: Path) -> None:

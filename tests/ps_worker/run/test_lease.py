@@ -1,4 +1,4 @@
-"""A worker's lease: renewed again and again, whatever the network does, until a server refuses it."""
+"""A worker's lease: renewed again and again until a server refuses it, or is gone."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from protos.errors import CtrPsError, ProtocolError, TransportError
+from protos.errors import AbortedError, CtrPsError, PlaceLostError, TransportError
+from protos.store import Lease, WorkerLoss
+from ps_server.settings import ServerSettings
 from ps_worker.run.membership.lease import LeaseRenewal
 
 LIMIT_S = 10.0
@@ -39,9 +41,13 @@ class Renewed:
             return self._changed.wait_for(lambda: len(self.workers) >= number, LIMIT_S)
 
 
+def lease_of(seconds: float) -> Lease:
+    return Lease(seconds=seconds, on_worker_loss=WorkerLoss.FAIL)
+
+
 @contextmanager
 def renewal(store: Renewed, lease_s: float = 0.003) -> Iterator[LeaseRenewal]:
-    lease = LeaseRenewal(store, 3, lease_s)  # type: ignore[arg-type]
+    lease = LeaseRenewal(store, 3, lease_of(lease_s))  # type: ignore[arg-type]
     try:
         yield lease
     finally:
@@ -88,13 +94,13 @@ def test_lease_is_renewed_three_times_in_its_time_however_long_that_takes(
             now[0] += takes_s
             super().renew(worker)
 
-    store = Slow(TransportError("ps-0:1 is away"))
+    store = Slow()
     threads = SimpleNamespace(Event=Event, Thread=NowThread)
     monkeypatch.setattr("ps_worker.run.membership.lease.threading", threads)
     monkeypatch.setattr(
         "ps_worker.run.membership.lease.time", SimpleNamespace(monotonic=lambda: now[0])
     )
-    LeaseRenewal(store, 3, 6.0)  # type: ignore[arg-type]
+    LeaseRenewal(store, 3, lease_of(6.0))  # type: ignore[arg-type]
 
     assert paused == pauses
     assert store.workers == [3, 3]
@@ -107,27 +113,33 @@ class NowThread:
         self.start = target
 
 
-def test_renewal_goes_on_after_servers_that_were_away(caplog) -> None:
-    store = Renewed(TransportError("ps-0:1 is away"), None, TransportError("ps-1:1 is away"))
+@pytest.mark.parametrize("lease_s", [6.0, 30.0, 3600.0])
+def test_renewals_are_in_time_for_the_lease_and_for_the_word_of_an_abort(lease_s: float) -> None:
+    renewal_s = lease_of(lease_s).renewal_s
 
-    with renewal(store):
-        assert store.wait_for(5)
-
-    assert [record.getMessage() for record in caplog.records] == [
-        "lease not renewed: ps-0:1 is away",
-        "lease not renewed: ps-1:1 is away",
-    ]
+    assert renewal_s <= lease_s / 3
+    assert 2 * renewal_s <= ServerSettings().linger_s
 
 
-def test_renewal_ends_when_a_server_refuses_it(caplog) -> None:
-    store = Renewed(None, ProtocolError("worker 3 is another process by now"))
+@pytest.mark.parametrize(
+    "error",
+    [
+        PlaceLostError("worker 3 is another process by now"),
+        AbortedError("worker 1 aborted the job"),
+        TransportError("ps-0:1 is away (tried 60 times in 30 s)"),
+    ],
+)
+def test_renewal_ends_when_a_server_refuses_it_or_is_gone(error, caplog) -> None:
+    store = Renewed(None, error)
 
     with renewal(store) as lease:
         assert store.wait_for(2)
         assert has_ended(lease)
 
     assert store.workers == [3, 3]
-    assert "lease refused: worker 3 is another process by now" in caplog.text
+    assert lease.refusal is error
+    assert not store.is_connected
+    assert f"lease refused: {error}" in caplog.text
 
 
 def test_lease_is_given_up_after_its_last_renewal(caplog) -> None:

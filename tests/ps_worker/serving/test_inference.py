@@ -3,6 +3,7 @@
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protos.errors import BadRowError, DataError, UsageError
@@ -15,6 +16,7 @@ from ps_worker.job import override_job
 from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
+from ps_worker.serving.predictor import Predictor
 
 
 @pytest.fixture
@@ -86,6 +88,13 @@ def test_label_that_the_schema_names_may_be_absent(tmp_path: Path) -> None:
     assert infer(f"{tmp_path}/model", [f"{tmp_path}/train.csv"])["auc"] is not None
     new = infer(f"{tmp_path}/model", [f"{tmp_path}/new.csv"])
     assert (new["rows"], new["auc"]) == (3, None)
+    # Predictions are in the order of the files given.
+    (tmp_path / "b.csv").write_text("user\nb\nb\n")
+    (tmp_path / "a.csv").write_text("user\na\n")
+    output = tmp_path / "p.txt"
+    infer(f"{tmp_path}/model", [f"{tmp_path}/b.csv", f"{tmp_path}/a.csv"], output=output)
+    first, second, third = map(float, output.read_text().split())
+    assert first == second < third
 
 
 def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:
@@ -120,6 +129,39 @@ def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--id user: ids are written with predictions: give --out"):
         infer(model, data, id_column="user")
     assert infer(model, data)["rows"] == 10
+
+
+@pytest.mark.parametrize("id_line", ["", 'id = "user"'])
+def test_predictions_in_text_are_the_float32_that_were_predicted(
+    id_line: str, tmp_path: Path
+) -> None:
+    """Also those far below 1e-7, which fixed digits would round to 0."""
+    (tmp_path / "schema.toml").write_text(
+        f'hash_version = 1\nslots = ["user"]\ndense = []\n{id_line}\n'
+    )
+    users = [f"u{i % 7}" for i in range(64)]
+    rows = "".join(f"{user},{int(i == 7)}\n" for i, user in enumerate(users))
+    (tmp_path / "a.csv").write_text(f"user,label\n{rows}")
+    settings = [
+        f"data.train={tmp_path}/a.csv",
+        f"data.schema={tmp_path}/schema.toml",
+        f"checkpoint.dir={tmp_path}/model",
+        "model.name=lr",
+        "train.base_rate=4e-8",
+        "optimizer.sparse={name='sgd', learning_rate=0.01}",
+        "optimizer.dense={name='sgd', learning_rate=0.01}",
+    ]
+    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    output = tmp_path / "predictions.txt"
+
+    infer(f"{tmp_path}/model", [f"{tmp_path}/a.csv"], output=output)
+
+    found = [np.float32(line.split("\t")[-1]) for line in output.read_text().splitlines()]
+    predictor = Predictor.load(tmp_path / "model")
+    expected = predictor.predict_samples([(None, [], [user]) for user in users])
+    assert found == expected.tolist()
+    assert 0 < max(found) < 5e-8
+    assert len(set(found)) > 1
 
 
 def test_format_without_names_has_no_ids(model: str, tmp_path: Path) -> None:

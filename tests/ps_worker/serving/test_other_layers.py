@@ -61,9 +61,11 @@ def train_on(job: Job, *settings: str) -> None:
 
 
 USES: dict[str, Use] = {
-    "predictor": lambda job, saved, tmp_path: Predictor.load(saved),
-    "infer": lambda job, saved, tmp_path: infer(str(saved), job.data.train),
-    "export": lambda job, saved, tmp_path: export(str(saved), tmp_path / "model.pt2"),
+    "predictor": lambda job, saved, tmp_path: Predictor.load(saved, allow_code=True),
+    "infer": lambda job, saved, tmp_path: infer(str(saved), job.data.train, allow_code=True),
+    "export": lambda job, saved, tmp_path: export(
+        str(saved), tmp_path / "model.pt2", allow_code=True
+    ),
     "warm start": lambda job, saved, tmp_path: train_on(
         job, f"checkpoint.load={saved}", f"checkpoint.dir={tmp_path}"
     ),

@@ -8,16 +8,19 @@ import pytest
 
 from ctr_model.batch import Batch
 from ctr_model.models.model import Model
-from protos.errors import CheckpointError, DataError, UsageError
+from protos.errors import BadRowError, CheckpointError, DataError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
+from ps_worker.checkpoints import attachments
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.job.datasets import streamed
+from ps_worker.run.in_process import Trainer
 from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.predictor import Predictor
 from ps_worker.training.evaluation.evaluator import evaluate
+from tests.ps_worker.serving.conftest import OfParquet
 
 pytestmark = pytest.mark.usefixtures("data")
 
@@ -121,6 +124,65 @@ def test_samples_are_hashed_and_scaled_as_rows_of_files(checkpoints: Path, data:
     assert predictor.predict_samples([]).shape == (0,)
     with pytest.raises(DataError, match="sample 2: "):
         predictor.predict_samples([samples[0], (None, [], [])])
+
+
+def test_whole_numbers_and_booleans_mean_what_they_meant_in_the_data(
+    of_parquet: OfParquet,
+) -> None:
+    predictor = Predictor.load(of_parquet.model)
+
+    of_file = predictor.predict(of_parquet.data)
+
+    np.testing.assert_allclose(predictor.predict_samples(of_parquet.samples), of_file, rtol=1e-6)
+    (_, mobile, (user, tags)), *_ = of_parquet.samples
+    as_text = (None, [float(mobile[0])], [str(user), tags])
+    assert predictor.predict_samples([as_text])[0] == pytest.approx(of_file[0], rel=1e-6)
+    assert len(set(of_file.tolist())) > 40
+    with pytest.raises(
+        DataError, match=r"slot 2 \('tags'\) has 7, and the model was trained on te"
+    ):
+        predictor.predict_samples([(None, [0], [user, ["a", 7]])])
+    with pytest.raises(DataError, match="has True, expected text, bytes or a whole number"):
+        predictor.predict_samples([(None, [0], [True, []])])
+
+
+@pytest.mark.parametrize("is_old", [True, False], ids=["of an older release", "of batches"])
+def test_whole_numbers_are_refused_where_the_checkpoint_does_not_say_what_they_were(
+    is_old: bool, of_parquet: OfParquet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, schema = str(of_parquet.data), of_parquet.schema
+    with Trainer("lr", schema=schema) as trainer:
+        batches = streamed(trainer.job, trainer.schema)
+        batches.set_filelist([data])
+        trainer.train(data if is_old else list(batches))
+        if is_old:
+            monkeypatch.setattr(attachments, "VALUES_ATTACHMENT", "later.json")
+        trainer.save(tmp_path / "model")
+    monkeypatch.undo()
+
+    predictor = Predictor.load(tmp_path / "model")
+
+    user = of_parquet.samples[0][2][0]
+    assert predictor.predict_samples([(None, [0], [str(user), ["a"]])]).size == 1
+    with pytest.raises(DataError, match="the checkpoint does not say what whole numbers were"):
+        predictor.predict_samples([(None, [0], [user, ["a"]])])
+
+
+def test_files_are_predicted_as_the_trainer_does(
+    checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    _, expected = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-2")
+    predictor = Predictor.load(checkpoints / "epoch-2")
+
+    np.testing.assert_array_equal(predictor.predict(f"{data}/test/*"), expected)
+    np.testing.assert_array_equal(predictor.predict(list((data / "test").iterdir())), expected)
+    with pytest.raises(DataError, match=r"no file matches 'none\.csv'"):
+        predictor.predict("none.csv")
+    with pytest.raises(UsageError, match=r"given list, expected a Batch or files; predict_samples"):
+        predictor.predict([(None, [0], ["a"])])  # type: ignore[list-item]
+    (tmp_path / "bad.tsv").write_text("1\tshort\n")
+    with pytest.raises(BadRowError, match="bad_row_limit is 0"):
+        predictor.predict(tmp_path / "bad.tsv")
 
 
 def test_batches_may_be_of_any_size_one_after_another(checkpoints: Path, data: Path) -> None:

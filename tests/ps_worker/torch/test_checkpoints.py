@@ -246,3 +246,26 @@ def test_state_of_another_checkpoint_or_of_other_tables_is_refused(tmp_path: Pat
         tables.attach(Embedding(2, table="more"))
         with pytest.raises(CheckpointError, match="the state is of tables"):
             optimizer.load_state_dict(states[0])
+
+
+def test_checkpoint_of_others_is_replaced_only_by_overwrite(tmp_path: Path) -> None:
+    """A loop that trains nothing cannot lose what an earlier one has learnt."""
+    url, other = str(tmp_path / "rows"), str(tmp_path / "other")
+    with open_tables() as tables:
+        tables.attach(Embedding(2, table="items"))
+        tables.save(url)
+        tables.save(other)
+        with pytest.raises(CheckpointError, match=r"checkpoint at .*/rows: .*overwrite=True"):
+            tables.save(url)
+    before = (tmp_path / "rows/MANIFEST.json").read_bytes()
+
+    with open_tables() as tables:
+        tables.attach(Embedding(2, table="items"))
+        with pytest.raises(CheckpointError, match=r"checkpoint at .*/rows: .*overwrite=True"):
+            tables.save(url)
+        assert (tmp_path / "rows/MANIFEST.json").read_bytes() == before
+        tables.load(url)
+        tables.save(url)  # goes on
+        tables.save(other, overwrite=True)
+
+    assert (tmp_path / "rows/MANIFEST.json").read_bytes() != before

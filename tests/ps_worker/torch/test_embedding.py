@@ -1,5 +1,7 @@
 """Embeddings on tables compute what those of torch.nn compute, to the last bit: values and gradients."""
 
+import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,5 +218,132 @@ def test_impossible_embedding_is_refused(options: Any, message: str) -> None:
         EmbeddingBag(**options)
 
 
-def test_embedding_has_no_parameters() -> None:
-    assert not list(EmbeddingBag(2, table="items").parameters())
+def freeze_embedding(net: Any, is_trained: bool) -> None:
+    net[0].requires_grad_(is_trained)
+
+
+def freeze_module(net: Any, is_trained: bool) -> None:
+    net.requires_grad_(is_trained)
+
+
+def freeze_parameters(net: Any, is_trained: bool) -> None:
+    for parameter in net[0].parameters():
+        parameter.requires_grad = is_trained
+
+
+@pytest.mark.parametrize("freeze", [freeze_embedding, freeze_module, freeze_parameters])
+def test_frozen_rows_stay(freeze: Any) -> None:
+    keys = torch.tensor([5, 7])
+    with open_tables(optimizer={"name": "sgd", "learning_rate": 1.0}) as tables:
+        net = torch.nn.Sequential(Embedding(2, table="items"), torch.nn.Linear(2, 1))
+        tables.attach(net)
+        optimizer = PushOptimizer(tables)
+        before = net[0](keys).detach().clone()
+
+        for is_trained in (False, True):
+            freeze(net, is_trained)
+            (net[0](keys) + torch.zeros(1, requires_grad=True)).sum().backward()
+            optimizer.step()
+            now = net[0](keys).detach()
+            assert torch.equal(now, before) is not is_trained
+        assert before.abs().max() > 0  # initial values, as of keys that are trained
+
+
+def test_embedding_has_a_parameter_without_numbers() -> None:
+    net = EmbeddingBag(2, table="items")
+
+    assert [tuple(each.shape) for each in net.parameters()] == [(0, 2)]
+    assert list(net.state_dict()) == ["_extra_state"]
+
+
+def test_weight_of_another_module_is_not_taken_for_rows() -> None:
+    theirs, ours = torch.nn.EmbeddingBag(3, 2), EmbeddingBag(2, table="items")
+
+    state = {**theirs.state_dict(), **ours.state_dict()}
+
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*weight"):
+        ours.load_state_dict(state)
+    assert ours.load_state_dict(state, strict=False).unexpected_keys == ["weight"]
+    assert ours.weight.shape == (0, 2)
+
+
+def test_mode_is_that_of_torch() -> None:
+    assert EmbeddingBag(2, table="items").mode == torch.nn.EmbeddingBag(3, 2).mode == "mean"
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = EmbeddingBag(4, table="items", init_range=0.5)
+        self.linear = torch.nn.Linear(4, 1)
+
+    def forward(self, keys: Any, offsets: Any) -> Any:
+        return self.linear(self.bag(keys, offsets))
+
+
+BATCH = torch.tensor([1, 2, 3]), torch.tensor([0, 2])
+
+
+# PyTorch says so of itself where it leaves a call out.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_compiled_module_trains_as_one_that_is_not() -> None:
+    rows = []
+    for compile_net in (lambda net: net, lambda net: torch.compile(net, backend="eager")):
+        torch.manual_seed(1)
+        with open_tables() as tables:
+            net = Net()
+            tables.attach(net)
+            optimizer = PushOptimizer(tables)
+            compiled = compile_net(net)
+            for _ in range(3):
+                compiled(*BATCH).sum().backward()
+                optimizer.step()
+            rows.append(net.bag(torch.arange(4).unsqueeze(1)).detach())
+
+    assert torch.equal(rows[0], rows[1])
+    assert not torch.equal(rows[0][1], rows[0][1] * 0)
+
+
+def test_module_that_is_saved_whole_is_attached_again(tmp_path: Any) -> None:
+    with open_tables() as tables:
+        net = Net()
+        tables.attach(net)
+        expected = net(*BATCH)
+        torch.save(net, tmp_path / "net.pt")
+
+        loaded = torch.load(tmp_path / "net.pt", weights_only=False)
+
+        with pytest.raises(UsageError, match="not attached"):
+            loaded(*BATCH)
+        tables.attach(loaded)
+        assert torch.equal(loaded(*BATCH), expected)
+
+
+def test_traced_look_up_is_refused() -> None:
+    with open_tables() as tables:
+        net = Net()
+        tables.attach(net)
+
+        with (
+            warnings.catch_warnings(action="ignore", category=FutureWarning),  # of torch.jit itself
+            pytest.raises(UsageError, match=r"EmbeddingBag\(.*cannot be traced"),
+        ):
+            torch.jit.trace(net, BATCH, check_trace=False)
+
+
+def test_look_up_in_a_forked_process_is_refused() -> None:
+    """As in a worker of a DataLoader, which would read rows as they were when it was made."""
+    with open_tables() as tables:
+        net = Embedding(2, table="items")
+        tables.attach(net)
+
+        child = os.fork()
+        if not child:
+            try:
+                net(torch.tensor([1]))
+            except UsageError as error:
+                os._exit("the tables are of another process" not in str(error))
+            finally:
+                os._exit(1)
+
+        assert os.waitpid(child, 0)[1] == 0

@@ -214,3 +214,37 @@ def test_gradients_of_equal_keys_take_bounded_memory_without_step() -> None:
 def test_gradients_of_ever_more_keys_without_step_are_an_error_that_names_the_cause() -> None:
     with pytest.raises(UsageError, match=r"1 MB wait to be pushed, .*call PushOptimizer.step\(\)"):
         train_without_step(is_distinct=True)
+
+
+def test_loop_that_forgets_step_is_warned_once(
+    opened: tuple[Tables, OnTable, PushOptimizer], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, on_table, optimizer = opened
+
+    for _ in range(19):
+        (on_table(ALL).sum() + on_table(ALL).sum()).backward()
+    optimizer.step()
+    for _ in range(19):
+        on_table(ALL).sum().backward()
+    assert caplog.messages == []
+    for _ in range(10):
+        on_table(ALL).sum().backward()
+
+    (message,) = caplog.messages
+    assert message.startswith("20 backward passes without PushOptimizer.step() or zero_grad()")
+    optimizer.zero_grad()
+
+
+def test_gradients_that_wait_are_told_at_a_barrier_a_save_and_the_end(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_tables() as tables:
+        items = Embedding(2, table="items")
+        tables.attach(items)
+        items(torch.tensor([3, 5, 5])).sum().backward()
+
+        tables.barrier()
+        tables.save(str(tmp_path / "rows"))
+
+    expected = "gradients of 2 keys of 'items' wait: PushOptimizer.step() pushes them"
+    assert [expected in each for each in caplog.messages] == [True] * 3

@@ -26,12 +26,13 @@ def test_nothing_is_asked_or_shown_where_no_rate_changes() -> None:
 
 
 def test_rate_that_has_come_to_0_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    batches = iter([9, 10, 11])
+    """With the first batch that is trained at it: the last batch of a schedule leaves it at 0 as well."""
+    batches = iter([10, 11, 12])
     rates = LearningRates({"ad": sgd(LINEAR), "item": sgd(LINEAR)}, lambda: next(batches))
 
-    rates.shown()
+    assert rates.shown() == " rates=ad:0,item:0"
     assert not caplog.messages
     assert [rates.shown(), rates.shown()] == [" rates=ad:0,item:0"] * 2
 
     (warning,) = caplog.messages
-    assert warning.startswith("the learning rate of ad, item is 0 after 10 batches of all workers")
+    assert warning.startswith("the learning rate of ad, item is 0 after 11 batches of all workers")

@@ -13,10 +13,9 @@ from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.columnar.column_values import is_list_type
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.listing import is_url, matching_files, size_of
+from ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
 from ps_worker.data.formats import reader_of
 from ps_worker.data.tools.proposal.labels import Label
-from ps_worker.data.tools.proposal.leaks import LEAK
 from ps_worker.data.tools.proposal.roles import Proposal, propose
 from ps_worker.data.tools.proposal.samples import Sample, names_of, sample_of
 
@@ -78,7 +77,7 @@ def write_first_job(
             raise UsageError(
                 f"{str(out / name)!r} exists: remove it, or choose another folder with --out"
             )
-    files = matching_files(patterns)
+    files = sorted(matching_files(patterns), key=natural_order)  # a shell names day-10 before day-9
     held_out = matching_files(test) if test else files[1:][-1:]
     places = {_place_of(path) for path in held_out}
     train = [path for path in files if _place_of(path) not in places]
@@ -145,7 +144,6 @@ def _schema_text(first: FirstJob) -> str:
     proposal = first.proposal
     comments = {each.name: each.why for each in proposal.numbers}
     comments |= {each.name: each.why for each in proposal.slots}
-    comments |= {name: f"{comments[name]}; it {LEAK}" for name in proposal.leaks}
     if proposal.label is not None:
         comments[proposal.label.name] = f"0 and 1, {proposal.label.click_rate:.2%} are 1"
     comments = {name: _line(comment) for name, comment in comments.items()}
@@ -171,7 +169,7 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
     if test:
         why_test = "as --test says"
     elif first.test:
-        why_test = "the last file by name, which the model does not train on"
+        why_test = "the last file, which the model does not train on"
     else:
         why_test = "one file alone; `ps-data split` deals its rows to files for both"
     lines = [

@@ -1,5 +1,6 @@
 """The label among the columns of a sample."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,12 @@ from protos.errors import UsageError
 from ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ps_worker.data.columnar.column_values import is_number_type, is_text_type, numbers
 from ps_worker.data.tools.proposal.messages import first_values, one_of
+
+_AFTER_CLICK = re.compile(
+    r"(is_?|has_?|did_?)?(purchase|conversion|convert|cvr|buy|bought|pay|paid|payment|order|cart"
+    r"|add_?to_?cart|like|finish|favou?rite)(e?d|s)?(_?label|_?flag)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,11 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
 def has_usual_name(column: str) -> bool:
     """Whether a column is named as labels are."""
     return column.lower() in LABEL_NAMES
+
+
+def follows_click(column: str) -> bool:
+    """Whether a column is named as what is known after a click only: a purchase, an order, a favorite."""
+    return _AFTER_CLICK.fullmatch(column) is not None
 
 
 def labels_in(array: pa.Array) -> NDArray[np.float64] | None:

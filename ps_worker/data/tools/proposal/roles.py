@@ -5,6 +5,7 @@ there are few of them, or if they neither run up to a long tail like counts nor 
 """
 
 import difflib
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -27,8 +28,14 @@ from ps_worker.data.columnar.column_values import (
 from ps_worker.data.columnar.distinct import distinct_values
 from ps_worker.data.tools.profiling.number_stats import NumberStats
 from ps_worker.data.tools.profiling.profile import NumberProfile, number_profile, scaled
-from ps_worker.data.tools.proposal.labels import Label, has_usual_name, label_of, labels_in
-from ps_worker.data.tools.proposal.leaks import predicts_label
+from ps_worker.data.tools.proposal.labels import (
+    Label,
+    follows_click,
+    has_usual_name,
+    label_of,
+    labels_in,
+)
+from ps_worker.data.tools.proposal.leaks import LEAK, predicts_label
 from ps_worker.data.tools.proposal.messages import first_values
 from ps_worker.data.tools.proposal.samples import Sample
 from ps_worker.data.tools.proposal.times import why_numbers_are_times, why_text_is_time
@@ -45,6 +52,9 @@ _UNIQUE_ID = (
     "; different in nearly every sampled row: leave it out (--ignore) if it names rows or requests"
 )
 _LONG_TAIL = 6  # largest distance from the mean in standard deviations
+
+_SEPARATORS, _COMMON_SEPARATORS = "|^;", ", "
+_MOST = 0.5
 
 _WHOLE = r"^-?(0|[1-9]\d*)$"
 _DIGITS = r"^\d+$"  # with leading zeros, as 007, those of a name
@@ -100,7 +110,7 @@ class Proposal:
         numbers: In the order of the files.
         slots: In the order of the files.
         ignored: In the order of the files, then what cannot be used at all.
-        leaks: Names of the numbers and slots that predict the label almost perfectly.
+        leaks: Names of the ignored columns that predict the label almost perfectly.
     """
 
     label: Label | None
@@ -120,7 +130,8 @@ class Proposal:
             listed = "; ".join(f"{each.name!r}: {each.why}" for each in self.ignored)
             raise UsageError(
                 f"no column can be a slot (text, whole numbers or lists of these), and models need one"
-                f"{'; ignored are ' + listed if listed else ''}"
+                f"{'; ignored are ' + listed if listed else ''}: a schema by hand may have them "
+                f"(docs/schema.md)"
             )
         return Schema(
             dense=tuple(number.column for number in self.numbers),
@@ -159,7 +170,9 @@ def propose(
         if needs_label or label:
             raise
         no_label = str(error)
+    labels = None if chosen is None else labels_in(sample.columns[chosen.name])
     roles: list[Role] = []
+    leaks: list[str] = []
     for name, array in sample.columns.items():
         if name in ignore:
             roles.append(Ignored(name, "you asked for it (--ignore)"))
@@ -167,8 +180,14 @@ def propose(
             continue
         elif has_usual_name(name):
             roles.append(Ignored(name, _OTHER_LABEL))
+        elif follows_click(name):
+            roles.append(Ignored(name, _why_after_click(name, array, chosen)))
         else:
-            roles.append(_role_of(name, array, sample))
+            role = _role_of(name, array, sample)
+            if labels is not None and _is_leak(role, array, labels):
+                leaks.append(name)
+                role = Ignored(name, f"{LEAK} ({role.why})")
+            roles.append(role)
     roles += [Ignored(name, why) for name, why in sample.unusable.items()]
     proposal = Proposal(
         label=chosen,
@@ -176,25 +195,25 @@ def propose(
         numbers=tuple(role for role in roles if isinstance(role, Number)),
         slots=tuple(role for role in roles if isinstance(role, Slot)),
         ignored=tuple(role for role in roles if isinstance(role, Ignored)),
+        leaks=tuple(leaks),
     )
-    proposal = _with_a_slot(proposal, sample)
-    return replace(proposal, leaks=_leaks(proposal, sample))
+    return _with_a_slot(proposal, sample)
 
 
-def _leaks(proposal: Proposal, sample: Sample) -> tuple[str, ...]:
-    label = proposal.label
-    labels = None if label is None else labels_in(sample.columns[label.name])
-    if labels is None:
-        return ()
-    roles = [
-        *((each.name, True) for each in proposal.numbers),
-        *((each.name, False) for each in proposal.slots),
-    ]
-    return tuple(
-        name
-        for name, is_number in roles
-        if predicts_label(sample.columns[name], labels, is_number=is_number)
-    )
+def _is_leak(role: Role, array: pa.Array, labels: NDArray[np.float64]) -> bool:
+    if isinstance(role, Ignored):
+        return False
+    return predicts_label(array, labels, is_number=isinstance(role, Number))
+
+
+def _why_after_click(name: str, array: pa.Array, label: Label | None) -> str:
+    why = "named like what follows a click"
+    if label is not None and labels_in(array) is not None:
+        why += (
+            f", with 0 and 1: a label of its own, as labels = [{json.dumps(label.name)}, "
+            f"{json.dumps(name)}] with the model esmm or mmoe"
+        )
+    return f"{why}; add it to the schema if it is known before the click"
 
 
 def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
@@ -243,12 +262,32 @@ def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
     if is_unique and (sample.is_complete or not _is_id(name)):
         return Ignored(
             name,
-            f"different in nearly every row, like {first_values(values[:1])}: nothing to learn",
+            f"different in nearly every row, like {first_values(values[:1])}: nothing to learn"
+            f"{_note_on_lists(values)}",
         )
     why = f"{'digits with leading zeros' if is_padded else 'text'}, {distinct:,} distinct values"
     if sample.is_text and not is_padded and (other := _not_number(values)):
         why += f"; numbers but for {other}: leave those empty to have it scaled as a number"
-    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}")
+    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}{_note_on_lists(values)}")
+
+
+def _note_on_lists(values: pa.Array) -> str:
+    """Returns that most values may be lists in text; "": they have no separator in common."""
+    texts = values.cast(pa.large_binary())
+    for separator in _SEPARATORS + _COMMON_SEPARATORS:
+        has_it = pc.match_substring(texts, separator)
+        share = pc.mean(pc.cast(has_it, pa.float64())).as_py()
+        if share < _MOST:
+            continue
+        if separator in _COMMON_SEPARATORS:  # of sentences, too, whose words are more than they
+            pieces = pc.unique(pc.split_pattern(texts, separator).flatten())
+            if len(pieces) >= _distinct(values):
+                continue
+        return (
+            f"; values contain {separator!r} in {share:.0%} of rows: lists? Each is one value, unless they "
+            f"are written as lists (Parquet, ORC) or split by a generator (docs/data.md)"
+        )
+    return ""
 
 
 def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bool) -> Role:

@@ -13,13 +13,13 @@ from ctr_model.schema import Schema, criteo_schema
 from protos.errors import DataError, UsageError, counted
 from ps_worker.data.blocks.bad_rows import silent_bad_rows
 from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ps_worker.data.columnar.open_file import open_columnar
+from ps_worker.data.columnar.open_file import fields_of, open_columnar, require_valid
 from ps_worker.data.columnar.orc import OrcReader
 from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.files.content import stored_size_of
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import size_of
-from ps_worker.data.formats import format_of
+from ps_worker.data.formats import doubt_about, format_of
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.text.csv_text import CsvReader
 from ps_worker.data.tools.columns import slots_only
@@ -109,10 +109,7 @@ def names_of(path: str, format: str | None = None) -> list[str]:
             _refuse_criteo(path)
             _refuse_separator(path, names[0])
         return names
-    with open_columnar(path, name.capitalize()) as source:
-        fields = (
-            pq.ParquetFile(source).schema_arrow if name == "parquet" else orc.ORCFile(source).schema
-        )
+    fields = fields_of(path, name)
     if HASH_VERSION_KEY in (fields.metadata or {}):
         raise UsageError(f"{path}: the file contains keys, which only its own schema can read")
     return list(fields.names)
@@ -132,9 +129,10 @@ def _require_names(path: str, format: str | None) -> None:
     if name == "criteo":
         _refuse_criteo(path)
     if name not in FORMATS:
+        fault = doubt_about(path, format) or f"files of format {name!r} do not name their columns"
         raise UsageError(
-            f"{path}: files of format {name!r} do not name their columns, those of {', '.join(FORMATS)} do: "
-            f"give --format if it is one of them; else write a schema by hand (docs/schema.md)"
+            f"{path}: {fault}. Columns are named in {', '.join(FORMATS)}: give --format if it is one of "
+            f"them; else write a schema by hand (docs/schema.md)"
         )
 
 
@@ -226,6 +224,7 @@ def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
             )
             first = next(batches, None)
             if first is not None:
+                require_valid(first)
                 tables.append(pa.Table.from_batches([first]))
         total = file.metadata.num_rows
     read = sum(map(len, tables))
@@ -249,6 +248,7 @@ def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
 
 def _first_rows(stripe: pa.RecordBatch, num_rows: int) -> pa.Table:
     """Returns a copy, as a slice would keep the whole stripe in memory."""
+    require_valid(stripe)
     rows = np.arange(min(num_rows, len(stripe)))
     return pa.Table.from_batches([stripe]).take(rows)
 

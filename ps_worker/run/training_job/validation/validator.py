@@ -51,7 +51,7 @@ class Validator:
         self._wait_limit_s = plan.job.cluster.wait_timeout_s
         self._new_breakdown = breakdown_of(plan.job, plan.schema, plan.valid_files)
         # Kept, as what is wrong with its rows is said once.
-        self._dataset = evaluated(plan.job, plan.schema, plan.valid_files)
+        self._dataset = evaluated(plan.job, plan.schema, plan.valid_files, plan.stamps)
         self.validations = Validations(plan)
         self.steps = StepsToValidation(plan, run)
 

@@ -66,8 +66,10 @@ def test_page_asks_for_nothing_but_the_process(port: HttpPort) -> None:
 
 
 def test_curves_move_while_the_page_is_open(port: HttpPort, tmp_path: Path) -> None:
+    """Also where the token stands in the URL, from which a browser fetches nothing."""
+    url = port.url.replace("http://", "http://any:token@")
     document, console = opened(
-        f"{port.url}/", tmp_path / "profile", "--dump-dom", "--virtual-time-budget=15000"
+        f"{url}/", tmp_path / "profile", "--dump-dom", "--virtual-time-budget=15000"
     )
 
     assert console == ""

@@ -48,6 +48,19 @@ def folder(root: str) -> Folder:
     return made
 
 
+def test_folder_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    assert folder_at("~/model").url == folder_at(Path("~/model")).url == f"{tmp_path}/model"
+
+
+def test_file_is_created_once(folder: Folder) -> None:
+    assert folder.create_new("OWNER", b"one")
+    assert not folder.create_new("OWNER", b"two")
+
+    assert folder.read("OWNER") == b"one"
+
+
 def test_url_leads_to_the_same_folder(folder: Folder) -> None:
     folder.child("child").make()
     folder.child("child").put("file", b"content")

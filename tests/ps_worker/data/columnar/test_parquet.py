@@ -16,6 +16,10 @@ from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.files.file_split import FileSplit
+from ps_worker.data.tools.convert import convert
+from ps_worker.data.tools.proposal.samples import sample_of
+from ps_worker.data.tools.row_split import split_rows
+from ps_worker.data.tools.slot_values import SlotValues
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))
@@ -158,3 +162,58 @@ def test_damaged_page_is_refused_or_harmless(sound: Path, data: st.DataObject) -
         assert "damaged.parquet" in str(error)  # noqa: PT017 (either is right)
     else:
         assert found == read_keys(sound)
+
+
+def wild_values(rows: int) -> pa.DictionaryArray:
+    """Returns values of which the last one is number 7 of a dictionary of 5."""
+    indices = pa.array([*(row % 5 for row in range(rows - 1)), 7], pa.int32())
+    values = pa.array([f"value {number}" for number in range(5)])
+    return pa.DictionaryArray.from_arrays(indices, values, safe=False)
+
+
+def write_wild(path: Path, values: pa.Array, *, store_schema: bool = True) -> str:
+    table = pa.table({"click": [row % 2 for row in range(len(values))], "user": values})
+    pq.write_table(table, path, write_statistics=False, store_schema=store_schema)
+    return str(path)
+
+
+READERS = {
+    "read": lambda path, out: list(
+        ParquetReader(Schema(dense=(), slots=("user",)), BadRows()).blocks(FileSplit(path))
+    ),
+    "label": lambda path, out: list(
+        ParquetReader(Schema(dense=(), slots=("click",), label="user"), BadRows()).blocks(
+            FileSplit(path)
+        )
+    ),
+    "sample": lambda path, out: sample_of([path]),
+    "split": lambda path, out: split_rows([path], out, ratio=(1, 1), seed=1),
+    "convert": lambda path, out: convert([path], out, Schema(dense=(), slots=("user",))),
+    "values": lambda path, out: list(
+        SlotValues([path], Schema(dense=(), slots=("user",)), "user", bad_rows=BadRows())
+    ),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("has_lists", [False, True])
+def test_index_beyond_a_dictionary_is_refused_before_its_use(
+    tmp_path: Path, reader: str, has_lists: bool
+) -> None:
+    values = wild_values(20)
+    if has_lists:
+        values = pa.ListArray.from_arrays(pa.array([*range(0, 20, 2), 20], pa.int32()), values)
+    path = write_wild(tmp_path / "wild.parquet", values)
+
+    fault = "column 'user': index 7 into a dictionary of 5 values"
+    if has_lists and reader == "label":
+        fault = "column 'user' is of type list"
+    with pytest.raises(DataError, match=rf"wild\.parquet: .*{fault}"):
+        READERS[reader](path, tmp_path / "out")
+
+
+def test_index_beyond_a_dictionary_that_the_reader_asks_for_is_refused(tmp_path: Path) -> None:
+    path = write_wild(tmp_path / "wild.parquet", wild_values(2000), store_schema=False)
+
+    with pytest.raises(DataError, match=r"wild\.parquet: .*'user': index 7 into a dictionary of 5"):
+        READERS["read"](path, tmp_path)

@@ -52,7 +52,7 @@ def test_every_file_goes_to_exactly_one_worker(
     for worker in range(num_workers):
         order.shuffle(files)  # workers may list files in any order
         own = split_files(files, worker, num_workers)
-        assert own == sorted(own)
+        assert own == sorted(own, key=files.index)
         dealt.append(own)
 
     assert sorted(path for own in dealt for path in own) == sorted(files)
@@ -65,6 +65,17 @@ def test_largest_files_are_dealt_first(tmp_path: Path) -> None:
 
     assert split_files([a, b, c, d], 0, 2) == [b, c]
     assert split_files([a, b, c, d], 1, 2) == [a, d]
+
+
+def test_worker_reads_its_own_in_the_order_given(tmp_path: Path) -> None:
+    b, c, a = write(tmp_path, {"b": 100, "c": 400, "a": 300})
+
+    assert split_files([b, c, a], 0, 1) == [b, c, a]
+    assert [split_files([c, b, a], worker, 2) for worker in (0, 1)] == [[c], [b, a]]
+    assert [shown(split) for split in file_splits(reader_of, [b, a], 1, 3)] == [
+        shown(FileSplit(b, 33, 66)),
+        shown(FileSplit(a, 100, 200)),
+    ]
 
 
 def test_worker_may_get_no_file(tmp_path: Path) -> None:
@@ -119,7 +130,7 @@ def test_empty_file_is_none_for_a_worker(tmp_path: Path) -> None:
 
     dealt = [file_splits(reader_of, [full, empty], worker, 2) for worker in range(2)]
 
-    assert dealt == [[FileSplit(empty), FileSplit(full, 0, 50)], [FileSplit(full, 50)]]
+    assert dealt == [[FileSplit(full, 0, 50), FileSplit(empty)], [FileSplit(full, 50)]]
 
 
 @each_example

@@ -1,5 +1,7 @@
 """Which files match, locally and by URL."""
 
+import os
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +10,14 @@ import fsspec
 import pytest
 
 from protos.errors import DataError
-from ps_worker.data.files.listing import matching_files, open_file, size_of
+from ps_worker.data.files.listing import (
+    ends_of,
+    matching_files,
+    open_file,
+    require_unchanged,
+    size_of,
+    stamp_of,
+)
 
 
 def touch(folder: Path, *names: str) -> list[str]:
@@ -23,15 +32,27 @@ def touch(folder: Path, *names: str) -> list[str]:
 def memory() -> Iterator[fsspec.AbstractFileSystem]:
     """A file system of its own, under memory://bucket."""
     file_system = fsspec.filesystem("memory")
+    file_system.pipe({"/bucket/odd/[1].csv": b"", "/bucket/odd/1.csv": b""})
     file_system.pipe({"/bucket/b.tsv": b"bb", "/bucket/a.tsv": b"a", "/bucket/day/c.tsv": b""})
     yield file_system
     file_system.rm("/bucket", recursive=True)
 
 
-def test_matches_are_sorted_by_name(tmp_path: Path) -> None:
+def test_matches_of_a_pattern_are_sorted_by_name_with_numbers_as_numbers(tmp_path: Path) -> None:
     b, a, _ = touch(tmp_path, "b.tsv", "a.tsv", "c.txt")
+    days = [f"day-{day}/{part}.csv" for day in (1, 2, 9, 10, 11, 100) for part in (1, 2, 10)]
+    expected = touch(tmp_path, *days, "day-x/1.csv")
 
     assert matching_files(str(tmp_path / "*.tsv")) == [a, b]
+    assert matching_files(str(tmp_path / "*/*.csv")) == expected
+
+
+def test_files_are_in_the_order_given(tmp_path: Path) -> None:
+    b, a, c = touch(tmp_path, "b.tsv", "a.tsv", "c.csv")
+
+    assert matching_files([b, a]) == [b, a]
+    assert matching_files([c, str(tmp_path / "*")]) == [c, a, b]
+    assert matching_files([str(tmp_path / "*.csv"), str(tmp_path / "*.tsv")]) == [c, a, b]
 
 
 def test_file_that_two_patterns_match_is_read_once(
@@ -40,7 +61,7 @@ def test_file_that_two_patterns_match_is_read_once(
     a, b = touch(tmp_path, "a.tsv", "b.tsv")
     monkeypatch.chdir(tmp_path)
 
-    assert matching_files([b, str(tmp_path / "*")]) == [a, b]
+    assert matching_files([b, str(tmp_path / "*")]) == [b, a]
     assert matching_files(["./a.tsv", "a.tsv"]) == ["a.tsv"]
 
 
@@ -54,6 +75,34 @@ def test_comma_is_part_of_a_name(tmp_path: Path) -> None:
     (path,) = touch(tmp_path, "a,b.tsv")
 
     assert matching_files(path) == [path]
+
+
+@pytest.mark.parametrize("name", ["part[1].csv", "what?.csv", "a*b.csv"])
+def test_file_of_a_patterns_name_is_meant_before_what_it_matches(tmp_path: Path, name: str) -> None:
+    (path, *_) = touch(tmp_path, name, "part1.csv", "what1.csv", "a-b.csv")
+
+    assert matching_files(path) == [path]
+
+
+def test_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = touch(tmp_path, "a.tsv", "~.tsv")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    assert matching_files("~/a.tsv") == matching_files("~/a*") == [a]
+    assert matching_files("~.tsv") == ["~.tsv"]
+    with pytest.raises(DataError, match="no file matches '~/absent'"):
+        matching_files("~/absent")
+    assert matching_files(f"{tmp_path}/~*") == [b]
+
+
+def test_fifo_and_link_to_nothing_are_called_so(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("absent")
+
+    for name, what in (("fifo", "a FIFO"), ("lin*", "a broken link")):
+        with pytest.raises(DataError, match=rf"{re.escape(name)}', which is {what}, not a file"):
+            matching_files(str(tmp_path / name))
 
 
 def test_pattern_without_match_is_named(tmp_path: Path) -> None:
@@ -76,6 +125,8 @@ def test_folder_is_no_file(tmp_path: Path) -> None:
         ("memory://bucket/*", ["memory:///bucket/a.tsv", "memory:///bucket/b.tsv"]),
         ("memory://bucket/**/c.tsv", ["memory:///bucket/day/c.tsv"]),
         ("memory://bucket/a.tsv", ["memory:///bucket/a.tsv"]),
+        ("memory://bucket/odd/[1].csv", ["memory:///bucket/odd/[1].csv"]),
+        ("memory://bucket/odd/[12].csv", ["memory:///bucket/odd/1.csv"]),
         ("simplecache::memory://bucket/a*", ["simplecache::memory:///bucket/a.tsv"]),
         ("simplecache::memory://bucket/a.tsv", ["simplecache::memory:///bucket/a.tsv"]),
     ],
@@ -147,3 +198,27 @@ def test_missing_file_is_named(path: str) -> None:
 def test_folder_is_not_opened(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"cannot read '{tmp_path}': Is a directory"):
         open_file(str(tmp_path))
+
+
+def test_object_that_is_replaced_has_another_stamp() -> None:
+    """Also behind a listing that was made before."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/stamps/part", b"one")
+    (url,) = matching_files("memory://stamps/*")
+    listed = stamp_of(url)
+    assert listed is not None
+    require_unchanged(url, listed)
+
+    memory.pipe_file("/stamps/part", b"two")
+
+    with pytest.raises(DataError, match=r"memory://.*stamps/part has changed since it was listed"):
+        require_unchanged(url, listed)
+
+
+def test_both_ends_of_a_file_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "part"
+    path.write_bytes(b"0123456789")
+
+    assert ends_of(str(path), 10, 3) == b"012789"
+    assert ends_of(str(path), 10, 7) == b"0123456789"
+    assert ends_of(str(path), 10, 20) == b"0123456789"

@@ -79,14 +79,20 @@ def test_schema_without_numbers_makes_every_index_a_value() -> None:
 @pytest.mark.parametrize(
     ("schema", "line", "message"),
     [
-        (SVM, "", "the label is '', expected 0, 1, +1 or -1"),
-        (SVM, "2 7:1", "the label is '2', expected 0, 1, +1 or -1"),
-        (SVM, "7:1 8:1", "the label is '7:1', expected 0, 1, +1 or -1"),
+        (SVM, "", "the label is '', expected 0, 1 or -1"),
+        (SVM, "2 7:1", "the label is '2', expected 0, 1 or -1"),
+        (SVM, "7:1 8:1", "the label is '7:1', expected 0, 1 or -1"),
         (SVM, "1 7", "'7' is not of the form index:number"),
         (SVM, "1 7:1 7:", "'7:' is a value of slot 'features', so its number must be 1"),
         (SVM, "1 qid:1 7:1", "'qid:1' is not of the form index:number"),
         (SVM, "1 1:2:1", "'1:2:1' is not of the form index:number"),
-        (SVM, "1 # note", "'#' is not of the form index:number"),
+        (SVM, "1 7:1#note", "'7:1#note' is a value of slot 'features', so its number must be 1"),
+        (SVM, "1 7 # note", "'7' is not of the form index:number"),
+        (SVM, "# 1 7:1", "the label is '#', expected 0, 1 or -1"),
+        (SVM, "1.5 7:1", "the label is '1.5', expected 0, 1 or -1"),
+        (SVM, "nan 7:1", "the label is 'nan', expected 0, 1 or -1"),
+        (SVM, "1 4:1e39", "column '4' is 1e+39, beyond the numbers of float32"),
+        (FFM, "1 0:1:7e38", "column 'age' is 7e+38, beyond"),
         (SVM, "1 7:0.5", "'7:0.5' is a value of slot 'features', so its number must be 1"),
         (SVM, "1 4:x", "the number of '4' is 'x', expected a number"),
         (SVM, "1 30:1 4:1 30:2", "'30:2' is the second number of '30'"),
@@ -101,7 +107,7 @@ def test_schema_without_numbers_makes_every_index_a_value() -> None:
         (FFM, f"1 {'0' * 21}:u:1", "the first number of '000000000000000000000:u:1' is beyond"),
         (SVM, "1 18446744073709551616:1", "the first number of '18446744073709551616:1' is beyond"),
         (SVM, f"1 {'7' * 5000}:1", f"the first number of '{'7' * 60}'... is beyond 2**64 - 1"),
-        (SVM, "\x01 2 7:1", "the label is '2', expected 0, 1, +1 or -1"),
+        (SVM, "\x01 2 7:1", "the label is '2', expected 0, 1 or -1"),
         (SVM, "1 7:1\x017", "'7' is not of the form index:number"),
     ],
 )
@@ -115,11 +121,14 @@ def test_malformed_line_is_told_by_its_word(schema: Schema, line: str, message: 
     assert rows.labels.tolist() == [1, 0]
 
 
-LABELS = st.sampled_from([b"0", b"1", b"+1", b"-1", b"1", b"0", b"+0", b"2", b""])
+LABELS = st.sampled_from(
+    [b"0", b"1", b"+1", b"-1", b"1.0", b"0.0", b"-1.0", b"1e0", b"-0", b"0.5", b"nan", b"2", b""]
+)
 WORDS = st.one_of(
     st.from_regex(rb"[0-4]:[ab4]{1,9}:1", fullmatch=True),
     st.from_regex(rb"[0-4]:1", fullmatch=True),
     st.sampled_from([b"30:2", b"4:-0.5", b"1:1:2", b"0:x:7", b"0:2:", b":1", b"1:", b"5", b"2:a:1.0"]),
+    st.sampled_from([b"2:#a:1", b"#", b"# 7:1", b"#:1:2"]),
 )  # fmt: skip
 LINES = st.tuples(LABELS, st.lists(WORDS, max_size=4), st.sampled_from([b" ", b"  ", b"\t"]))
 

@@ -265,11 +265,12 @@ def test_columns_that_predict_the_label_are_named(tmp_path: Path, command: str) 
 
     assert result.exit_code == 0, result.output
     assert "warning: 'dwell s' predicts the label almost perfectly" in result.output
-    assert "--ignore 'dwell s'" in result.output
+    assert "It is left out" in result.output
     if options:
         schema = (tmp_path / "first/schema.toml").read_text()
-        assert "; it predicts the label almost perfectly" in schema
+        assert '#   "dwell s": predicts the label almost perfectly' in schema
         assert schema.count("almost perfectly") == 1
+        assert Schema.load(tmp_path / "first/schema.toml").features == ("who",)
 
 
 def test_commands_that_init_names_for_a_test_can_be_run(

@@ -209,6 +209,25 @@ def test_malformed_rows_are_left_out_up_to_the_limit(tmp_path: Path) -> None:
     assert list((tmp_path / "out2").iterdir()) == []
 
 
+def test_number_beyond_float32_is_malformed_where_numbers_are_written_as_such(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("click,age,user,item\n1,7,a,b\n0,-1e39,a,b\n0,,a,b\n1,3.4028235e38,a,b\n")
+
+    as_text = convert([str(path)], tmp_path / "text", SCHEMA)
+    with pytest.raises(
+        BadRowError, match=r"a\.csv:3: column 'age' is -1e\+39, beyond the numbers of"
+    ):
+        convert([str(path)], tmp_path / "none", SCHEMA, keys=True)
+    as_keys = convert([str(path)], tmp_path / "keys", SCHEMA, keys=True, bad_row_limit=1)
+
+    text, keys = (pq.read_table(each.files[0])["age"].to_pylist() for each in (as_text, as_keys))
+    assert (as_text.rows, as_keys.rows, as_keys.bad_rows) == (4, 3, 1)
+    assert text == [7.0, -1e39, None, 3.4028235e38]
+    assert keys == [7.0, None, float(np.finfo(np.float32).max)]
+
+
 def test_bytes_that_are_no_text_need_keys(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", [LINES[0], "1\t2\t\udcff\titem", LINES[1]])
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ctr_model.features import key_of
@@ -19,6 +20,7 @@ from ps_worker.data.user_code import command_probe, salted_hash
 from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ps_worker.data.user_code.generator_reader import generated
 from ps_worker.data.user_code.pipe import piped
+from ps_worker.data.user_code.samples import Sample, SampleLoader
 
 SCHEMA = Schema(dense=(), slots=("user", "ad"))
 LINES = "".join(f"user{i} ad{i % 3} {i % 2}\n" for i in range(8))
@@ -253,3 +255,24 @@ def test_generator_of_this_package_as_a_command_refuses_by_itself(
 
     with pytest.raises(DataError, match=f"^line 1: generate_sample {REFUSED}"):
         Keyed(lambda slot, text: hash(text) & MASK).run_from_stdin()
+
+
+@pytest.mark.parametrize("is_hashed", [True, False])
+def test_samples_of_a_function_are_asked_for_twice(is_hashed: bool) -> None:
+    """Paddle's own example of a sample generator takes `hash()`."""
+
+    def samples() -> Iterator[Sample]:
+        for number in range(20):
+            text = f"user{number}"
+            yield (
+                1,
+                [],
+                [hash(text) & MASK if is_hashed else text, np.array([number, hash(number)])],
+            )
+
+    loader = SampleLoader(samples, SCHEMA, batch_size=10)
+    if is_hashed:
+        with pytest.raises(DataError, match=f"the function of samples {REFUSED}"):
+            next(iter(loader))
+    else:
+        assert [batch.size for batch in loader] == [10, 10]

@@ -51,10 +51,15 @@ def test_long_text_of_any_script_is_hashed_as_utf_8() -> None:
 
 
 def test_numbers_are_scaled_as_the_schema_says() -> None:
-    batch = batch_of(GOOD, (0, [None, math.nan], ["", "", ""]), (0, np.float32([8, 1]), [1, 2, 3]))
+    batch = batch_of(
+        GOOD,
+        (0, [None, math.nan], ["", "", ""]),
+        (0, np.float32([8, 1]), [1, 2, 3]),
+        (0, [True, np.False_], ["", "", ""]),
+    )
 
     assert batch.dense.dtype == np.float32
-    assert batch.dense.tolist() == [[2.0, 0.5], [-1.0, 0.0], [-1.0, 1.0]]
+    assert batch.dense.tolist() == [[2.0, 0.5], [-1.0, 0.0], [-1.0, 1.0], [-4.5, 0.0]]
 
 
 @pytest.mark.parametrize("label", [1, 0, 1.0, True, np.float32(0), np.int64(1), np.True_])
@@ -92,7 +97,6 @@ def test_last_batch_is_what_is_left() -> None:
         ((1, [1], GOOD[2]), "sample 2: it has 1 dense numbers, expected 2"),
         ((1, 5, GOOD[2]), "sample 2: its dense numbers are 5, expected a list of 2"),
         ((1, [1, "x"], GOOD[2]), "sample 2: dense column 'n' is 'x', expected a number"),
-        ((1, [True, 1], GOOD[2]), "sample 2: dense column 'age' is True, expected a number"),
         ((1, [1, 2], ["a", "b"]), "sample 2: it has 2 slots, expected 3"),
         ((1, [1, 2], "abc"), "sample 2: its slots are 'abc', expected a list of 3"),
         ((1, [1, 2], {"user": 1, "ad": 2, "words": 3}), "sample 2: its slots are {"),
@@ -101,6 +105,7 @@ def test_last_batch_is_what_is_left() -> None:
         ((1, [1, 2], ["a", -1, "c"]), r"slot 2 \('ad'\) has -1"),
         ((1, [1, 2], [2**64, "b", "c"]), r"slot 1 \('user'\) has 18446744073709551616"),
         ((1, [float("inf"), 1], GOOD[2]), "dense column 'age' is inf; an unknown number is None"),
+        ((1, [1, 1e39], GOOD[2]), r"sample 2: column 'n' is 1e\+39, beyond the numbers of float32"),
         ((1, [1, 10**400], GOOD[2]), "dense column 'n' has a number too large for a float64"),
         (
             (1, [1, 2], ["\ud800", "b", "c"]),

@@ -17,17 +17,20 @@ from numpy.typing import NDArray
 from ctr_model.features import key_of
 from ctr_model.schema import Schema
 from protos.errors import AbortedError, CheckpointError, DataError, JobError
+from protos.role import Members
 from protos.spec import OptimizerSpec
 from protos.store import InferenceSettings, Missing, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
+from ps_worker.checkpoints.claim import claimed
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, load_job, override_job
 from ps_worker.job.checks import require_optimizers
 from ps_worker.job.model import DENSE_BLOCK, model_of
 from ps_worker.job.specs import table_specs
-from ps_worker.run.plan import model_of_job, plan_of
-from ps_worker.run.training_job.train_job import train_job
+from ps_worker.run.plan import Plan, model_of_job, plan_of
+from ps_worker.run.run import terms_of
+from ps_worker.run.training_job.train_job import terms_of_plan, train_job
 from ps_worker.serving.inference import infer
 from tests.support.cluster import cluster
 from tests.support.killed import wait_for_saves
@@ -89,6 +92,58 @@ def train_together(job: Job, num_workers: int) -> ParameterStore:
     with ThreadPoolExecutor(num_workers) as pool:
         list(pool.map(lambda work: work(), works))
     return store
+
+
+@pytest.mark.parametrize(
+    ("differing", "told"),
+    [
+        (
+            "data.train=FEWER",
+            r"data\.train = 1 file, .* has data\.train = 2 files, .* with part-1 ",
+        ),
+        (
+            "data.train=OTHER",
+            r"data\.train = 2 files, .* with part-1 .* has data\.train = 2 files, ",
+        ),
+        ("data.test=OTHER", r"data\.test = 2 files, "),
+        ("data.valid=OTHER", r"data\.valid = 2 files, .* has data\.valid = no files\)"),
+        ("train.batch_size=9", r"train\.batch_size = 9 \(worker 0 has train\.batch_size = 8\)"),
+        ("train.thread_num=2", r"train\.thread_num = 2 \(worker 0 has train\.thread_num = 1\)"),
+        ("data.reader_num=2", r"data\.reader_num = 2 "),
+        ("data.in_memory=true", r"data\.in_memory = True "),
+        ("data.shuffle_files=true", r"data\.shuffle_files = True "),
+        ("data.format=csv", r"data\.format = csv \(worker 0 has data\.format = nothing\)"),
+        ("data.pipe_command=cat", r"data\.pipe_command = cat "),
+        ("data.bad_row_limit=7", r"data\.bad_row_limit = 7 "),
+    ],
+)
+def test_workers_that_would_train_on_other_rows_are_refused(
+    differing: str, told: str, rows: Path, tmp_path: Path
+) -> None:
+    """Files are the same by name, size and both ends, in whatever folder."""
+    content = rows.read_bytes()
+    folders = {name: tmp_path / name for name in ("SAME", "COPY", "FEWER", "OTHER")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "part-0").write_bytes(content)
+        if name != "FEWER":
+            other = content[:-2] + b"x\n" if name == "OTHER" else content
+            (folder / "part-1").write_bytes(other)
+    key, _, value = differing.partition("=")
+    own = f"{key}={folders[value]}/part-*" if value in folders else differing
+
+    def plan_in(folder: Path, *settings: str) -> Plan:
+        sets = [f"data.train={folder}/part-*", "train.batch_size=8", "model.hidden=[4]", *settings]
+        return plan_of(override_job({}, sets, source="test"))
+
+    store = ParameterStore(num_workers=3, wait_limit_s=1.0)
+    for worker, plan in enumerate([plan_in(folders["SAME"]), plan_in(folders["COPY"])]):
+        terms = {**terms_of(plan.job, Members(3, 0)), **terms_of_plan(plan)}
+        store.join(worker, 1 + worker, terms=terms).result()
+
+    plan = plan_in(folders["SAME"], own)
+    with pytest.raises(JobError, match=told):
+        train_job(plan, store, worker=2, num_workers=3, is_in_process=False)
 
 
 def dense_of(store: ParameterStore, job: Job) -> NDArray[np.float32]:
@@ -564,6 +619,26 @@ def test_fresh_run_is_refused_where_an_earlier_one_has_saved(rows: Path, tmp_pat
     )
     assert checkpoints_in(folder) == {"epoch-1", "epoch-2"}
     assert digest_in(folder) == before
+
+
+@pytest.mark.parametrize("setting", ["resume", "overwrite"])
+def test_run_is_refused_where_another_one_is_saving(
+    setting: str, rows: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    run_in(folder, rows)
+    before = digest_in(folder)
+    other = override_job({}, [f"checkpoint.dir={folder}"], source="test")
+
+    with (
+        claimed(other, is_of_this_run=False),
+        pytest.raises(JobError, match="is in use by another"),
+    ):
+        run_in(folder, rows, f"checkpoint.{setting}=true", "train.epochs=2")
+
+    assert digest_in(folder) == before
+    run_in(folder, rows, f"checkpoint.{setting}=true", "train.epochs=2")
+    assert {path.name for path in folder.iterdir() if path.is_file()} == {"LATEST"}
 
 
 @pytest.mark.parametrize("mode", ["full", "delta"])

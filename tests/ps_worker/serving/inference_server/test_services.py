@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from protos.limits import MAX_MESSAGE_BYTES
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
 from protos.wire.security.credentials import Credentials, bind, server_context
+from ps_worker.data.slot_values import SlotValues
 from ps_worker.serving.inference_server import http_service, served_model
 from ps_worker.serving.inference_server.grpc_service import GrpcService, tensors_in
 from ps_worker.serving.inference_server.http_service import (
@@ -37,6 +39,7 @@ from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import Counts, ServedModel
 from ps_worker.serving.inference_server.tensors import DTYPES, Tensor
 from ps_worker.serving.predictor import Predictor
+from tests.ps_worker.serving.conftest import OfParquet
 from tests.ps_worker.serving.inference_server.conftest import Trained
 from tests.ps_worker.serving.inference_server.request_bodies import (
     NUM_ROWS,
@@ -171,11 +174,14 @@ def test_values_of_grpc_are_in_the_field_of_their_type(datatype: str) -> None:
     size = datatype.removeprefix("U").removeprefix("INT").removeprefix("FP")
     kind = datatype.removesuffix(size).lower()
     field = f"{kind}{size if size == '64' or kind == 'fp' else ''}_contents"
-    getattr(tensor.contents, field).extend([1, 100])
+    values = [1, 100]
+    if datatype == "BOOL":
+        field, values = "bool_contents", [False, True]
+    getattr(tensor.contents, field).extend(values)
 
     (found,) = tensors_in(request)
 
-    assert list(found.values) == [1, 100]
+    assert list(found.values) == values
     assert found.values.dtype == DTYPES[datatype]
 
 
@@ -193,13 +199,91 @@ def test_grpc_gives_what_the_predictor_says(
     run(body)
 
 
+def tensors_of(samples: list[Any]) -> list[tuple[str, str, list[int], list[Any]]]:
+    """Returns the tensors of rows of `of_parquet`, lists as short as they can be, with those of null."""
+    tags = [[] if value == "" else value for _, _, (_, value) in samples]
+    num_rows, width = len(samples), max(1, *map(len, tags))
+    found: list[tuple[str, str, list[int], list[Any]]] = [
+        ("is_mobile", "BOOL", [num_rows], [mobile for _, (mobile,), _ in samples]),
+        ("user", "INT64", [num_rows], [user for _, _, (user, _) in samples]),
+        (
+            "tags",
+            "BYTES",
+            [num_rows, width],
+            [t for row in tags for t in row + [""] * (width - len(row))],
+        ),
+    ]
+    if any(value == "" for _, _, (_, value) in samples):
+        lengths = [-1 if value == "" else len(value) for _, _, (_, value) in samples]
+        found.append(("tags.lengths", "INT32", [num_rows], lengths))
+    return found
+
+
+def raw(datatype: str, values: list[Any]) -> bytes:
+    if datatype != "BYTES":
+        return np.array(values, DTYPES[datatype]).tobytes()
+    return b"".join(struct.pack("<I", len(each)) + each.encode() for each in values)
+
+
+async def asked(
+    how: str, client: TestClient, channel: grpc.aio.Channel, samples: list[Any]
+) -> list[float]:
+    """Returns the predictions of rows that are sent over HTTP or gRPC, their values as bytes or not."""
+    tensors = tensors_of(samples)
+    if how.startswith("grpc"):
+        request = messages.ModelInferRequest(model_name="ctr")
+        fields = {"BOOL": "bool", "INT64": "int64", "INT32": "int", "BYTES": "bytes"}
+        for name, datatype, shape, values in tensors:
+            tensor = request.inputs.add(name=name, datatype=datatype, shape=shape)
+            if how == "grpc raw":
+                request.raw_input_contents.append(raw(datatype, values))
+                continue
+            items = [each.encode() for each in values] if datatype == "BYTES" else values
+            getattr(tensor.contents, f"{fields[datatype]}_contents").extend(items)
+        answer = await call(channel, "ModelInfer", request)
+        return np.frombuffer(answer.raw_output_contents[0], "<f4").tolist()
+    inputs, parts = [], []
+    for name, datatype, shape, values in tensors:
+        head: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+        if how == "json":
+            head["data"] = values
+        else:
+            parts.append(raw(datatype, values))
+            head["parameters"] = {"binary_data_size": len(parts[-1])}
+        inputs.append(head)
+    text = json.dumps({"inputs": inputs}).encode()
+    headers = {HEADER_LENGTH: str(len(text))} if parts else {}
+    response = await client.post(
+        "/v2/models/ctr/infer", data=b"".join([text, *parts]), headers=headers
+    )
+    return (await response.json())["outputs"][0]["data"]
+
+
+@pytest.mark.parametrize("how", ["json", "binary", "grpc", "grpc raw"])
+def test_row_is_answered_alike_whatever_stands_beside_it(how: str, of_parquet: OfParquet) -> None:
+    """And as a row of a file: lists of any length, none, a missing one, numbers and booleans."""
+    expected = Predictor.load(of_parquet.model).predict(of_parquet.data)
+    model = ServedModel(str(of_parquet.model), name="ctr", max_rows=100, threads=1)
+    rng = np.random.default_rng(3)
+
+    async def body() -> None:
+        async with http_client(model) as client, grpc_channel(model) as channel:
+            for size in (1, 1, 1, 1, 1, 1, 2, 3, 8, 60):
+                rows = rng.integers(0, len(expected), size)
+                found = await asked(how, client, channel, [of_parquet.samples[i] for i in rows])
+                np.testing.assert_allclose(found, expected[rows], rtol=1e-6)
+
+    run(body)
+    model.close()
+
+
 def with_tasks(model: ServedModel, predictions: np.ndarray) -> served_model.Current:
     """Returns the model as one of two tasks, which predicts these [N, 2]."""
     predictor = SimpleNamespace(
         url="memory://another",
         schema=model.current.predictor.schema,
         tasks=("click", "bought"),
-        has_text_values=True,
+        slot_values=SlotValues(),
         predict_samples=lambda samples: predictions,
     )
     return replace(model.current, predictor=cast(Predictor, predictor), version="of-tasks")
@@ -280,7 +364,7 @@ def with_tensor(request: dict[str, Any], tensor: dict[str, Any]) -> dict[str, An
                 {"name": "C1", "datatype": "INT64", "shape": [NUM_ROWS], "data": [1] * NUM_ROWS},
             ),
             400,
-            "'C1' is INT64, expected BYTES: the model was trained on text",
+            "slot 1 ('C1') has 1, and the model was trained on text",
         ),
         ("ctr/infer", lambda request: {**request, "parameters": 5}, 400, "'parameters' is int"),
         ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),

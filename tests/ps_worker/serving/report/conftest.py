@@ -16,7 +16,7 @@ NOISE = "<i>noise</i>"
 SCHEMA = f"""
 hash_version = 1
 slots = ["site", "{NOISE}"]
-dense = [{{ name = "price", transform = "none" }}]
+dense = [{{ name = "price", transform = "none", missing_indicator = true }}]
 """
 
 
@@ -27,7 +27,8 @@ def write_rows(path: Path, rows: int, seed: int) -> None:
     for _ in range(rows):
         site = int(random.integers(4))
         clicked = int(random.random() < (0.85 if site < 2 else 0.15))
-        lines.append(f"{clicked},site{site},{int(random.integers(8))},{random.random():.3f}")
+        price = f"{random.random():.3f}" if random.random() < 0.9 else ""
+        lines.append(f"{clicked},site{site},{int(random.integers(8))},{price}")
     path.write_text("\n".join(lines) + "\n")
 
 

@@ -88,7 +88,7 @@ def test_it_is_what_a_prediction_of_permuted_examples_loses(runs: tuple[Path, Pa
 
     keys, dense = examples.keys.reshape(-1, 2).copy(), examples.dense.copy()
     keys[:, 0] = keys[order, 0]
-    dense[:, 0] = dense[order, 0]
+    dense[:] = dense[order]  # the number, and whether it is missing
     plain = predictor.predict(examples)
     for name, batch in {
         "site": permuted(keys=keys.reshape(-1)),

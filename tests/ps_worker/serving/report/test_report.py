@@ -330,6 +330,24 @@ def test_end_of_a_run_is_that_of_its_last_process(tmp_path: Path) -> None:
     assert run.points("test", "step", "log_loss") == [(20, 0.41)]
 
 
+def test_part_that_fails_is_told_in_its_place(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of <nothing>")
+
+    monkeypatch.setattr("ps_worker.serving.report.report.curves.training", fail)
+    monkeypatch.setattr("ps_worker.serving.report.report.importance_of_features", fail)
+
+    done = report([runs[0]], tmp_path / "report.html", importance_rows=50)
+
+    page = (tmp_path / "report.html").read_text()
+    assert done["runs_with_importance"] == 0
+    assert "This part failed: ZeroDivisionError: of &lt;nothing&gt;" in page
+    assert "not measured: ZeroDivisionError: of &lt;nothing&gt;" in page
+    assert "Calibration" in page
+
+
 def test_runs_of_the_same_folder_name_are_told_apart(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "run").mkdir(parents=True)

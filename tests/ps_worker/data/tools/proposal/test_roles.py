@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from ps_worker.job import load_job
 
 ROWS = 400
 RNG = np.random.default_rng(1)
-LABELS = pa.array([0, 1] * (ROWS // 2))
+LABELS = pa.array(
+    np.random.default_rng(2).permutation([0, 1] * (ROWS // 2))
+)  # no column tells them
 DAY = datetime.date(2026, 1, 1)
 
 
@@ -225,6 +228,66 @@ def test_other_columns_named_like_labels_are_left_out(tmp_path: Path, label: str
         assert "named like a label" in role_in(found, name).why
 
 
+AFTER_CLICK = ["purchase", "conversion", "convert", "cvr", "buy", "pay", "order", "cart", "like"]
+AFTER_CLICK += ["finish", "favorite", "is_favourite", "Purchased", "add_to_cart", "cvr_label"]
+
+
+@pytest.mark.parametrize("name", AFTER_CLICK)
+def test_what_follows_a_click_is_a_label_of_its_own_or_nothing(tmp_path: Path, name: str) -> None:
+    found = proposal_of(tmp_path, {name: cycle([0, 0, 1]), "slot": cycle(["p", "q", "r"])})
+    amounts = proposal_of(tmp_path, {name: cycle([0, 5, 7]), "slot": cycle(["p", "q", "r"])})
+
+    assert found.schema().features == amounts.schema().features == ("slot",)
+    assert f'a label of its own, as labels = ["click", "{name}"]' in role_in(found, name).why
+    assert "named like what follows a click; add it to" in role_in(amounts, name).why
+
+
+def test_names_with_such_words_in_them_are_features(tmp_path: Path) -> None:
+    names = ["orders_30d", "user_cvr", "likes_of_user", "payment_method", "cartoon", "unlike"]
+
+    found = proposal_of(tmp_path, {name: cycle(["p", "q", "r"]) for name in names})
+
+    assert found.schema().slots == tuple(names)
+
+
+def test_leak_is_left_out_with_what_it_would_be(tmp_path: Path) -> None:
+    price = pa.array(
+        [0.0 if label == 0 else number + 0.5 for number, label in enumerate(LABELS.to_pylist())]
+    )
+    code = pa.array([f"c{label}" for label in LABELS.to_pylist()])
+
+    found = proposal_of(tmp_path, {"price": price, "code": code, "slot": cycle(["p", "q", "r"])})
+
+    assert found.leaks == ("price", "code")
+    assert found.schema().features == ("slot",)
+    assert re.search(r"almost perfectly.*\(numbers from 0", role_in(found, "price").why)
+    assert re.search(r"almost perfectly.*\(text, 2 distinct", role_in(found, "code").why)
+    with pytest.raises(UsageError, match=r"no column can be a slot.*'code': predicts .*by hand"):
+        proposal_of(tmp_path, {"code": code}).schema()
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        (["Action|Drama", "Drama", "Action|War"], "contain '|' in 67% of rows: lists?"),
+        (["1^2^3", "2^3", "3^1"], "contain '^' in 100% of rows: lists?"),
+        (["a;b", "b;c", "c"], "contain ';' in 67% of rows: lists?"),
+        (["1 2", "2 1", "1 1", "2 2"], "contain ' ' in 100% of rows: lists?"),
+        (["1,2", "2,1", "1,1", "2,2"], "contain ',' in 100% of rows: lists?"),
+        (["New York", "Los Angeles", "Paris"], ""),
+        (["a|b", "c", "d"], ""),
+        ([b"\xff|\xfe", b"\xff|a"], "contain '|' in 100% of rows: lists?"),
+    ],
+)
+def test_values_with_a_separator_are_noted(
+    tmp_path: Path, values: list[str | bytes], note: str
+) -> None:
+    found = role_in(proposal_of(tmp_path, {"x": cycle(values)}), "x")
+
+    assert isinstance(found, SLOT)
+    assert ("lists?" in found.why, note in found.why) == (bool(note), True)
+
+
 def test_labels_that_may_be_it_are_no_features_without_one(tmp_path: Path) -> None:
     columns = {"label": cycle([0, 1, 1]), "slot": cycle(["p", "q", "r"])}
 
@@ -365,7 +428,7 @@ def test_columns_of_unusual_names_are_taken_or_said(tmp_path: Path) -> None:
     path.write_text(
         header
         + "".join(
-            f"{n % 7},x{n % 3},y{n % 2},,z{n % 5},{n / 7:.3f},1,2,t{n % 4},{n % 2}\n"
+            f"{n % 7},x{n % 3},y{n % 9},,z{n % 5},{n / 7:.3f},1,2,t{n % 3},{n % 2}\n"
             for n in range(ROWS)
         )
     )
@@ -466,7 +529,7 @@ def test_file_of_the_test_that_the_schema_cannot_read_is_refused(
 
 
 def test_file_of_the_test_without_rows_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "1.csv").write_text("click,a\n" + "0,x\n1,y\n" * 50)
+    (tmp_path / "1.csv").write_text("click,a\n" + "0,x\n1,y\n1,x\n0,y\n" * 50)
     (tmp_path / "2.csv").write_text("click,a\n")
 
     with pytest.raises(UsageError, match=r"2\.csv, to test on, has no row"):
@@ -510,6 +573,17 @@ def test_files_are_not_replaced(tmp_path: Path) -> None:
 
     assert (tmp_path / "job.toml").read_text() == "mine"
     assert not (tmp_path / "schema.toml").exists()
+
+
+def test_last_day_is_tested_on_however_a_shell_has_ordered_them(tmp_path: Path) -> None:
+    days = [str(tmp_path / f"day-{day}.parquet") for day in (1, 10, 2, 9)]
+    for path in days:
+        pq.write_table(pa.table({"click": LABELS, "a": cycle(["x", "y"])}), path)
+
+    first = write_first_job(days, tmp_path)
+
+    assert [Path(path).stem for path in first.train] == ["day-1", "day-2", "day-9"]
+    assert [Path(path).stem for path in first.test] == ["day-10"]
 
 
 def test_files_without_names_of_columns_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,255 @@
+"""The claim of a run on its folder of checkpoints, so that two never save into one.
+
+    OWNER             which run has the folder, and by which process; created if no file is there
+    OWNER.<process>   replaced every few seconds while that process lives
+
+A claim is taken over from a process that is gone, which is known at once on the same machine, and elsewhere
+by its second file, which stays as it is. Where storage creates a file twice, or two take over at once, the
+later one has the folder: the other finds out within seconds, and before it replaces a file.
+"""
+
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from protos.errors import CheckpointError
+from ps_server.checkpoint.storage.folders import Folder, folder_at
+from ps_worker.job import Job
+
+logger = logging.getLogger(__name__)
+
+OWNER = "OWNER"
+BEAT_S = 5.0
+EXPIRY_S = 20.0
+_SETTLE_S = 0.3
+"""After which a claim is read back that another process may have replaced."""
+_POLL_S = 0.5
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A process that has a folder.
+
+    Attributes:
+        run: Random; the same for all processes that have one worker's place in turn.
+        process: Random.
+        host: Of the process.
+        pid: Of the process.
+        pid_space: Where the pid counts: boot and namespace; empty: not known.
+        started: When the process did, which tells it from another one of its pid.
+    """
+
+    run: str
+    process: str
+    host: str
+    pid: int
+    pid_space: str
+    started: str
+
+    @classmethod
+    def this(cls) -> "Owner":
+        """Returns this process, as of a new run."""
+        pid, space = os.getpid(), ""
+        with suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            space = f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+        return cls(
+            run=secrets.token_hex(8),
+            process=secrets.token_hex(8),
+            host=socket.gethostname(),
+            pid=pid,
+            pid_space=space,
+            started=_state_and_start(pid)[1],
+        )
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Owner | None":
+        """Returns what `to_json` gave; None: it is not written yet, or of another release."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+    def to_json(self) -> bytes:
+        """Returns a text that `from_json` reads back."""
+        return json.dumps(asdict(self)).encode()
+
+    @property
+    def beat(self) -> str:
+        """The name of the file that says that the process lives."""
+        return f"{OWNER}.{self.process}"
+
+    def is_gone_beside(self, other: "Owner") -> bool | None:
+        """Whether the process has ended, as one beside it knows; None: not known, or it is stopped."""
+        if not self.pid_space or self.pid_space != other.pid_space:
+            return None
+        state, started = _state_and_start(self.pid)
+        if not state or started != self.started or state in "ZX":
+            return True
+        return None if state in "Tt" else False
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """Returns the state of a process, and when it started, in ticks since boot; "" if it is not there."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+class Claim:
+    """This run's claim on a folder. Thread-safe."""
+
+    def __init__(self, root: Folder, owner: Owner) -> None:
+        """Begins to say that this process lives."""
+        self._root = root
+        self._owner = owner
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="claim", daemon=True)
+        self._thread.start()
+
+    def require(self) -> None:
+        """Checks that the folder is still this run's.
+
+        Raises:
+            CheckpointError: If another run has it, or storage cannot be reached.
+        """
+        if not self._root.has(OWNER):
+            return  # someone has removed it, and nobody has claimed the folder since
+        found = Owner.from_json(self._root.read(OWNER))
+        if found is None or found.run != self._owner.run:
+            raise CheckpointError(
+                f"{self._root.url} is another run's by now, {_shown(found)}: two runs must not save into one "
+                f"folder, so this one ends"
+            )
+
+    def _beat(self) -> None:
+        number = 0
+        while True:
+            number += 1
+            try:
+                self._root.put(self._owner.beat, f"{number}\n".encode())
+                self._root.create_new(OWNER, self._owner.to_json())  # if someone has removed it
+            except CheckpointError as error:
+                logger.warning("cannot say that this run is alive: %s", error)
+            if self._is_over.wait(BEAT_S):
+                return
+
+    def release(self) -> None:
+        """Gives the folder back, if it is still this process's."""
+        self._is_over.set()
+        self._thread.join()
+        try:
+            if self._root.has(OWNER):
+                found = Owner.from_json(self._root.read(OWNER))
+                if found is not None and found.process == self._owner.process:
+                    self._root.remove_file(OWNER)
+            self._root.remove_file(self._owner.beat)
+        except CheckpointError as error:
+            logger.warning("could not give back the folder of checkpoints: %s", error)
+
+
+@contextmanager
+def claimed(job: Job, *, is_of_this_run: bool) -> Iterator[Claim | None]:
+    """Claims the folder of a job's checkpoints for the block; None: it has none.
+
+    Args:
+        job: Names the folder.
+        is_of_this_run: Whoever has the folder is of this run: this process takes a lost one's place.
+
+    Raises:
+        JobError: If another run has the folder, and is alive; says which.
+        CheckpointError: If the folder cannot be read or written.
+    """
+    if not job.checkpoint.dir:
+        yield None
+        return
+    root = folder_at(job.checkpoint.dir)
+    root.make()
+    claim = Claim(root, _taken(job, root, is_of_this_run=is_of_this_run))
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def _taken(job: Job, root: Folder, *, is_of_this_run: bool) -> Owner:
+    """Takes a folder, and returns this process as its owner."""
+    own = Owner.this()
+    for _ in range(_TRIES):
+        is_new = root.create_new(OWNER, own.to_json())
+        if not is_new:
+            if not root.has(OWNER):  # released between the two
+                continue
+            found = Owner.from_json(root.read(OWNER))
+            if is_of_this_run and found is not None:
+                own = replace(own, run=found.run)
+            elif found is None or found.process != own.process:
+                _require_gone(job, root, found, own)
+                logger.info("takes over %s from %s, which has ended", root.url, _shown(found))
+            root.put(OWNER, own.to_json())
+            if found is not None:
+                root.remove_file(found.beat)
+        if is_new and "://" not in root.url:
+            return own
+        time.sleep(_SETTLE_S)
+        if root.has(OWNER) and Owner.from_json(root.read(OWNER)) == own:
+            return own
+    raise _in_use(job, root, None)
+
+
+def _require_gone(job: Job, root: Folder, found: Owner | None, own: Owner) -> None:
+    """Returns once the owner of a folder is known to be gone.
+
+    Raises:
+        JobError: If it is alive.
+    """
+    is_gone = None if found is None else found.is_gone_beside(own)
+    if is_gone:
+        return
+    if is_gone is False:
+        raise _in_use(job, root, found)
+    logger.warning(
+        "%s is claimed by %s: waits for up to %g s to see whether it is alive",
+        root.url,
+        _shown(found),
+        EXPIRY_S,
+    )
+    before, until = _signs(root, found), time.monotonic() + EXPIRY_S
+    while time.monotonic() < until:
+        time.sleep(_POLL_S)
+        if _signs(root, found) != before:
+            if root.has(OWNER):
+                raise _in_use(job, root, Owner.from_json(root.read(OWNER)))
+            return  # released
+
+
+def _signs(root: Folder, owner: Owner | None) -> list[bytes]:
+    """Returns what changes while the owner of a folder lives."""
+    names = [OWNER] if owner is None else [OWNER, owner.beat]
+    return [root.read(name) if root.has(name) else b"" for name in names]
+
+
+def _in_use(job: Job, root: Folder, owner: Owner | None) -> Exception:
+    return job.error(
+        "checkpoint.dir",
+        f"{root.url} is in use by another run that is alive, {_shown(owner)}, and two would replace each "
+        f"other's checkpoints: end that one, or choose another checkpoint.dir. If it is not there any more, "
+        f"remove {root.url}/{OWNER}",
+    )
+
+
+def _shown(owner: Owner | None) -> str:
+    if owner is None:
+        return "of an unknown process"
+    return f"process {owner.pid} on {owner.host}"

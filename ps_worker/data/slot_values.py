@@ -1,0 +1,117 @@
+"""What the values of slots were in the data that a model was trained on.
+
+    text        as it stands there: "7" and "07" are two values
+    integers    of a column of whole numbers, whose digits were hashed
+    keys        whole numbers that are keys already
+    lists       a row had any number of values, beside one of these
+
+A model knows hashes alone. So that a whole number, or an empty list, means to it what it meant there, its
+checkpoint says this of each slot.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+Kind = Literal["text", "integers", "keys", "lists"]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """How values of a slot are read.
+
+    Attributes:
+        whole_number: As a key, by its digits, or not at all: then `number_fault` says why.
+        number_fault: Ends a message.
+        text_fault: Why no text is read, but the empty one; empty: it is.
+    """
+
+    whole_number: Literal["key", "digits", "none"] = "key"
+    number_fault: str = ""
+    text_fault: str = ""
+
+
+AS_KEYS = Meaning()
+"""As where nothing else is known: of samples to train on."""
+
+
+class SlotValues:
+    """Kinds of values by slot; empty: nothing is known."""
+
+    def __init__(self, kinds: Mapping[str, Iterable[Kind]] | None = None) -> None:
+        """Takes the kinds of values by name of a slot."""
+        self._kinds: dict[str, set[Kind]] = {
+            name: set(each) for name, each in (kinds or {}).items()
+        }
+
+    def note(self, slot: str, *kinds: Kind) -> None:
+        """Adds kinds of values that a slot has had."""
+        self._kinds.setdefault(slot, set()).update(kinds)
+
+    def merge(self, other: "SlotValues") -> None:
+        """Adds what is known of other data."""
+        for slot, kinds in other._kinds.copy().items():
+            self.note(slot, *kinds)
+
+    @property
+    def are_known(self) -> bool:
+        """Whether anything is known of a slot."""
+        return any(self._kinds.values())
+
+    def has_lists(self, slot: str) -> bool:
+        """Whether rows had any number of values of a slot."""
+        return "lists" in self._kinds.get(slot, ())
+
+    def meaning(self, slot: str) -> Meaning:
+        """Returns how to read values that are to mean what they meant in the data."""
+        match sorted(self._kinds.get(slot, set()) - {"lists"}):
+            case []:
+                return Meaning(
+                    "none",
+                    "and the checkpoint does not say what whole numbers were in its training data: send "
+                    "text, or a Batch of keys, or train on files or samples and save again",
+                )
+            case ["text"]:
+                return Meaning(
+                    "none",
+                    "and the model was trained on text, where '7' and '07' are two values: send it as text, "
+                    "as it stands in the data",
+                )
+            case ["integers"] | ["integers", "text"]:
+                return Meaning("digits")
+            case ["keys"]:
+                return Meaning(
+                    text_fault="and the model was trained on keys, which are no hashes of text: send a "
+                    "whole number"
+                )
+            case ["keys", "text"]:
+                return AS_KEYS
+        return Meaning(
+            "none",
+            "and in its training data some whole numbers were keys, others values whose digits are hashed: "
+            "send text, or a Batch of keys",
+        )
+
+    def to_json(self) -> str:
+        """Returns a text that `from_json` reads back."""
+        return json.dumps({slot: sorted(kinds) for slot, kinds in sorted(self._kinds.items())})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Returns what `to_json` has written; kinds of a later release do not count.
+
+        Raises:
+            ValueError: If it is not that.
+        """
+        found = json.loads(text)
+        if not isinstance(found, dict) or not all(
+            isinstance(each, list) for each in found.values()
+        ):
+            raise ValueError(f"it is {str(found)[:100]}, expected lists of kinds by slot")
+        return cls(
+            {
+                slot: [each for each in kinds if each in get_args(Kind)]
+                for slot, kinds in found.items()
+            }
+        )

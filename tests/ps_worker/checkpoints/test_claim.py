@@ -1,0 +1,175 @@
+"""One run at a time has a folder of checkpoints, and who takes over from a dead one is alone."""
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protos.errors import CheckpointError, JobError
+from ps_server.checkpoint.storage.folders import folder_at
+from ps_worker.checkpoints import claim as claims
+from ps_worker.checkpoints.claim import OWNER, Claim, Owner, claimed
+from ps_worker.job import Job
+from tests.support.s3 import BUCKET
+from tests.support.training import job
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "BEAT_S", 0.01)
+    monkeypatch.setattr(claims, "EXPIRY_S", 0.2)
+    monkeypatch.setattr(claims, "_POLL_S", 0.02)
+    monkeypatch.setattr(claims, "_SETTLE_S", 0.05)
+
+
+def job_in(folder: Path | str) -> Job:
+    return job("sync", f"checkpoint.dir={folder}")
+
+
+def claim_of(folder: Path | str, *, is_of_this_run: bool = False):
+    return claimed(job_in(folder), is_of_this_run=is_of_this_run)
+
+
+def test_folder_is_of_one_run_at_a_time_and_is_given_back(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with claim_of(folder) as first:
+        assert first is not None
+        with pytest.raises(JobError) as refused, claim_of(folder):
+            pass
+        first.require()
+    assert f"checkpoint.dir: {folder} is in use by another run that is alive, process" in str(
+        refused.value
+    )
+    assert f"process {os.getpid()} on " in str(refused.value)
+    assert str(refused.value).endswith(f"remove {folder}/OWNER")
+
+    assert list(folder.iterdir()) == []
+    with claim_of(folder):
+        pass
+    with claimed(job("sync"), is_of_this_run=False) as none:
+        assert none is None
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "another of its pid"])
+def test_claim_of_a_process_that_is_gone_is_taken_over_at_once(
+    is_killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "EXPIRY_S", LIMIT_S)  # is not waited for
+    if is_killed:
+        code = (
+            "import os, sys; from pathlib import Path; from ps_worker.checkpoints.claim import Owner\n"
+            "Path(sys.argv[1]).write_bytes(Owner.this().to_json())"
+        )
+        subprocess.run([sys.executable, "-c", code, tmp_path / OWNER], check=True)
+    else:
+        (tmp_path / OWNER).write_bytes(replace(Owner.this(), started="0").to_json())
+
+    with claim_of(tmp_path) as claim:
+        assert claim is not None
+        claim.require()
+
+
+@contextmanager
+def elsewhere(folder: Path | str):
+    """A claim of a process on another machine."""
+    root = folder_at(folder)
+    owner = replace(Owner.this(), pid_space="", host="other")
+    root.create_new(OWNER, owner.to_json())
+    claim = Claim(root, owner)
+    try:
+        yield claim
+    finally:
+        claim.release()
+
+
+def test_process_elsewhere_is_alive_while_its_file_changes(tmp_path: Path) -> None:
+    with (
+        elsewhere(tmp_path),
+        pytest.raises(JobError, match=r"alive, process .* on other"),
+        claim_of(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[1"], ids=["silent", "empty", "damaged"])
+def test_process_elsewhere_that_is_silent_is_taken_over_from(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        if content is None:
+            (tmp_path / OWNER).write_bytes(replace(Owner.this(), pid_space="").to_json())
+        else:
+            (tmp_path / OWNER).write_bytes(content)
+        claim = stack.enter_context(claim_of(tmp_path))
+        assert claim is not None
+        claim.require()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_replacement_shares_the_claim_of_its_run(tmp_path: Path) -> None:
+    """The lost process may come back, and neither is refused nor gives the folder back."""
+    with claim_of(tmp_path) as lost, ExitStack() as stack:
+        replacement = stack.enter_context(claim_of(tmp_path, is_of_this_run=True))
+        assert lost is not None
+        assert replacement is not None
+        replacement.require()
+        lost.require()
+        lost.release()
+        replacement.require()
+        with pytest.raises(JobError), claim_of(tmp_path):
+            pass
+
+
+def test_run_whose_folder_was_taken_over_is_told(tmp_path: Path) -> None:
+    with claim_of(tmp_path) as paused:
+        assert paused is not None
+        other = replace(Owner.this(), host="other")
+        (tmp_path / OWNER).write_bytes(other.to_json())
+
+        with pytest.raises(CheckpointError, match=r"is another run's by now, process .* on other"):
+            paused.require()
+    assert Owner.from_json((tmp_path / OWNER).read_bytes()) == other
+
+
+@pytest.mark.parametrize("storage", ["local", "memory", "s3"])
+@pytest.mark.parametrize("is_dead_there", [False, True])
+def test_of_several_that_come_at_once_one_has_the_folder(
+    is_dead_there: bool, storage: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = str(tmp_path)
+    if storage == "s3":
+        request.getfixturevalue("s3")
+        folder = f"s3://{BUCKET}{tmp_path}"
+    elif storage == "memory":
+        folder = f"memory:/{tmp_path}"
+    if is_dead_there:
+        folder_at(folder).put(OWNER, replace(Owner.this(), started="0").to_json())
+    together, ended = threading.Barrier(4), threading.Barrier(4)
+
+    def run(_: int) -> bool:
+        together.wait(LIMIT_S)
+        has_it = False
+        try:
+            with claim_of(folder) as claim:
+                ended.wait(LIMIT_S)
+                assert claim is not None
+                claim.require()
+                has_it = True
+                ended.wait(LIMIT_S)
+        except JobError:
+            ended.wait(LIMIT_S)
+            ended.wait(LIMIT_S)
+        except CheckpointError:
+            ended.wait(LIMIT_S)
+        return has_it
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(run, range(4))) == 1
