@@ -1,12 +1,13 @@
 """Reading a checkpoint, on any number of servers."""
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -301,6 +302,22 @@ class Checkpoint:
         if hashlib.sha256(content).hexdigest() != saved.sha256:
             raise CheckpointError(
                 f"{self.attachment_url(name)} was altered: it does not match its sha256 in {MANIFEST}"
+            )
+        return content
+
+    def json_attachment(self, name: str) -> dict[str, Any]:
+        """Returns an attachment that is a JSON object.
+
+        Raises:
+            CheckpointError: As `attachment`, or if it is none.
+        """
+        try:
+            content = json.loads(self.attachment(name))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.attachment_url(name)} is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise CheckpointError(
+                f"{self.attachment_url(name)} is {content!r:.100}, expected a JSON object"
             )
         return content
 

@@ -67,7 +67,7 @@ class RunState:
         """
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{source} is not JSON: {error}") from error
         expected = {each.name: get_origin(each.type) or each.type for each in fields(cls)}
         # Of an older release: it knew no validations.

@@ -7,7 +7,6 @@ Rows are looked up in the mapped files of the checkpoint, so a model may be larg
 on one machine share what they map.
 """
 
-import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -234,8 +233,5 @@ def _load(url: str | Path, verify: bool) -> _Loaded:
 def _has_text_values(checkpoint: Checkpoint) -> bool:
     if RUN_ATTACHMENT not in checkpoint.attachments:
         return False  # of a script, which may have trained on anything
-    try:  # this alone: the rest is of training, and another release may know more of it
-        state = json.loads(checkpoint.attachment(RUN_ATTACHMENT))
-    except ValueError:
-        return False
-    return isinstance(state, dict) and state.get("has_text_values") is True
+    # This alone: the rest is of training, and another release may know more of it.
+    return checkpoint.json_attachment(RUN_ATTACHMENT).get("has_text_values") is True
