@@ -95,8 +95,7 @@ def export_values(
         values = SlotValues(files, schema, slot, format=format, bad_rows=bad_rows)
     except SchemaError as error:
         raise UsageError(f"--slot: {error}") from error
-    checkpoint.verify()
-    saved = SavedModel(checkpoint)
+    saved = SavedModel(checkpoint, maps=True, verifies=True)
     folder.make()
     writers: dict[str, VectorWriter] = {}
     found = dict.fromkeys(tables or sorted(checkpoint.tables), 0)

@@ -61,6 +61,7 @@ class Settings:
     max_rows: int
     threads: int
     verify: bool
+    maps: bool
     drain_s: float
     grpc_debug: bool
 
@@ -95,6 +96,13 @@ def serve(
         bool,
         typer.Option(help="Compare all checksums of a checkpoint before it answers."),
     ] = True,
+    maps: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Map the files of rows instead of reading them into memory; nobody may change them.",
+        ),
+    ] = False,
     drain: Annotated[
         float,
         typer.Option(
@@ -134,6 +142,7 @@ def serve(
             max_rows=max_rows,
             threads=threads or num_processors(),
             verify=verify,
+            maps=maps,
             drain_s=drain,
             grpc_debug=grpc_debug,
         )
@@ -184,6 +193,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
             max_rows=settings.max_rows,
             threads=settings.threads,
             verify=settings.verify,
+            maps=settings.maps,
         )
         stack.callback(model.close)
         metrics = RequestMetrics(model)
