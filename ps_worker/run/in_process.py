@@ -259,7 +259,7 @@ class Trainer:
         """
         self._require_open()
         checkpoint = Checkpoint.open(folder)
-        require_schema(self.job, self.schema, checkpoint.url, takes_dense=True)
+        require_schema(self.job, self.model, self.schema, checkpoint.url, takes_dense=True)
         self._run.load(checkpoint.url, token=checkpoint.token)
 
     def close(self) -> None:
