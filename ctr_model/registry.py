@@ -72,7 +72,7 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
 
         model: Model = TorchModel(schema, cast("type", model_class), checked, seed=seed)
     else:
-        model = model_class(schema, **checked)
+        model = _made(name, model_class, schema, checked)
     missing = [part for part in _MEMBERS if not hasattr(model, part)]
     _refuse_without(name, missing, f"{_interface(Model)}, or derive from torch.nn.Module")
     _require_tables(name, model, schema)
@@ -82,6 +82,17 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
             f"{', '.join(TASK_MODELS)}, or name one in it, as in label = {schema.label!r}"
         )
     return model
+
+
+def _made(name: str, model_class: ModelClass, schema: Schema, options: Mapping[str, Any]) -> Model:
+    try:
+        return model_class(schema, **options)
+    except ValueError:
+        raise
+    except Exception as error:  # user code may raise anything
+        raise ValueError(
+            f"model {name!r}: {type(error).__name__} in its __init__(schema, ...): {error}"
+        ) from error
 
 
 def with_compute(model: Model, compute: Compute) -> Model:

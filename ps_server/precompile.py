@@ -35,6 +35,7 @@ from protos.spec import (
 )
 from protos.store import Missing, PushId
 from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ps_server.checkpoint.files.saved_rows import first_misplaced
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.store import ParameterStore
 from ps_server.table.contents import Rows
@@ -159,7 +160,9 @@ def _exercise(optimizer: str) -> None:
     loaded.push(counted)
     snapshot = loaded.begin_snapshot()
     loaded.push(counted)
-    loaded.write(snapshot.export_shard(0))
+    saved = snapshot.export_shard(0)
+    first_misplaced(read_only(saved.keys), 0, 1)
+    loaded.write(saved)
     loaded.end_snapshot(saved=True)
     loaded.take_changed(0, _NUM_KEYS)
     loaded.key_of_new_row(keys)

@@ -156,6 +156,8 @@ class Schema:
         Raises:
             SchemaError: Names the entry, its value and, for an unknown key, the nearest known one.
         """
+        if not isinstance(data, Mapping):
+            raise SchemaError(f"the schema is {data!r}, expected a table")
         known = ("dense", "slots", "shares", "hash_version", "labels", *_NAMES)
         refuse_unknown_keys("schema", data, known)
         hash_version = data.get("hash_version")

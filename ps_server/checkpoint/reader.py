@@ -1,12 +1,13 @@
 """Reading a checkpoint, on any number of servers."""
 
 import hashlib
+import json
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property, reduce
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from protos.spec import DenseSpec, StatisticsSpec, TableSpec
 from ps_server.checkpoint.chain import ShardChange, manifests_of_chain, merged
 from ps_server.checkpoint.files.digest import model_digest, shard_digest
 from ps_server.checkpoint.files.format import (
+    load_table_file,
     map_table_file,
     read_counters_file,
     read_dense_file,
@@ -29,10 +31,11 @@ from ps_server.checkpoint.files.manifest import (
     DenseEntry,
     Manifest,
     TableEntry,
+    TableKind,
     require_whole,
     shard_digests,
 )
-from ps_server.checkpoint.files.mapped_rows import Layer
+from ps_server.checkpoint.files.saved_rows import Layer, SavedRows
 from ps_server.checkpoint.publish import resolve
 from ps_server.checkpoint.storage.folders import Folder
 from ps_server.table.contents import DensePiece, Rows
@@ -216,29 +219,39 @@ class Checkpoint:
         return {
             shard: ShardChange(changed[shard], removed.keys, entry.passes, statistics.decay)
             for entry in _holding(self.manifest.files_of_table(table, "removed"), shards)
-            for shard, removed in read_table_file(self._data, entry, 0, shards)
+            for shard, removed in read_table_file(self._data, entry, replace(spec, dim=0), shards)
         }
 
     def _read_own_shards(self, spec: TableSpec, shards: Set[int]) -> Iterator[tuple[int, Rows]]:
         for entry in _holding(self.manifest.files_of_table(spec.name), shards):
-            yield from read_table_file(self._data, entry, spec.dim, shards)
+            yield from read_table_file(self._data, entry, spec, shards)
 
-    def map_rows(self, table: str) -> list[Layer]:
-        """Maps a table's rows for lookups, newest layer first; checksums are not compared.
+    def saved_rows(self, table: str, *, maps: bool, verifies: bool) -> list[Layer]:
+        """Returns a table's rows for lookups, newest layer first.
+
+        Args:
+            table: Name of the table.
+            maps: Map the files, without reading them; else keys and weights are copied into memory.
+            verifies: Compare the checksums of what is copied.
 
         Raises:
-            CheckpointError: If there is no such table, or a file was truncated or belongs to something else.
+            CheckpointError: If there is no such table, or a file was altered or belongs to something else.
         """
         spec = self.table(table)
-        return [link._map_own_rows(spec) for link in reversed(self.chain)]
 
-    def _map_own_rows(self, spec: TableSpec) -> Layer:
-        rows = self.manifest.files_of_table(spec.name)
-        removed = self.manifest.files_of_table(spec.name, "removed")
-        return Layer(
-            rows=[map_table_file(self._data, entry, spec) for entry in rows],
-            removed=[map_table_file(self._data, entry, replace(spec, dim=0)) for entry in removed],
-        )
+        def saved(link: Checkpoint, kind: TableKind) -> list[SavedRows]:
+            of_kind = spec if kind == "rows" else replace(spec, dim=0)
+            return [
+                map_table_file(link._data, entry, of_kind)
+                if maps
+                else load_table_file(link._data, entry, of_kind, verifies=verifies)
+                for entry in link.manifest.files_of_table(table, kind)
+            ]
+
+        return [
+            Layer(rows=saved(link, "rows"), removed=saved(link, "removed"))
+            for link in reversed(self.chain)
+        ]
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the candidates of shards with the shards' numbers, if any are saved.
@@ -246,9 +259,9 @@ class Checkpoint:
         Raises:
             CheckpointError: If a file was altered.
         """
-        wanted = frozenset(shards)
+        keys_only, wanted = replace(self.table(table), dim=0), frozenset(shards)
         for entry in _holding(self.manifest.files_of_table(table, "candidates"), wanted):
-            yield from read_table_file(self._data, entry, 0, wanted)
+            yield from read_table_file(self._data, entry, keys_only, wanted)
 
     def read_counters(
         self, table: str, shards: Iterable[int]
@@ -304,27 +317,47 @@ class Checkpoint:
             )
         return content
 
+    def json_attachment(self, name: str) -> dict[str, Any]:
+        """Returns an attachment that is a JSON object.
+
+        Raises:
+            CheckpointError: As `attachment`, or if it is none.
+        """
+        try:
+            content = json.loads(self.attachment(name))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.attachment_url(name)} is not JSON: {error}") from error
+        if not isinstance(content, dict):
+            raise CheckpointError(
+                f"{self.attachment_url(name)} is {content!r:.100}, expected a JSON object"
+            )
+        return content
+
     def attachment_url(self, name: str) -> str:
         """Returns the URL of an attachment, for messages."""
         return f"{self._attachments.url}/{name}"
 
-    def verify(self) -> None:
+    def verify(self, *, without_rows: bool = False) -> None:
         """Reads every file, of a delta those of its chain, and compares all checksums.
+
+        Args:
+            without_rows: Leave out the rows: the caller has compared those that it read.
 
         Raises:
             CheckpointError: If anything was altered.
         """
         for link in self.chain:
-            link.verify_own()
+            link.verify_own(without_rows=without_rows)
 
-    def verify_own(self) -> None:
+    def verify_own(self, *, without_rows: bool = False) -> None:
         """Like `verify`, of its own files only."""
         for name, table in self.tables.items():
             shards = frozenset(range(table.num_shards))
-            deque(self._read_own_shards(table, shards), maxlen=0)
+            if not without_rows:
+                deque(self._read_own_shards(table, shards), maxlen=0)
+                self.read_changes(name, shards)
             deque(self.read_candidates(name, shards), maxlen=0)
             deque(self.read_counters(name, shards), maxlen=0)
-            self.read_changes(name, shards)
         for name in self.attachments:
             self.attachment(name)
         found = self.digest_of_own_files()

@@ -1,4 +1,4 @@
-"""Parameters of a checkpoint for inference without servers: rows are mapped, only dense blocks are loaded."""
+"""Parameters of a checkpoint for inference without servers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,21 +11,35 @@ from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.runtime.jit import read_only
-from ps_server.checkpoint.files.mapped_rows import read_layers
+from ps_server.checkpoint.files.saved_rows import read_layers
 from ps_server.checkpoint.reader import Checkpoint
 
 
 class SavedModel:
     """The parameters of one checkpoint. Immutable, so thread-safe."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        """Maps the rows, and reads the dense blocks.
+    def __init__(
+        self, checkpoint: Checkpoint, *, maps: bool = False, verifies: bool = False
+    ) -> None:
+        """Reads keys, weights and dense blocks into memory, where nobody changes them.
+
+        Args:
+            checkpoint: The checkpoint.
+            maps: Map the files of rows instead, for a model larger than memory: they must not be
+                changed. That they were is noticed by their size and time of change in each lookup; a
+                file that is cut during one ends the process.
+            verifies: Compare all checksums, of the bytes in memory unless they are mapped.
 
         Raises:
             CheckpointError: If a file is missing or truncated, or altered in what is read of it.
         """
         self.checkpoint = checkpoint
-        self._rows = {name: checkpoint.map_rows(name) for name in checkpoint.tables}
+        if verifies:
+            checkpoint.verify(without_rows=not maps)
+        self._rows = {
+            name: checkpoint.saved_rows(name, maps=maps, verifies=verifies)
+            for name in checkpoint.tables
+        }
         self._dense = {
             name: read_only(checkpoint.read_dense(name, slice(0, block.length)).weights)
             for name, block in checkpoint.blocks.items()
@@ -33,7 +47,7 @@ class SavedModel:
 
     @classmethod
     def open(cls, url: str | Path) -> "SavedModel":
-        """Opens the checkpoint `url`, or the latest one in that folder.
+        """Opens the checkpoint `url`, or the latest one in that folder, in memory.
 
         Raises:
             CheckpointError: If there is none, or it is not complete.
@@ -49,7 +63,7 @@ class SavedModel:
         """Returns the rows of `keys` uint64[N] as float32[N, D]; missing keys have the table's default value.
 
         Raises:
-            CheckpointError: If there is no such table.
+            CheckpointError: If there is no such table, or its files are mapped and were changed.
         """
         return self.find(table, keys)[0]
 
@@ -57,7 +71,7 @@ class SavedModel:
         """Returns what `read` does, and bool[N], whether each key has a row.
 
         Raises:
-            CheckpointError: If there is no such table.
+            CheckpointError: As `read`.
         """
         if table not in self._rows:
             raise CheckpointError(

@@ -1,6 +1,5 @@
 """Dense table: a server's piece of a dense block, updated as one long row."""
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from protos.errors import GradientError, SpecError
+from protos.errors import CheckpointError, GradientError
 from protos.gradients import DenseGrad, Values, require_examples
 from protos.placement import ONE_SERVER, ShardMap
 from protos.runtime.jit import kernel, read_only
@@ -17,7 +16,7 @@ from ps_server.optimizers.registry import Tuning, initial_state, optimizer_of
 from ps_server.optimizers.row_update import decay_row, update_row
 from ps_server.table.contents import DensePiece
 from ps_server.table.rows.initializers import build_initializer, initialize_elements
-from ps_server.table.spec_checks import check_name
+from ps_server.table.spec_checks import check_dense_spec
 
 
 @kernel
@@ -72,33 +71,7 @@ class DenseTable:
         Raises:
             SpecError: If the spec is invalid.
         """
-        check_name(spec.name)
-        optimizer = optimizer_of(spec.optimizer)
-        if not optimizer.is_elementwise:
-            raise SpecError(
-                f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
-            )
-        for segment in spec.segments:
-            if segment.length < 1:
-                raise SpecError(
-                    f"dense block {spec.name!r} has a tensor {segment.name!r} without elements: leave it out"
-                )
-            if segment.name and math.prod(segment.shape) != segment.length:
-                raise SpecError(
-                    f"dense block {spec.name!r} has a tensor {segment.name!r} of shape "
-                    f"{list(segment.shape)} with {segment.length} elements"
-                )
-            if len(segment.values) not in (0, segment.length):
-                raise SpecError(
-                    f"dense block {spec.name!r} has {len(segment.values)} initial values for the "
-                    f"{segment.length} elements of tensor {segment.name!r}"
-                )
-            if not np.isfinite(np.array(segment.values, np.float32)).all():
-                raise SpecError(
-                    f"dense block {spec.name!r} has initial values of tensor {segment.name!r} that are "
-                    f"no finite float32 numbers: {list(segment.values)}"
-                )
-            build_initializer(segment.initializer, spec.seed, spec.name)
+        check_dense_spec(spec)
         self._tuning = Tuning(spec.optimizer)
         self.spec = spec
         self.given = None if given is None else read_only(given.copy())
@@ -164,7 +137,18 @@ class DenseTable:
             )
 
     def restore(self, piece: DensePiece) -> None:
-        """Overwrites weights and optimizer state; `piece` covers exactly this server's elements."""
+        """Overwrites weights and optimizer state; `piece` covers exactly this server's elements.
+
+        Raises:
+            CheckpointError: If its arrays have other shapes than this piece's; nothing is changed.
+        """
+        found = (piece.weights.shape, piece.element_state.shape, piece.scalars.shape)
+        expected = ((self.length,), *self.state_shapes)
+        if found != expected:
+            raise CheckpointError(
+                f"dense block {self.spec.name!r} has weights, states and scalars of shapes {expected}, and "
+                f"was saved with {found}: it is of another optimizer, or was altered"
+            )
         with self._lock:
             self._weights[:] = piece.weights
             self._state[:] = np.concatenate([piece.element_state.reshape(-1), piece.scalars])

@@ -8,6 +8,7 @@ rows that the servers changed are merged.
 
 import numpy as np
 
+from protos.errors import ProtocolError
 from protos.gradients import Values
 from protos.keys import Keys
 from protos.runtime.jit import kernel, read_only
@@ -66,7 +67,15 @@ class ReplicaTable(SparseTable):
         Args:
             keys: uint64[N].
             values: float32[N, D].
+
+        Raises:
+            ProtocolError: If the rows have another width; nothing is changed.
         """
+        if values.shape != (keys.size, self.spec.dim):
+            raise ProtocolError(
+                f"{keys.size} rows of table {self.spec.name!r} come with values of shape {values.shape}, "
+                f"expected dim {self.spec.dim}"
+            )
         keys, values = read_only(keys), read_only(values)
         self._with_room(
             keys, lambda start: _merge_rows(self._arrays, self._initial_state, keys, values, start)

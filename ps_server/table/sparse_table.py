@@ -8,14 +8,14 @@ cost more than the work.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, ProtocolError, SpecError
+from protos.errors import CheckpointError, GradientError, ProtocolError, SpecError
 from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts, require_examples
 from protos.keys import Keys, require_unique
 from protos.placement import ONE_SERVER, ShardMap, shard_of
@@ -35,7 +35,7 @@ from ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
 from ps_server.table.feature_life.expiry import expiry_rule, shrink_shard
 from ps_server.table.memory.arena import RESERVED_REGION_BYTES
 from ps_server.table.memory.hash_index import TableArrays
-from ps_server.table.memory.layout import RowLayout
+from ps_server.table.memory.layout import STATISTICS_WIDTH, RowLayout
 from ps_server.table.rows.initializers import build_initializer
 from ps_server.table.rows.kernels import (
     Push,
@@ -309,7 +309,11 @@ class SparseTable:
         """Writes whole rows of this server's shards, as from a checkpoint.
 
         Statistics that this table does not keep are dropped; missing ones start at `unknown_statistics`.
+
+        Raises:
+            CheckpointError: If rows have other widths than this table's; nothing is changed.
         """
+        self._require_widths(rows, self.spec.dim, self.state_width, {0, STATISTICS_WIDTH})
         self._expect_rows(rows.keys)
         keys, weights, state = read_only(rows.keys), read_only(rows.weights), read_only(rows.state)
         statistics = rows.statistics
@@ -321,6 +325,26 @@ class SparseTable:
             keys,
             lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
         )
+
+    def _require_widths(
+        self, rows: Rows, dim: int, state_width: int, statistics_widths: Set[int]
+    ) -> None:
+        """Raises CheckpointError unless a kernel that writes these rows stays within its arrays."""
+        size = rows.keys.size
+        found = {"weights": rows.weights.shape, "optimizer state": rows.state.shape}
+        expected = {"weights": (size, dim), "optimizer state": (size, state_width)}
+        for what, shape in found.items():
+            if shape != expected[what]:
+                raise CheckpointError(
+                    f"table {self.spec.name!r} has {what} of width {expected[what][-1]} by optimizer "
+                    f"{self.spec.optimizer.name!r}, and {size} rows come with {what} of shape {shape}: they "
+                    f"are of another table, or were altered"
+                )
+        if len(rows.statistics) != size or rows.statistics.shape[1] not in statistics_widths:
+            raise CheckpointError(
+                f"table {self.spec.name!r} has statistics of width {STATISTICS_WIDTH}, and {size} rows come "
+                f"with statistics of shape {rows.statistics.shape}: they were altered"
+            )
 
     def _expect_rows(self, keys: Keys) -> None:
         """Sizes the index of shards without rows for all of these keys at once."""
@@ -334,10 +358,12 @@ class SparseTable:
 
         Raises:
             SpecError: If the table does not count candidates exactly.
+            CheckpointError: If they have other widths than candidates; nothing is changed.
         """
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
             raise SpecError(f"table {self.spec.name!r} counts no keys one by one")
+        self._require_widths(rows, 0, 0, {STATISTICS_WIDTH})
         keys, statistics = read_only(rows.keys), read_only(rows.statistics)
         self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
 
@@ -346,10 +372,16 @@ class SparseTable:
 
         Raises:
             SpecError: If the table has no Bloom filter.
+            CheckpointError: If the filter has another number of counters; nothing is changed.
         """
         candidates = self._candidates
         if not isinstance(candidates, EstimatedCandidates):
             raise SpecError(f"table {self.spec.name!r} has no counters")
+        if saved.size != (expected := candidates.filter.shard_bytes):
+            raise CheckpointError(
+                f"table {self.spec.name!r} has {expected} bytes of counters in a shard, and shard {shard} "
+                f"comes with {saved.size}: they are of another filter, or were altered"
+            )
         with self._locks[shard]:
             candidates.filter.from_bytes(shard, saved)
 

@@ -1,12 +1,17 @@
-"""Checks of table specs."""
+"""Checks of specs: of a declaration, and of a checkpoint's, which anybody may have written."""
 
 import math
 import re
 
+import numpy as np
+
 from protos.errors import SpecError
 from protos.limits import MAX_NAME_CHARACTERS
-from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
+from protos.spec import DenseSegment, DenseSpec, ExpirySpec, StatisticsSpec, TableSpec
+from ps_server.optimizers.registry import Tuning, optimizer_of
 from ps_server.table.feature_life.admission import check_admission
+from ps_server.table.feature_life.eviction import max_rows_of_shard
+from ps_server.table.rows.initializers import build_initializer
 
 MAX_DIM = 4096
 MAX_SHARDS = 4096
@@ -25,7 +30,7 @@ def check_name(name: str) -> None:
 
 
 def check_table_spec(spec: TableSpec) -> None:
-    """Raises SpecError if the spec is invalid; does not check optimizer and initializer."""
+    """Raises SpecError if the spec is invalid."""
     if not 1 <= spec.dim <= MAX_DIM:
         raise SpecError(f"table {spec.name!r} has dim {spec.dim}, expected 1 to {MAX_DIM}")
     if spec.num_shards.bit_count() != 1 or not 1 <= spec.num_shards <= MAX_SHARDS:
@@ -34,7 +39,44 @@ def check_table_spec(spec: TableSpec) -> None:
             f"{MAX_SHARDS}"
         )
     check_name(spec.name)
+    Tuning(spec.optimizer)
+    build_initializer(spec.initializer, spec.seed, spec.name)
     _check_feature_life(spec)
+    max_rows_of_shard(spec)
+
+
+def check_dense_spec(spec: DenseSpec) -> None:
+    """Raises SpecError if the spec is invalid."""
+    check_name(spec.name)
+    optimizer = optimizer_of(spec.optimizer)
+    if not optimizer.is_elementwise:
+        raise SpecError(
+            f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
+        )
+    Tuning(spec.optimizer)
+    for segment in spec.segments:
+        _check_segment(spec, segment)
+
+
+def _check_segment(spec: DenseSpec, segment: DenseSegment) -> None:
+    named = f"dense block {spec.name!r} has"
+    if segment.length < 1:
+        raise SpecError(f"{named} a tensor {segment.name!r} without elements: leave it out")
+    if segment.name and math.prod(segment.shape) != segment.length:
+        raise SpecError(
+            f"{named} a tensor {segment.name!r} of shape {list(segment.shape)} with {segment.length} elements"
+        )
+    if len(segment.values) not in (0, segment.length):
+        raise SpecError(
+            f"{named} {len(segment.values)} initial values for the {segment.length} elements of tensor "
+            f"{segment.name!r}"
+        )
+    if not np.isfinite(np.array(segment.values, np.float32)).all():
+        raise SpecError(
+            f"{named} initial values of tensor {segment.name!r} that are no finite float32 numbers: "
+            f"{list(segment.values)}"
+        )
+    build_initializer(segment.initializer, spec.seed, spec.name)
 
 
 def _check_feature_life(spec: TableSpec) -> None:

@@ -85,7 +85,7 @@ def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
         CheckpointError: If the checkpoint has no schema, or one of another feature hash than this release's.
     """
     try:
-        return Schema.from_dict(json.loads(checkpoint.attachment(SCHEMA_ATTACHMENT)))
+        return Schema.from_dict(checkpoint.json_attachment(SCHEMA_ATTACHMENT))
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.attachment_url(SCHEMA_ATTACHMENT)}: {error}") from error
 
@@ -114,12 +114,8 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
     Raises:
         CtrPsError: If the checkpoint has no job, or an invalid one.
     """
-    source = f"{JOB_ATTACHMENT} of the checkpoint"
-    try:
-        data = json.loads(checkpoint.attachment(JOB_ATTACHMENT))
-    except ValueError as error:
-        raise CheckpointError(f"{source} is not JSON: {error}") from error
-    job = saved_job(data, overrides, source=source)
+    data = checkpoint.json_attachment(JOB_ATTACHMENT)
+    job = saved_job(data, overrides, source=f"{JOB_ATTACHMENT} of the checkpoint")
     _warn_of_other_code(checkpoint, job)
     return job
 

@@ -1,7 +1,5 @@
 """The folder that a fresh run saves into: its own, or one with checkpoints of an earlier run."""
 
-import json
-
 from protos.errors import CheckpointError, counted
 from ps_server.checkpoint.publish import require_replaceable
 from ps_server.checkpoint.reader import Checkpoint
@@ -59,8 +57,8 @@ def _of_newest(folder: str, names: list[str]) -> str:
     listed = f"{older} older ones, {listed}" if older > 0 else listed
     try:
         newest = Checkpoint.open(folder_at(folder).child(names[-1]).url)
-        model = json.loads(newest.attachment(JOB_ATTACHMENT))["model"]["name"]
+        model = newest.json_attachment(JOB_ATTACHMENT)["model"]["name"]
         state = RunState.from_json(newest.attachment(RUN_ATTACHMENT), newest.url)
-    except (CheckpointError, ValueError, TypeError, KeyError):  # damaged, or saved by a script
+    except (CheckpointError, TypeError, KeyError):  # damaged, or saved by a script
         return listed
     return f"model {model!r}, {counted(state.epochs_done, 'epoch')} done: {listed}"

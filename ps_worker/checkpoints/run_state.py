@@ -66,7 +66,7 @@ class RunState:
         """
         try:
             values = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{source} is not JSON: {error}") from error
         if isinstance(values, dict):
             values.pop("has_text_values", None)  # of an older release, see `values_of_checkpoint`

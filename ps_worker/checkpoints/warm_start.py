@@ -1,7 +1,8 @@
 """Warm start: a run that takes a saved model, or parts of one, and initializes the rest."""
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
@@ -9,7 +10,10 @@ from protos.errors import JobError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
 from ps_worker.job import Job
-from ps_worker.job.model import names_of
+from ps_worker.job.model import DENSE_BLOCK, names_of
+from ps_worker.job.specs import dense_spec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,33 +58,78 @@ def warm_start(url: str, model: Model, only: Collection[str]) -> WarmStart:
     )
 
 
-def require_schema(job: Job, schema: Schema, folder: str, *, takes_dense: bool) -> None:
+def require_schema(
+    job: Job, model: Model, schema: Schema, folder: str, *, takes_dense: bool, resumes: bool = False
+) -> None:
     """Refuses a checkpoint whose schema gives keys, or the numbers that are taken, another meaning.
 
-    Without the dense parameters numbers may be others, as long as the slots and their hash are the same.
+    Slots may be new at the end, whose keys have no rows yet, unless a run is resumed. Without the dense
+    parameters numbers may be others.
 
     Raises:
-        JobError: If it was trained with such a schema.
+        JobError: If it was trained with such a schema, or new slots change the layers that are taken.
         CheckpointError: If there is no checkpoint.
     """
     checkpoint = Checkpoint.open(folder)
     if SCHEMA_ATTACHMENT not in checkpoint.attachments:
         return
     saved = schema_of_checkpoint(checkpoint)
-    if takes_dense and saved.fingerprint != schema.fingerprint:
+    if saved.fingerprint == schema.fingerprint:
+        return
+    if resumes:
         raise _other_schema(job, checkpoint, "schema")
-    if _keys_of(saved) != _keys_of(schema):
-        raise _other_schema(job, checkpoint, "slots or another hash of them in its schema")
+    if difference := _difference_of_keys(saved, schema):
+        raise _other_schema(job, checkpoint, f"schema: {difference}")
+    new = schema.slots[len(saved.slots) :]
+    if takes_dense:
+        if _without_last_slots(schema, len(new)).fingerprint != saved.fingerprint:
+            raise _other_schema(job, checkpoint, "schema beside its slots")
+        _require_same_layers(job, model, checkpoint, new)
+    if new:
+        logger.info("slots without rows in %s: %s", checkpoint.url, ", ".join(new))
 
 
-def _keys_of(schema: Schema) -> tuple[object, ...]:
-    """Returns what the keys of values depend on."""
-    return schema.slots, schema.slot_numbers, schema.hash_version
+def _difference_of_keys(saved: Schema, schema: Schema) -> str:
+    """Returns in what keys of the saved slots are others now; empty: in nothing."""
+    if saved.hash_version != schema.hash_version:
+        return f"hash_version was {saved.hash_version} and is {schema.hash_version}"
+    for number, was in enumerate(saved.slots):
+        if number == len(schema.slots):
+            return f"slot {was!r} is missing"
+        if (now := schema.slots[number]) != was:
+            return f"slot {number + 1} was {was!r} and is {now!r} (new slots come last)"
+        if saved.slot_numbers[number] != schema.slot_numbers[number]:
+            return (
+                f"slot {was!r} had the keys of {saved.slots[saved.slot_numbers[number] - 1]!r} and has those "
+                f"of {schema.slots[schema.slot_numbers[number] - 1]!r}"
+            )
+    return ""
+
+
+def _without_last_slots(schema: Schema, count: int) -> Schema:
+    kept = schema.slots[: len(schema.slots) - count]
+    shares = {slot: target for slot, target in schema.shares.items() if slot in kept}
+    return replace(schema, slots=kept, shares=shares)
+
+
+def _require_same_layers(
+    job: Job, model: Model, checkpoint: Checkpoint, new: Sequence[str]
+) -> None:
+    """Refuses to take the dense parameters of a model whose layers have inputs from new slots."""
+    block = checkpoint.blocks.get(DENSE_BLOCK)
+    difference = "" if block is None else block.layout_difference(dense_spec(model, job))
+    if difference:
+        tables = [name for name in names_of(model) if name in checkpoint.tables]
+        raise job.error(
+            "checkpoint.only",
+            f"the new slots {', '.join(new)} change the layers of the model: {checkpoint.url!r} was saved "
+            f"with {difference}; set checkpoint.only = {tables} to start with its rows and new layers",
+        )
 
 
 def _other_schema(job: Job, checkpoint: Checkpoint, what: str) -> JobError:
     return job.error(
         "data.schema",
-        f"{checkpoint.url!r} was trained with another {what}: name that one in data.schema, or start without "
-        f"checkpoint.load",
+        f"{checkpoint.url!r} was trained with another {what}: name that schema in data.schema, or start "
+        f"without checkpoint.load",
     )

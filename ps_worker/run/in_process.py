@@ -269,7 +269,7 @@ class Trainer:
         """
         self._require_open()
         checkpoint = Checkpoint.open(folder)
-        require_schema(self.job, self.schema, checkpoint.url, takes_dense=True)
+        require_schema(self.job, self.model, self.schema, checkpoint.url, takes_dense=True)
         self._run.load(checkpoint.url, token=checkpoint.token)
         self._values.merge(values_of_checkpoint(checkpoint))
 

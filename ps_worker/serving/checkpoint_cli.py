@@ -1,8 +1,9 @@
-"""`ps-ckpt`: inspects, verifies, compares, exports and reshards checkpoints.
+"""`ps-ckpt`: inspects, verifies, compares, exports, imports and reshards checkpoints.
 
 ps-ckpt export output/demo/model exported --format parquet
 ps-ckpt export output/demo/model vectors --values 'data/train/*' --slot ad --format word2vec
 ps-ckpt export output/demo/model served --kind inference
+ps-ckpt import output/demo/model begun vectors/embedding.ad.parquet --table embedding
 
 The other commands are in `ps_server.checkpoint.tools.cli`: they read checkpoints alone.
 """
@@ -18,7 +19,7 @@ from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.checkpoint.tools.cli import Url, app, main
 from ps_server.checkpoint.tools.export import ExportFormat, export_inference, export_table
 from ps_worker.data.files.listing import matching_files
-from ps_worker.serving.value_vectors import ExportedValues, export_values
+from ps_worker.serving.value_vectors import ExportedValues, export_values, import_vectors
 from ps_worker.serving.vector_files import VectorFormat
 
 __all__ = ["app", "main"]
@@ -111,6 +112,21 @@ def export(
         format_of_file = cast("ExportFormat", file_format)
         file = export_table(checkpoint, name, folder, format_of_file, with_state=state)
         typer.echo(f"{folder.url}/{file}")
+
+
+@app.command("import")
+def import_(
+    url: Url,
+    to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Vectors: NAME.parquet, NAME.npy or word2vec's NAME.txt.")
+    ],
+    table: Annotated[str, typer.Option(help="Table whose rows begin with the vectors.")],
+    slot: Annotated[str, typer.Option(help="Slot of the values, if files have no keys.")] = "",
+) -> None:
+    """Save a checkpoint whose rows begin with vectors of files, as `export --values` writes them."""
+    written = import_vectors(Checkpoint.open(url), to, files, table=table, slot=slot)
+    typer.echo(f"{folder_at(to).url} vectors={written}")
 
 
 def _print_values(exported: ExportedValues, url: str) -> None:

@@ -8,7 +8,6 @@ from ctr_model import PROGRAM_FORMATS
 from ctr_model.models.model import Model, module_class_of
 from protos.errors import UsageError
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.saved_model import SavedModel
 from ps_worker.checkpoints.attachments import (
     job_of_checkpoint,
     model_of_checkpoint,
@@ -44,11 +43,10 @@ def export(model_dir: str, output: Path, *, allow_code: bool = False) -> dict[st
     model = torch_model(model_of_checkpoint(checkpoint, job, schema))
     from ctr_model.torch.export import export as write  # late: an extra
 
+    dense = checkpoint.read_dense(DENSE_BLOCK, slice(0, checkpoint.blocks[DENSE_BLOCK].length))
     try:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
-            inputs = write(
-                model, SavedModel(checkpoint).dense[DENSE_BLOCK], Path(folder) / output.name
-            )
+            inputs = write(model, dense.weights, Path(folder) / output.name)
             # The program after its weights, if these are in a file of their own.
             for written in sorted(Path(folder).iterdir(), reverse=True):
                 written.replace(output.parent / written.name)

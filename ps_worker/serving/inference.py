@@ -79,15 +79,15 @@ def infer(
     files = matching_files(data or job.data.test)
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")
-    checkpoint.verify()
     ids = None if output is None else id_column or schema.id
     dataset = evaluated(job, _to_predict(schema, ids), files)
     breakdown = breakdown_of(job, schema, files)()
     batches = _Batches(dataset)
+    saved = SavedModel(checkpoint, maps=True, verifies=True)
     with errors_of_model(job), _predictions_to(output, batches) as write:
         model = model_of_checkpoint(checkpoint, job, schema)
         metrics = evaluate(
-            SavedStore(SavedModel(checkpoint)),
+            SavedStore(saved),
             model,
             batches,
             batch_size=job.train.batch_size,

@@ -3,8 +3,8 @@
     Predictor.load --> predict, predict, predict, ...
                           ^ switch_to: the next model, in one step      ^ roll_back: the one before
 
-Rows are looked up in the mapped files of the checkpoint, so a model may be larger than memory, and processes
-on one machine share what they map.
+Keys and weights are copied into memory, so that nobody changes them. Mapped instead, a model may be larger
+than memory, and processes on one machine share it.
 """
 
 import threading
@@ -120,23 +120,33 @@ class Predictor:
     """Predicts clicks with a saved model. Thread-safe."""
 
     def __init__(
-        self, loaded: _Loaded, *, verifies: bool = False, allows_code: bool = False
+        self,
+        loaded: _Loaded,
+        *,
+        maps: bool = False,
+        verifies: bool = False,
+        allows_code: bool = False,
     ) -> None:
         """See `load`."""
         self._loaded = loaded
+        self._maps = maps
         self._verifies = verifies
         self._allows_code = allows_code
         self._previous: list[_Loaded] = []
         self._switching = threading.Lock()
 
     @classmethod
-    def load(cls, url: str | Path, *, verify: bool = False, allow_code: bool = False) -> Self:
+    def load(
+        cls, url: str | Path, *, verify: bool = False, map: bool = False, allow_code: bool = False
+    ) -> Self:
         """Opens the checkpoint `url`, or the latest one in that folder.
 
         Args:
-            url: A path or a URL; files elsewhere than on this machine are copied into memory.
-            verify: Read everything and compare checksums, which takes as long as reading the files;
-                without, sizes, manifest and dense parameters are checked. `switch_to` does the same then.
+            url: A path or a URL.
+            verify: Compare the checksums of everything; without, those of manifest and dense parameters are
+                compared, and keys and sizes are checked. `switch_to` does the same then.
+            map: Map the files of rows instead of copying keys and weights into memory, as does `switch_to`
+                then. The files must not be changed, but may be removed.
             allow_code: Run the file of a model of one's own, which the checkpoint names, as `switch_to` does
                 then; whoever writes the checkpoint chooses that code.
 
@@ -144,7 +154,8 @@ class Predictor:
             CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing or not
                 allowed.
         """
-        return cls(_load(url, verify, allow_code), verifies=verify, allows_code=allow_code)
+        loaded = _load(url, maps=map, verifies=verify, allows_code=allow_code)
+        return cls(loaded, maps=map, verifies=verify, allows_code=allow_code)
 
     @property
     def url(self) -> str:
@@ -238,7 +249,12 @@ class Predictor:
             CtrPsError: As `load`; also if it has another schema, under which keys mean something else.
         """
         with self._switching:
-            loaded = _load(url, self._verifies if verify is None else verify, self._allows_code)
+            loaded = _load(
+                url,
+                maps=self._maps,
+                verifies=self._verifies if verify is None else verify,
+                allows_code=self._allows_code,
+            )
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -262,13 +278,12 @@ class Predictor:
             self._loaded = self._previous.pop()
 
 
-def _load(url: str | Path, verify: bool, allow_code: bool) -> _Loaded:
+def _load(url: str | Path, *, maps: bool, verifies: bool, allows_code: bool) -> _Loaded:
     checkpoint = Checkpoint.open(url)
-    if verify:
-        checkpoint.verify()
     schema = schema_of_checkpoint(checkpoint)
     # A prediction for each row of files.
     job = job_of_checkpoint(checkpoint, ["data.bad_row_limit=0"])
-    require_consent(checkpoint.url, job, ["model.name"], allow_code=allow_code)
+    require_consent(checkpoint.url, job, ["model.name"], allow_code=allows_code)
     model = model_of_checkpoint(checkpoint, job, schema)
-    return _Loaded(SavedModel(checkpoint), schema, model, job, values_of_checkpoint(checkpoint))
+    saved = SavedModel(checkpoint, maps=maps, verifies=verifies)
+    return _Loaded(saved, schema, model, job, values_of_checkpoint(checkpoint))

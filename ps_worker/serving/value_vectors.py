@@ -1,23 +1,29 @@
-"""Vectors of a slot's values: the rows of a checkpoint joined with the values in files."""
+"""Vectors of a slot's values: rows of a checkpoint joined with the values in files, or taken from files."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from ctr_model.schema import SchemaError
-from protos.errors import UsageError, counted
+from protos.errors import DataError, UsageError, counted
+from protos.keys import Keys
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.storage.folders import Folder
+from ps_server.checkpoint.tools.reshard import import_rows
 from ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.tools.slot_values import SlotValues
+from ps_worker.data.tools.slot_values import SlotValues, keys_of
 from ps_worker.serving.vector_files import (
     VectorFormat,
+    Vectors,
     VectorWriter,
+    text_of_value,
     vector_file_names,
+    vectors_in,
     vectors_to,
 )
 
@@ -95,8 +101,7 @@ def export_values(
         values = SlotValues(files, schema, slot, format=format, bad_rows=bad_rows)
     except SchemaError as error:
         raise UsageError(f"--slot: {error}") from error
-    checkpoint.verify()
-    saved = SavedModel(checkpoint)
+    saved = SavedModel(checkpoint, maps=True, verifies=True)
     folder.make()
     writers: dict[str, VectorWriter] = {}
     found = dict.fromkeys(tables or sorted(checkpoint.tables), 0)
@@ -110,7 +115,9 @@ def export_values(
                     dim = checkpoint.tables[table].dim
                     files_of_table = vectors_to(folder, f"{table}.{slot}", dim, kind)
                     writers[table] = stack.enter_context(files_of_table)
-                shown = [_text(texts[int(place)].as_py()) for place in np.flatnonzero(has_row)]
+                shown = [
+                    text_of_value(texts[int(place)].as_py()) for place in np.flatnonzero(has_row)
+                ]
                 writers[table].write(shown, keys[has_row], rows[has_row])
                 found[table] += len(shown)
         _require_rows(found, tables, values, slot)
@@ -149,6 +156,45 @@ def _require_rows(
         )
 
 
-def _text(value: bytes) -> str:
-    """Returns a value as text, different from that of any other: see `vector_files`."""
-    return value.replace(b"\\", rb"\\").decode(errors="backslashreplace")
+def import_vectors(
+    checkpoint: Checkpoint, target: str, files: Sequence[str], *, table: str, slot: str = ""
+) -> int:
+    """Saves a checkpoint in which a table begins with vectors of files; returns the number of vectors.
+
+    Args:
+        checkpoint: See `import_rows`; of a job, if files have values.
+        target: See `import_rows`.
+        files: See `vectors_in`.
+        table: Name of the table.
+        slot: Slot of the values, which are hashed as the model does; empty: the keys of the files count.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged, or the new one cannot be written.
+        DataError: If a file cannot be read, or two vectors have one key.
+        UsageError: If there is no such table or slot, none is given, or vectors have another width.
+    """
+    read = [vectors_in(file) for file in files]
+    keys = np.concatenate([_keys_in(each, checkpoint, slot) for each in read])
+    if (num_keys := np.unique(keys).size) < keys.size:
+        raise DataError(
+            f"{', '.join(files)}: {keys.size} vectors have only {num_keys} different keys: give each once"
+        )
+    widths = {each.vectors.shape[1] for each in read}
+    if len(widths) > 1:
+        raise DataError(f"{', '.join(files)} have vectors of different widths {sorted(widths)}")
+    import_rows(checkpoint, target, table, keys, np.concatenate([each.vectors for each in read]))
+    return keys.size
+
+
+def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
+    if vectors.values is None or (vectors.keys is not None and not slot):
+        assert vectors.keys is not None
+        return vectors.keys
+    if not slot:
+        raise UsageError("the vectors are those of values: say of which slot with --slot")
+    schema = schema_of_checkpoint(checkpoint)
+    try:
+        number = schema.slot_numbers[schema.slot_index(slot)]
+    except SchemaError as error:
+        raise UsageError(f"--slot: {error}") from error
+    return keys_of(pa.array(vectors.values, pa.binary()), number)

@@ -1,4 +1,4 @@
-"""Files of vectors by value, for nearest-neighbour tools: Parquet, npy with a list of values, word2vec text.
+"""Files of vectors by value, for and from other programs: Parquet, npy with a list of values, word2vec text.
 
     parquet    columns value (text), key (uint64), vector (fixed-size list of float32)
     npy        a matrix float32[N, D], and beside it N lines of values
@@ -18,13 +18,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Literal, Protocol
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from protos.errors import UsageError
+from protos.errors import DataError, UsageError
 from protos.gradients import Values
 from protos.keys import Keys
 from ps_server.checkpoint.storage.folders import Folder
@@ -38,6 +41,7 @@ _SUFFIXES: Mapping[VectorFormat, Sequence[str]] = {
 }
 _COPY_BYTES = 1 << 20
 _BREAKS_A_WORD = re.compile(r"[\s%]")
+_ESCAPE = re.compile(rb"\\(\\|x[0-9a-f]{2})")
 
 
 class VectorWriter(Protocol):
@@ -80,6 +84,111 @@ def vectors_to(folder: Folder, name: str, dim: int, kind: VectorFormat) -> Itera
         for file in files:
             folder.remove_file(file)
         raise
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """The content of a file.
+
+    Attributes:
+        vectors: float32[N, D].
+        keys: uint64[N]; None: it has values alone.
+        values: N values as bytes; None: it has keys alone.
+    """
+
+    vectors: Values
+    keys: Keys | None = None
+    values: Sequence[bytes] | None = None
+
+
+def vectors_in(file: str) -> Vectors:
+    """Reads a file of vectors; its kind is told by its suffix, .parquet, .npy or .txt.
+
+    Parquet has a column `key` or `value`, and `vector` (or `weights`); beside NAME.npy are its keys in
+    NAME.keys.npy, or its values in NAME.values.txt.
+
+    Raises:
+        DataError: If it cannot be read, or is none.
+    """
+    suffix = Path(file).suffix
+    if suffix not in _READERS:
+        raise DataError(f"{file} is no file of vectors, expected {', '.join(_READERS)}")
+    try:
+        with np.errstate(over="ignore"):  # what is too large for a float32 is refused below
+            read = _READERS[suffix](file)
+    except (OSError, ValueError, LookupError, pa.ArrowException) as error:
+        raise DataError(f"{file} cannot be read as vectors: {error}") from error
+    sizes = [len(names) for names in (read.keys, read.values) if names is not None]
+    if read.vectors.ndim != 2 or set(sizes) != {len(read.vectors)}:
+        raise DataError(
+            f"{file} has vectors of shape {read.vectors.shape} and keys or values {sizes}: give a row for "
+            f"each"
+        )
+    if not np.isfinite(read.vectors).all():
+        place = int(np.flatnonzero(~np.isfinite(read.vectors).all(axis=1))[0])
+        raise DataError(f"{file}: vector {place} has numbers that are infinite, or none")
+    return read
+
+
+def _read_parquet(file: str) -> Vectors:
+    table = pq.read_table(file)
+    name = next(name for name in ("vector", "weights") if name in table.column_names)
+    lists = table[name].combine_chunks()
+    if lists.null_count or lists.flatten().null_count or len(set(lists.value_lengths())) > 1:
+        raise ValueError(f"column {name!r} has missing numbers, or lists of different lengths")
+    vectors = lists.flatten().to_numpy().astype(np.float32).reshape(len(lists), -1)
+    keys = values = None
+    if "key" in table.column_names:
+        keys = table["key"].cast(pa.uint64()).to_numpy()
+    if "value" in table.column_names:
+        values = [_value(each) for each in table["value"].to_pylist()]
+    return Vectors(vectors, keys, values)
+
+
+def _read_npy(file: str) -> Vectors:
+    vectors = np.load(file, allow_pickle=False).astype(np.float32)
+    stem = file.removesuffix(".npy")
+    if Path(f"{stem}.keys.npy").is_file():
+        keys = np.load(f"{stem}.keys.npy", allow_pickle=False)
+        if keys.dtype != np.uint64 or keys.ndim != 1:
+            raise ValueError(f"{stem}.keys.npy has {keys.dtype}{list(keys.shape)}, not uint64[N]")
+        return Vectors(vectors, keys=keys)
+    lines = Path(f"{stem}.values.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    return Vectors(vectors, values=[_value(each) for each in lines])
+
+
+def _read_word2vec(file: str) -> Vectors:
+    with Path(file).open(encoding="utf-8", newline="\n") as lines:
+        num_words, dim = map(int, next(lines, "").split())
+        words, rows = [], []
+        for line in lines:
+            word, *numbers = line.split()
+            if len(numbers) != dim:
+                raise ValueError(f"word {word!r} has {len(numbers)} numbers, expected {dim}")
+            words.append(_value(unquote(word)))
+            rows.append(np.array(numbers, np.float32))
+    if len(words) != num_words:
+        raise ValueError(f"it has {len(words)} words, and says {num_words}")
+    return Vectors(np.array(rows, np.float32).reshape(len(rows), dim), values=words)
+
+
+def _value(text: str) -> bytes:
+    """Returns the value whose text this is: see `text_of_value`."""
+    return _ESCAPE.sub(
+        lambda found: b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)]), text.encode()
+    )
+
+
+_READERS: Mapping[str, Callable[[str], Vectors]] = {
+    ".parquet": _read_parquet,
+    ".npy": _read_npy,
+    ".txt": _read_word2vec,
+}
+
+
+def text_of_value(value: bytes) -> str:
+    """Returns a value as text, different from that of any other."""
+    return value.replace(b"\\", rb"\\").decode(errors="backslashreplace")
 
 
 class _ParquetWriter:

@@ -48,6 +48,10 @@ class Demanding(CtrDnn):
     def __init__(self, schema, *, dim: int = 4, hidden: list[int]):
         super().__init__(schema, dim=dim, hidden=hidden)
 
+class Plain:
+    def __init__(self):
+        self.tables = ()
+
 class Half:
     def __init__(self, schema):
         self.tables = ()
@@ -80,7 +84,7 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
         (
             "{}:MyModell",
             {},
-            "class 'MyModell', did you mean 'MyModel'. known: MyModel, Demanding, Half, OneWay$",
+            "class 'MyModell', did you mean 'MyModel'. known: MyModel, Demanding, Plain, Half, OneWay$",
         ),
         (
             "{}:DEMANDING",
@@ -88,6 +92,7 @@ def test_model_of_ones_own_is_a_class_in_a_file(own_file: str) -> None:
             "does not define it: unknown class 'DEMANDING', did you mean 'Demanding'",
         ),
         ("{}:Demanding", {"dim": 4}, "'.*:Demanding' needs the option 'hidden'"),
+        ("{}:Plain", {}, "TypeError in its __init__.schema, ....: .*takes 1 positional argument"),
         (
             "{}:Half",
             {},

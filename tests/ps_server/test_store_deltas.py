@@ -295,7 +295,7 @@ def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -
         store.push_grad(Gradients({"counting": grad}), push_id(sequence=sequence)).result()
         store.shrink(max_norm=0.0)
 
-    with pytest.raises(CheckpointError, match="lost more rows than it has; save a full"):
+    with pytest.raises(CheckpointError, match=r"lost more rows than it has, or .*; save a full"):
         store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
 
 

@@ -1,20 +1,34 @@
 """A small model as plain arrays, divided between servers and saved without tables."""
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.placement import ShardMap
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from ps_server.checkpoint.files.manifest import Entry, Share
+from protos.spec import (
+    DenseSegment,
+    DenseSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
+from ps_server.checkpoint.files.format import write_table_file
+from ps_server.checkpoint.files.manifest import Entry, Share, share_to_json
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, LocalFolder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
+from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.contents import DensePiece, Rows
 
 ATTACHMENTS = {"job.toml": b"[train]\nepochs = 1\n", "empty": b""}
@@ -123,10 +137,19 @@ class FakeModel:
 
 
 def random_rows(
-    rng: np.random.Generator, num_rows: int, dim: int, state_width: int, statistics_width: int = 0
+    rng: np.random.Generator,
+    num_rows: int,
+    dim: int,
+    state_width: int,
+    statistics_width: int = 0,
+    *,
+    shard: int = 0,
+    num_shards: int = 1,
 ) -> Rows:
+    keys = rng.integers(0, 2**64, (40 + 2 * num_rows) * num_shards, np.uint64)
+    of_shard = ShardMap.of(num_shards).route(keys, num_shards)[shard]
     return Rows(
-        keys=np.unique(rng.integers(0, 2**64, num_rows, np.uint64)),
+        keys=np.unique(keys[of_shard[:num_rows]]),
         weights=rng.standard_normal((num_rows, dim), np.float32),
         state=rng.random((num_rows, state_width), np.float32),
         statistics=random_bits(rng, num_rows, statistics_width),
@@ -138,28 +161,45 @@ def random_bits(rng: np.random.Generator, num_rows: int, width: int) -> Values:
     return rng.integers(0, 2**32, (num_rows, width), np.uint32).view(np.float32)
 
 
+def optimizer_with_state(dim: int, width: int) -> str:
+    names = ("sgd", "adagrad_row", "adagrad", "ftrl", "adam")
+    fitting = [name for name in names if OPTIMIZERS[name].state_width(dim) == width]
+    return fitting[0] if fitting else "sgd"
+
+
 def fake_table(
     name: str,
     seed: int = 0,
     *,
     dim: int = 3,
-    state_width: int = 2,
+    state_width: int = 3,
     statistics_width: int = 0,
     num_shards: int = 4,
 ) -> FakeTable:
-    """Shards of 0 to 5 rows."""
+    """Shards of 0 to 5 rows; the optimizer is one of this state, if there is one."""
     rng = np.random.default_rng(seed)
     spec = TableSpec(
         name=name,
         dim=dim,
         initializer=InitializerSpec(kind="normal", scale=0.1),
-        optimizer=OptimizerSpec(name="adagrad", params={"learning_rate": 0.05}),
+        optimizer=OptimizerSpec(
+            name=optimizer_with_state(dim, state_width), params={"learning_rate": 0.05}
+        ),
         seed=2**63 + seed,
         num_shards=num_shards,
+        statistics=StatisticsSpec() if statistics_width else None,
     )
     sizes = rng.integers(0, 6, num_shards)
     rows = {
-        shard: random_rows(rng, sizes[shard], dim, state_width, statistics_width)
+        shard: random_rows(
+            rng,
+            sizes[shard],
+            dim,
+            state_width,
+            statistics_width,
+            shard=shard,
+            num_shards=num_shards,
+        )
         for shard in range(num_shards)
     }
     return FakeTable(spec, state_width, rows, statistics_width)
@@ -179,14 +219,16 @@ def fake_block(name: str, seed: int = 0, *, length: int = 7, num_states: int = 2
     spec = DenseSpec(
         name=name,
         segments=(DenseSegment(length=length, initializer=InitializerSpec(scale=0.5)),),
-        optimizer=OptimizerSpec(name="adam"),
+        optimizer=OptimizerSpec(
+            name=("sgd", "adagrad", "adam")[num_states], params={"learning_rate": 0.05}
+        ),
         seed=seed,
     )
     piece = DensePiece(
         start=0,
         weights=rng.standard_normal(length, np.float32),
         element_state=rng.random((num_states, length), np.float32),
-        scalars=rng.random(2, np.float32),
+        scalars=rng.random(2 if num_states == 2 else 0, np.float32),
     )
     return FakeBlock(spec, piece)
 
@@ -243,3 +285,41 @@ def whole_at(target: Path) -> str:
     checkpoint = Checkpoint.open(target)
     checkpoint.verify()
     return checkpoint.model_digest
+
+
+def signed(document: dict[str, Any]) -> bytes:
+    """Returns a manifest with a correct checksum, as another program could write it."""
+    document = {name: value for name, value in document.items() if name != "sha256"}
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return json.dumps(
+        {**document, "sha256": hashlib.sha256(canonical.encode()).hexdigest()}
+    ).encode()
+
+
+def alter_manifest(target: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Changes the manifest of a checkpoint; all its checksums are right afterwards."""
+    document = json.loads((target / "MANIFEST.json").read_bytes())
+    change(document)
+    (target / "MANIFEST.json").write_bytes(signed(document))
+    with suppress(CheckpointError):
+        document["model_digest"] = Checkpoint.open(target).digest_of_own_files()
+        (target / "MANIFEST.json").write_bytes(signed(document))
+
+
+def exchange_table(target: Path, table: FakeTable) -> None:
+    """Exchanges the rows of a table in a checkpoint of one server; all its checksums are right afterwards."""
+    name = table.spec.name
+
+    def change(document: dict[str, Any]) -> None:
+        data = LocalFolder(target / document["data_folder"])
+        written = json.loads(share_to_json(Share(entries=(write_table_file(data, 0, table),))))
+        document["entries"] = [
+            *written["entries"],
+            *(
+                each
+                for each in document["entries"]
+                if (each.get("table"), each["kind"]) != (name, "rows")
+            ),
+        ]
+
+    alter_manifest(target, change)

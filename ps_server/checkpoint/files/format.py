@@ -6,8 +6,8 @@
     counters.<name>.server-<i>.arrow     a record batch per shard: counter
     dense.<name>.server-<i>.arrow        one record batch: weight, state_0, state_1, ...
 
-Arrays read from a local file are read-only views of the mapped file, without a copy, and are returned only
-after their checksums matched.
+Arrays are read-only copies in memory of their own, which are returned only after their checksums matched; a
+file that is mapped shows what becomes of it.
 """
 
 from collections import deque
@@ -42,8 +42,9 @@ from ps_server.checkpoint.files.manifest import (
     TableKind,
     require_name,
 )
-from ps_server.checkpoint.files.mapped_rows import MappedRows, SavedShard
+from ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard, first_misplaced
 from ps_server.checkpoint.storage.folders import Folder
+from ps_server.checkpoint.storage.mapped_file import Mapped
 from ps_server.table.contents import (
     CountersSource,
     DensePiece,
@@ -52,6 +53,8 @@ from ps_server.table.contents import (
     Rows,
     TableSource,
 )
+
+_KEY_BYTES = 8
 
 ENCODERS = min(2, max(1, num_processors() // 2))
 """Threads that encode shards; the other processors are left to training.
@@ -148,40 +151,86 @@ def write_removed_file(folder: Folder, server_index: int, source: RemovedSource)
 
 
 def read_table_file(
-    folder: Folder, entry: TableEntry, dim: int, shards: Container[int]
+    folder: Folder, entry: TableEntry, spec: TableSpec, shards: Container[int]
 ) -> Iterator[tuple[int, Rows]]:
     """Yields the shards of a file with their numbers, weights as float32.
 
     Args:
         folder: Folder of the file.
         entry: Its entry in the manifest.
-        dim: Columns of weights; 0 for candidates.
+        spec: Of the table; of dim 0 for candidates and removed keys.
         shards: Shards to read; those not in the file are ignored.
 
     Raises:
         CheckpointError: If the file was truncated or altered, or belongs to something else.
     """
-    widths = (dim, entry.state_width, entry.statistics_width)
-    schema = _rows_schema(entry.table, widths, entry.dtype)
-    for saved, batch in _read_shards(folder, entry, schema, shards):
-        rows = _to_rows(batch, widths, entry.dtype)
-        if _batch_of(saved.shard, rows) != saved:
-            raise _altered(folder, entry.file, saved.shard)
+    for saved, rows in _read_rows(folder, entry, spec, shards, verifies=True):
         yield saved.shard, replace(rows, weights=rows.weights.astype(np.float32, copy=False))
 
 
-def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> MappedRows:
+def _read_rows(
+    folder: Folder, entry: TableEntry, spec: TableSpec, shards: Container[int], *, verifies: bool
+) -> Iterator[tuple[ShardBatch, Rows]]:
+    """Yields shards, with keys in order and of their shard; their checksums are compared if `verifies`."""
+    widths = (spec.dim, entry.state_width, entry.statistics_width)
+    schema = _rows_schema(entry.table, widths, entry.dtype)
+    for saved, batch in _read_shards(folder, entry, schema, shards):
+        rows = _to_rows(batch, widths, entry.dtype)
+        if verifies and _batch_of(saved.shard, rows) != saved:
+            raise _altered(folder, entry.file, saved.shard)
+        place = first_misplaced(rows.keys, saved.shard, spec.num_shards)
+        if place < rows.keys.size:
+            raise CheckpointError(
+                f"{folder.url}/{entry.file} was altered: key {rows.keys[place]} is not in its place in shard "
+                f"{saved.shard} of {spec.num_shards}"
+            )
+        yield saved, rows
+
+
+def load_table_file(
+    folder: Folder, entry: TableEntry, spec: TableSpec, *, verifies: bool
+) -> SavedRows:
+    """Reads keys and weights of a file into memory, for lookups.
+
+    Args:
+        folder: As for `read_table_file`.
+        entry: As for `read_table_file`.
+        spec: As for `read_table_file`.
+        verifies: Whether to compare checksums, of all columns.
+
+    Raises:
+        CheckpointError: As `read_table_file`.
+    """
+    row_bytes = spec.dim * np.dtype(entry.dtype).itemsize
+    ends = {
+        saved.shard: -(-saved.rows * (_KEY_BYTES + row_bytes) // _KEY_BYTES) * _KEY_BYTES
+        for saved in entry.batches
+    }
+    content = np.empty(sum(ends.values()), np.uint8)
+    shards, start = {}, 0
+    numbers = range(spec.num_shards)
+    for saved, rows in _read_rows(folder, entry, spec, numbers, verifies=verifies):
+        values_at = start + saved.rows * _KEY_BYTES
+        content[start:values_at].view(np.uint64)[:] = rows.keys
+        if row_bytes:
+            values = content[values_at : values_at + saved.rows * row_bytes]
+            values.view(entry.dtype)[:] = rows.weights.reshape(-1)
+        shards[saved.shard] = SavedShard(rows=saved.rows, keys_at=start, values_at=values_at)
+        start += ends[saved.shard]
+    return _saved_rows(content, entry, spec, shards)
+
+
+def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> SavedRows:
     """Maps the rows of a file for lookups; their checksums are not compared.
 
     Raises:
         CheckpointError: If the file was truncated, cannot be parsed, or belongs to something else.
     """
     url = f"{folder.url}/{entry.file}"
-    with folder.open(entry.file) as source:
-        content = source.read_buffer()
+    file = folder.map(entry.file)
     widths = (spec.dim, entry.state_width, entry.statistics_width)
     schema = _rows_schema(entry.table, widths, entry.dtype)
-    reader = _reader_of(pa.BufferReader(content), schema, len(entry.batches), url)
+    reader = _reader_of(pa.BufferReader(file.content), schema, len(entry.batches), url)
     shards = {}
     for position, saved in enumerate(entry.batches):
         keys, *lists = _read_batch(reader, position, saved.rows, url).columns
@@ -190,15 +239,26 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> Mapped
             values = lists[0].values if spec.dim else keys
             shards[saved.shard] = SavedShard(
                 rows=saved.rows,
-                keys_at=_start_in(content, keys, url),
-                values_at=_start_in(content, values, url),
+                keys_at=_start_in(file.content, keys, url),
+                values_at=_start_in(file.content, values, url),
             )
-    return MappedRows(
-        np.frombuffer(content, np.uint8),
+    return _saved_rows(np.frombuffer(file.content, np.uint8), entry, spec, shards, file)
+
+
+def _saved_rows(
+    content: NDArray[np.uint8],
+    entry: TableEntry,
+    spec: TableSpec,
+    shards: Mapping[int, SavedShard],
+    file: Mapped | None = None,
+) -> SavedRows:
+    return SavedRows(
+        content,
         dim=spec.dim,
         dtype=np.dtype(entry.dtype),
         num_shards=spec.num_shards,
         shards=shards,
+        file=file,
     )
 
 
@@ -423,12 +483,19 @@ def _read_batch(
     with _parsing(url):
         batch = reader.get_batch(position)
         batch.validate(full=True)  # a damaged length must not be a read out of bounds
+        _require_no_nulls(batch)
     if batch.num_rows != num_rows:
         raise CheckpointError(
             f"{url} was altered: record batch {position} has {batch.num_rows} rows, the manifest says "
             f"{num_rows}"
         )
     return batch
+
+
+def _require_no_nulls(batch: pa.RecordBatch) -> None:
+    lists = [each for each in batch.columns if pa.types.is_fixed_size_list(each.type)]
+    if any(each.null_count for each in (*batch.columns, *(each.values for each in lists))):
+        raise pa.ArrowInvalid("a column has missing numbers")
 
 
 @contextmanager

@@ -14,9 +14,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from protos.errors import CheckpointError
+from protos.errors import CheckpointError, SpecError
+from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from protos.spec import DenseSpec, TableSpec
 from protos.store import InferenceDtype, WorkerProgress
+from ps_server.optimizers.registry import optimizer_of
+from ps_server.table.changes.tombstones import MAX_PASSES
+from ps_server.table.feature_life.admission import check_score_source
+from ps_server.table.memory.layout import STATISTICS_WIDTH
+from ps_server.table.spec_checks import check_dense_spec, check_table_spec
 
 FORMAT_VERSION = 3
 """Of the files and the manifest together; a reader accepts only this version."""
@@ -30,6 +36,12 @@ ATTACHMENTS = "attachments"
 TOKEN_CHARACTERS = 32
 
 TableKind = Literal["rows", "candidates", "removed"]
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Passes = Annotated[int, Field(ge=0, le=MAX_PASSES)]
+Xxh3 = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+Seconds = Annotated[float, Field(ge=0, lt=253402300800, allow_inf_nan=False)]
+"""Since 1970, to the year 9999, the last that Python's dates have."""
 
 
 class DamagedManifestError(CheckpointError):
@@ -75,9 +87,9 @@ class ShardBatch:
         statistics_xxh3: `statistics_checksum`, in hexadecimal; empty without statistics.
     """
 
-    shard: int
-    rows: int
-    xxh3: str
+    shard: Count
+    rows: Count
+    xxh3: Xxh3
     statistics_xxh3: str = ""
 
 
@@ -100,11 +112,11 @@ class TableEntry:
 
     kind: TableKind = "rows"
     file: str
-    size_bytes: int
+    size_bytes: Count
     table: str
-    state_width: int
-    statistics_width: int = 0
-    passes: int = 0
+    state_width: Count
+    statistics_width: Count = 0
+    passes: Passes = 0
     dtype: InferenceDtype = "float32"
     batches: tuple[ShardBatch, ...]
 
@@ -123,7 +135,7 @@ class CountersEntry:
 
     kind: Literal["counters"] = "counters"
     file: str
-    size_bytes: int
+    size_bytes: Count
     table: str
     batches: tuple[ShardBatch, ...]
 
@@ -146,13 +158,13 @@ class DenseEntry:
 
     kind: Literal["dense"] = "dense"
     file: str
-    size_bytes: int
+    size_bytes: Count
     block: str
-    start: int
-    length: int
-    num_states: int
+    start: Count
+    length: Count
+    num_states: Count
     scalars: tuple[float, ...]
-    xxh3: str
+    xxh3: Xxh3
 
 
 Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="kind")]
@@ -170,8 +182,8 @@ class Share:
     """
 
     entries: tuple[Entry, ...]
-    version: int = 0
-    batches: int = 0
+    version: Count = 0
+    batches: Count = 0
     workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
 
 
@@ -179,7 +191,7 @@ class Share:
 class Attachment:
     """An opaque file saved with the parameters."""
 
-    size_bytes: int
+    size_bytes: Count
     sha256: str
 
 
@@ -209,9 +221,9 @@ class Manifest:
     base: str | None = None
     base_sha256: str = ""
     data_folder: str
-    created: float
-    version: int = 0
-    batches: int = 0
+    created: Seconds
+    version: Count = 0
+    batches: Count = 0
     workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
     model_digest: str
     tables: tuple[TableSpec, ...]
@@ -314,18 +326,20 @@ def manifest_from_json(text: bytes, source: str) -> Manifest:
     """
     try:
         document = json.loads(text)
-    except ValueError as exc:
+        if not isinstance(document, dict):
+            raise DamagedManifestError(f"{source} is not a manifest: it is not a JSON object")
+        own = document.pop("sha256", None)
+        checksum = _checksum(document)
+    except (ValueError, RecursionError) as exc:
         raise DamagedManifestError(
             f"{source} is not JSON, was it truncated or altered? {exc}"
         ) from exc
-    if not isinstance(document, dict):
-        raise DamagedManifestError(f"{source} is not a manifest: it is not a JSON object")
     version = document.get("format_version")
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{source} has format version {version!r}; this release reads version {FORMAT_VERSION}"
         )
-    if document.pop("sha256", None) != _checksum(document):
+    if own != checksum:
         raise DamagedManifestError(f"{source} was altered: it does not match its own sha256")
     try:
         manifest = _MANIFEST.validate_python(document)
@@ -350,32 +364,61 @@ def _require_inside(manifest: Manifest, source: str) -> None:
 
 
 def require_whole(manifest: Manifest, source: str) -> None:
-    """Checks that the entries hold each shard and each dense element exactly once.
+    """Checks that specs could be declared, and that entries of their widths hold each shard and element once.
+
+    A manifest is untrusted input: by what passes here, arrays are sized and indexed.
 
     Args:
         manifest: Manifest to check.
         source: Its URL, for messages.
 
     Raises:
-        CheckpointError: If one is missing, duplicated or of an undeclared table or block.
+        CheckpointError: If a spec is invalid, or a shard or element is missing, duplicated, of another width
+            or of an undeclared table or block.
     """
     if (manifest.kind == "delta") != (manifest.base is not None):
         raise CheckpointError(
             f"{source}: kind is {manifest.kind!r} and base {manifest.base!r}; deltas have a base, other "
             f"kinds have none"
         )
+    for worker, progress in manifest.workers.items():
+        numbers = (worker, progress.incarnation, progress.sequence, progress.step)
+        if not all(0 <= number < 2**64 for number in numbers):
+            raise CheckpointError(f"{source}: the progress of worker {worker} is {progress}")
+    try:
+        _check_specs(manifest)
+    except SpecError as error:
+        raise CheckpointError(f"{source}: {error}") from error
     belonging: set[Entry] = set()
     for table in manifest.tables:
         for files in _files_of(manifest, table.name):
-            _require_whole_table(table, files, source)
+            _require_whole_table(manifest, table, files, source)
             belonging.update(files)
     for block in manifest.blocks:
         block_files = manifest.files_of_block(block.name)
-        _require_whole_block(block, block_files, source)
+        _require_whole_block(manifest, block, block_files, source)
         belonging.update(block_files)
     strays = sorted(entry.file for entry in manifest.entries if entry not in belonging)
     if strays:
         raise CheckpointError(f"{source}: files {strays} belong to tables or blocks without a spec")
+
+
+def _check_specs(manifest: Manifest) -> None:
+    """Raises SpecError unless a job could declare all of this."""
+    tables = {table.name: table for table in manifest.tables}
+    names = [*tables, *(block.name for block in manifest.blocks)]
+    if len(tables) < len(manifest.tables) or len(set(names)) < len(names):
+        raise SpecError("a name is that of several tables or dense blocks")
+    if len(names) > 2 * MAX_TABLES:
+        raise SpecError(f"it has {len(names)} tables and dense blocks, more than {2 * MAX_TABLES}")
+    for table in manifest.tables:
+        check_table_spec(table)
+        if table.admission is not None:
+            check_score_source(table, tables.get(table.admission.table))
+    for block in manifest.blocks:
+        check_dense_spec(block)
+    if (shards := sum(table.num_shards for table in manifest.tables)) > MAX_TOTAL_SHARDS:
+        raise SpecError(f"its tables have {shards} shards, more than {MAX_TOTAL_SHARDS}")
 
 
 def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | CountersEntry]]:
@@ -392,27 +435,60 @@ def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | 
 
 
 def _require_whole_table(
-    spec: TableSpec, entries: Sequence[TableEntry | CountersEntry], source: str
+    manifest: Manifest,
+    spec: TableSpec,
+    entries: Sequence[TableEntry | CountersEntry],
+    source: str,
 ) -> None:
     shards = sorted(batch.shard for entry in entries for batch in entry.batches)
-    if shards != list(range(spec.num_shards)):
+    if len(shards) != spec.num_shards or shards != list(range(spec.num_shards)):
         raise CheckpointError(
             f"{source}: table {spec.name!r} has {spec.num_shards} shards, to be saved once each, but "
             f"the files hold shards {shards}; was each server asked once?"
         )
-    widths = {
-        (entry.state_width, entry.statistics_width)
-        for entry in entries
-        if isinstance(entry, TableEntry)
-    }
-    if len(widths) > 1:
+    for entry in entries:
+        if isinstance(entry, TableEntry):
+            _require_widths(manifest, spec, entry, source)
+        else:
+            _require_room(entry, sum(batch.rows for batch in entry.batches), source)
+
+
+def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, source: str) -> None:
+    """Checks that rows have the widths of the spec: a kernel copies them as they are."""
+    state_width = optimizer_of(spec.optimizer).state_width(spec.dim)
+    statistics_width = 0 if spec.statistics is None else STATISTICS_WIDTH
+    expected = {
+        "rows": (0, 0) if manifest.kind == "inference" else (state_width, statistics_width),
+        "candidates": (0, STATISTICS_WIDTH),
+        "removed": (0, 0),
+    }[entry.kind]
+    found = (entry.state_width, entry.statistics_width)
+    if found != expected:
         raise CheckpointError(
-            f"{source}: files of table {spec.name!r} have different widths of state and statistics "
-            f"{sorted(widths)}; did all servers declare the same table?"
+            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have state and statistics of "
+            f"widths {found}, expected {expected} by optimizer {spec.optimizer.name!r} of dim {spec.dim}"
+        )
+    if entry.dtype != "float32" and manifest.kind != "inference":
+        raise CheckpointError(
+            f"{source}: {entry.file} has weights of {entry.dtype}, which only kind 'inference' has"
+        )
+    dim = spec.dim if entry.kind == "rows" else 0
+    num_bytes = 8 + 4 * sum(found) + (4 if entry.dtype == "float32" else 2) * dim
+    _require_room(entry, num_bytes * sum(batch.rows for batch in entry.batches), source)
+
+
+def _require_room(entry: Entry, num_bytes: int, source: str) -> None:
+    """Checks that a file is as large as its numbers, before memory is taken for them."""
+    if num_bytes > entry.size_bytes:
+        raise CheckpointError(
+            f"{source}: {entry.file} has {entry.size_bytes} bytes, too few for the {num_bytes} bytes of "
+            f"numbers that are said to be in it"
         )
 
 
-def _require_whole_block(spec: DenseSpec, entries: Sequence[DenseEntry], source: str) -> None:
+def _require_whole_block(
+    manifest: Manifest, spec: DenseSpec, entries: Sequence[DenseEntry], source: str
+) -> None:
     starts = [entry.start for entry in entries]
     stops = [entry.start + entry.length for entry in entries]
     if not entries or [0, *stops] != [*starts, spec.length]:
@@ -421,12 +497,16 @@ def _require_whole_block(spec: DenseSpec, entries: Sequence[DenseEntry], source:
             f"but the files hold pieces {list(zip(starts, stops, strict=True))}; was each server "
             f"asked once?"
         )
-    states = {(entry.num_states, len(entry.scalars)) for entry in entries}
-    if len(states) > 1:
-        raise CheckpointError(
-            f"{source}: files of dense block {spec.name!r} have different numbers of states and "
-            f"scalars {sorted(states)}; did all servers declare the same optimizer?"
-        )
+    optimizer = optimizer_of(spec.optimizer)
+    expected = (optimizer.num_slots, len(optimizer.initial_scalars))
+    for entry in entries:
+        found = (entry.num_states, len(entry.scalars))
+        if found != (expected if manifest.kind != "inference" else (0, 0)):
+            raise CheckpointError(
+                f"{source}: {entry.file} has {found[0]} states of an element and {found[1]} scalars, and "
+                f"optimizer {optimizer.name!r} of dense block {spec.name!r} has {expected}"
+            )
+        _require_room(entry, 4 * (1 + entry.num_states) * entry.length, source)
 
 
 def _checksum(document: Mapping[str, object]) -> str:

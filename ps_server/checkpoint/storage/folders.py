@@ -1,6 +1,6 @@
 """Folders of checkpoints: local, or any that fsspec reaches by a URL.
 
-    path, file://              read by mapping, written to disk past the page cache
+    path, file://              read into memory or mapped, written to disk past the page cache
     s3://, gs://, memory://    object stores: a file appears whole, by one request
     hdfs://, sftp://           remote file systems: a file is renamed into place
 
@@ -23,6 +23,7 @@ import pyarrow as pa
 from protos.errors import CheckpointError
 from protos.runtime.environment import with_home
 from ps_server.checkpoint.storage.direct_file import direct_file
+from ps_server.checkpoint.storage.mapped_file import Mapped
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -84,7 +85,11 @@ class Folder(Protocol):
         ...
 
     def open(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a file for reading."""
+        """Opens a file for reading; what is read is a copy, which nobody changes afterwards."""
+        ...
+
+    def map(self, file: str) -> Mapped:
+        """Maps a file, if the storage has files; else reads it."""
         ...
 
     def remove_file(self, file: str) -> None:
@@ -245,10 +250,19 @@ class LocalFolder:
 
     @contextmanager
     def open(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`; reads are mapped, not copied."""
+        """See `Folder`."""
         path = self.path / file
-        with _errors("read", path), pa.memory_map(str(path)) as source:
+        with _errors("read", path), pa.OSFile(str(path)) as source:
             yield source
+
+    def map(self, file: str) -> Mapped:
+        """See `Folder`."""
+        path = self.path / file
+        with _errors("read", path):
+            try:
+                return Mapped.of_file(path)
+            except ValueError as error:
+                raise CheckpointError(f"{path} was altered: it is empty") from error
 
     def remove_file(self, file: str) -> None:
         """See `Folder`."""

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from protos.errors import CheckpointError
+from ps_server.checkpoint.storage.mapped_file import Mapped
 
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory")
 """Storage where a file appears whole and a rename is a copy; other schemes are taken for file systems."""
@@ -128,6 +129,11 @@ class RemoteFolder:
             pa.PythonFile(raw, "r") as source,
         ):
             yield source
+
+    def map(self, file: str) -> Mapped:
+        """See `Folder`."""
+        with self.open(file) as source:
+            return Mapped(source.read_buffer())
 
     def remove_file(self, file: str) -> None:
         """See `Folder`."""

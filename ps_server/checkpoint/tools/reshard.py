@@ -1,4 +1,4 @@
-"""Rewriting of checkpoints: for another number of servers, or a delta as a full checkpoint."""
+"""Rewriting of checkpoints: for other servers, a delta as a full checkpoint, or with other rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +9,19 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError
-from protos.placement import ShardMap
+from protos.errors import CheckpointError, UsageError
+from protos.gradients import Values
+from protos.keys import Keys
+from protos.placement import ONE_SERVER, ShardMap
 from protos.spec import DenseSpec, TableSpec
-from ps_server.checkpoint.chain import require_unneeded
+from ps_server.checkpoint.chain import ShardChange, merged, require_unneeded
 from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Share, TableEntry
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
+from ps_server.optimizers.registry import initial_state
 from ps_server.table.contents import DensePiece, DenseSource, Rows
+from ps_server.table.rows.statistics import seconds_of, unknown_statistics, wall_clock
 
 ContentT = TypeVar("ContentT")
 
@@ -159,6 +163,67 @@ def sources_of(checkpoint: Checkpoint, server: int, shard_map: ShardMap) -> Save
         for spec in checkpoint.blocks.values()
     ]
     return SavedSources(tables, blocks, candidates, counters)
+
+
+def import_rows(
+    checkpoint: Checkpoint, target: str | Path, table: str, keys: Keys, weights: Values
+) -> None:
+    """Saves a checkpoint in which rows begin with other weights, or are new.
+
+    Their optimizer state is that of a new row; with statistics, they have no shows, and are seen now.
+
+    Args:
+        checkpoint: Checkpoint to save; every checksum is compared.
+        target: Path or URL; may be that of the checkpoint itself, if no delta needs it.
+        table: Name of the table.
+        keys: uint64[N], unique.
+        weights: float32[N, D].
+
+    Raises:
+        CheckpointError: As `reshard`.
+        UsageError: If there is no such table, or the weights are not of its dim.
+    """
+    checkpoint.require_trainable()
+    if table not in checkpoint.tables:
+        known = ", ".join(sorted(checkpoint.tables))
+        raise UsageError(f"{checkpoint.url} has no table {table!r}, only {known}")
+    spec = checkpoint.tables[table]
+    if weights.shape != (keys.size, spec.dim):
+        raise UsageError(
+            f"table {table!r} has rows of dim {spec.dim}, and the vectors have {weights.shape[1]} numbers"
+        )
+    order = np.argsort(keys)
+    keys, weights = keys[order], weights[order]
+    places = ShardMap.of(spec.num_shards).route(keys, spec.num_shards)
+    state, now = initial_state(spec.optimizer, spec.dim), seconds_of(wall_clock)
+
+    def changed(name: str, shards: Sequence[int]) -> Iterator[tuple[int, Rows]]:
+        for shard, rows in checkpoint.read_shards(name, shards):
+            if name != table:
+                yield shard, rows
+                continue
+            own = places[shard]
+            new = Rows(
+                keys=keys[own],
+                weights=weights[own],
+                state=np.tile(state, (own.size, 1)),
+                statistics=unknown_statistics(own.size, rows.statistics.shape[1], now),
+            )
+            yield shard, merged(rows, ShardChange(new, np.empty(0, np.uint64), 0, 1.0))
+
+    def write_shares(url: str, token: str) -> list[Share]:
+        sources = sources_of(checkpoint, 0, ONE_SERVER)
+        entries = write_share(
+            shared_folder(url, token),
+            0,
+            [replace(each, read=changed) for each in sources.tables],
+            sources.blocks,
+            candidates=sources.candidates,
+            counters=sources.counters,
+        )
+        return [Share(entries=tuple(entries), version=checkpoint.manifest.version)]
+
+    save_again(checkpoint, target, write_shares)
 
 
 def compact(checkpoint: Checkpoint, target: str | Path) -> None:

@@ -16,6 +16,9 @@ from protos.keys import Keys
 LEAST_LIMIT = 4096
 """Removed keys that are recorded for a shard even if it has fewer rows."""
 
+MAX_PASSES = 10_000
+"""Passes that a delta may have, each of which its readers repeat; a full checkpoint has no limit."""
+
 
 @dataclass(slots=True)
 class _Changes:
@@ -43,7 +46,8 @@ class Tombstones:
         if not self._now.is_known:
             raise UnknownChangesError(
                 f"the changes of table {table!r} are unknown: it is newer than the last checkpoint, was "
-                f"declared with another spec since, or lost more rows than it has; save a full checkpoint"
+                f"declared with another spec since, lost more rows than it has, or was shrunk more than "
+                f"{MAX_PASSES} times; save a full checkpoint"
             )
 
     @property
@@ -69,8 +73,10 @@ class Tombstones:
             self.forget()
 
     def add_pass(self) -> None:
-        """Records that a pass ended, in which all rows aged."""
+        """Records that a pass ended, in which all rows aged; after too many, all are forgotten."""
         self._now.passes += 1
+        if self._now.passes > MAX_PASSES:
+            self.forget()
 
     def forget(self) -> None:
         """Forgets all, and records nothing until the next snapshot."""
@@ -94,5 +100,8 @@ class Tombstones:
             self.forget()
             return
         self._now.passes += before.passes
+        if self._now.passes > MAX_PASSES:
+            self.forget()
+            return
         for shard, keys in before.removed.items():
             self._now.removed.setdefault(shard, []).extend(keys)

@@ -133,6 +133,11 @@ class CountingBloomFilter:
         counters = self.arrays.counters
         return len(self._shards) * int(counters[0].nbytes)
 
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a shard that `to_bytes` returns."""
+        return 8 + int(self.arrays.counters[0].nbytes)
+
     def decay(self, shard: int, decay: float) -> None:
         """Multiplies the shard's counters by `decay` at the end of a pass.
 

@@ -28,9 +28,8 @@ def final_evaluation(plan: Plan, run: Run, best: Checkpoint | None) -> dict[str,
     if best is None:
         metrics = run.evaluate(dataset, breakdown=breakdown)
     else:
-        best.verify()
         metrics = evaluate(
-            SavedStore(SavedModel(best)),
+            SavedStore(SavedModel(best, maps=True, verifies=True)),
             plan.model,
             dataset,
             batch_size=plan.job.train.batch_size,

@@ -70,7 +70,8 @@ def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> S
     warm_start = None if earlier else warm_start_of(job, plan.model)
     if url := job.checkpoint.load if earlier is None else earlier.url:
         takes_dense = warm_start is None or DENSE_BLOCK in warm_start.taken
-        require_schema(job, plan.schema, url, takes_dense=takes_dense)
+        resumes = earlier is not None
+        require_schema(job, plan.model, plan.schema, url, takes_dense=takes_dense, resumes=resumes)
     _load(job, run, earlier, data)
     return Start(files=files, claim=claim, earlier=earlier, warm_start=warm_start)
 

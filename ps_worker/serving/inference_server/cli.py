@@ -65,6 +65,7 @@ class Settings:
     threads: int
     verify: bool
     allow_code: bool
+    maps: bool
     drain_s: float
     grpc_debug: bool
 
@@ -101,6 +102,13 @@ def serve(
     ] = True,
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Run the model's file, which a checkpoint names.")
+    ] = False,
+    maps: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Map the files of rows instead of reading them into memory; nobody may change them.",
+        ),
     ] = False,
     drain: Annotated[
         float,
@@ -142,6 +150,7 @@ def serve(
             threads=threads or num_processors(),
             verify=verify,
             allow_code=allow_code,
+            maps=maps,
             drain_s=drain,
             grpc_debug=grpc_debug,
         )
@@ -193,6 +202,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
             threads=settings.threads,
             verify=settings.verify,
             allow_code=settings.allow_code,
+            maps=settings.maps,
         )
         stack.callback(model.close)
         metrics = RequestMetrics(model)

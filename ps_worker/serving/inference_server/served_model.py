@@ -109,6 +109,7 @@ class ServedModel:
         threads: int,
         verify: bool = True,
         allow_code: bool = False,
+        maps: bool = False,
     ) -> None:
         """Loads it.
 
@@ -119,6 +120,7 @@ class ServedModel:
             threads: That predict.
             verify: Compare all checksums of a checkpoint before it answers; see `Predictor.load`.
             allow_code: See `Predictor.load`.
+            maps: Map the files of rows instead of reading them; likewise.
 
         Raises:
             CtrPsError: If there is no checkpoint, or it cannot be loaded.
@@ -129,10 +131,9 @@ class ServedModel:
         self._max_rows = max_rows
         self._num_waiting = 0
         self._fault = ""  # of the newest checkpoint; told once
-        self._verify = verify
         self._allow_code = allow_code
+        self._verify, self._maps = verify, maps
         self.current = self._load(Checkpoint.open(url))
-        _warm_up(self.current.predictor)
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
             "serves model=%s version=%s url=%s",
@@ -242,7 +243,7 @@ class ServedModel:
     def reload(self) -> bool:
         """Answers with the newest checkpoint from now on; returns whether it is another one.
 
-        One that cannot be loaded changes nothing.
+        One that cannot be loaded, or predict a row, changes nothing.
         """
         try:
             newest = Checkpoint.open(self._url)
@@ -251,14 +252,15 @@ class ServedModel:
                 return False
             loaded = self._load(newest)
             _require_same_tensors(self.current.predictor, loaded.predictor)
-        except (CtrPsError, OSError, ValueError) as error:
-            if str(error) != self._fault:
-                self._fault = str(error)
+        except Exception as error:  # a checkpoint of anybody's, with code of the user's
+            fault = str(error) if isinstance(error, CtrPsError) else repr(error)
+            if fault != self._fault:
+                self._fault = fault
                 self.counts.failed_reloads += 1
                 logger.error(
                     "a newer model is not served, but still version=%s: %s",
                     self.current.version,
-                    error,
+                    fault,
                 )
             return False
         self.current = loaded
@@ -268,7 +270,10 @@ class ServedModel:
         return True
 
     def _load(self, checkpoint: Checkpoint) -> Current:
-        predictor = Predictor.load(checkpoint.url, verify=self._verify, allow_code=self._allow_code)
+        predictor = Predictor.load(
+            checkpoint.url, verify=self._verify, map=self._maps, allow_code=self._allow_code
+        )
+        _warm_up(predictor)
         return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
 
     def close(self) -> None:
@@ -277,7 +282,7 @@ class ServedModel:
 
 
 def _warm_up(predictor: Predictor) -> None:
-    """Predicts a row of missing values: kernels are compiled before the first request."""
+    """Predicts a row of missing values: kernels are compiled, and the model can, before the first request."""
     schema = predictor.schema
     predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
 

@@ -140,7 +140,7 @@ def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
         model = model_of_checkpoint(checkpoint, job, schema)
         logger.info("feature importance of %s: %s, rows=%d", run.name, checkpoint.url, rows)
         return importance_of_features(
-            SavedStore(SavedModel(checkpoint)),
+            SavedStore(SavedModel(checkpoint, maps=True)),
             model,
             schema,
             dataset,

@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 
 from protos.errors import CheckpointError
 from protos.placement import ShardMap
+from protos.store import SaveRequest
 from ps_server.checkpoint.files.digest import model_digest, shard_digest
 from ps_server.checkpoint.files.format import read_table_file, write_dense_file, write_table_file
 from ps_server.checkpoint.files.manifest import Share, manifest_from_json, manifest_to_json
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder
+from ps_server.store import ParameterStore
 from tests.support.checkpoints import (
     ATTACHMENTS,
     FakeBlock,
     FakeModel,
     FakeTable,
+    alter_manifest,
     bytes_of,
     content,
+    exchange_table,
     fake_block,
     fake_counters,
     fake_counting_model,
@@ -49,7 +53,7 @@ servers = st.integers(1, 6)
 
 @settings(deadline=None, max_examples=30)
 @given(
-    savers=servers, loaders=servers, seed=st.integers(0, 2**32), state_width=st.sampled_from([0, 2])
+    savers=servers, loaders=servers, seed=st.integers(0, 2**32), state_width=st.sampled_from([0, 3])
 )
 def test_any_number_of_servers_loads_what_any_other_number_saved(
     savers: int,
@@ -326,12 +330,69 @@ def test_wrong_number_of_record_batches_is_refused(tmp_path: Path, num_batches: 
     batches = (*entry.batches, *entry.batches)[:2]
 
     with pytest.raises(CheckpointError, match=f"has {num_batches} record batches.* says 2"):
-        next(read_table_file(LocalFolder(tmp_path), replace(entry, batches=batches), 3, {0}))
+        next(
+            read_table_file(LocalFolder(tmp_path), replace(entry, batches=batches), table.spec, {0})
+        )
 
 
 def test_wrong_number_of_rows_is_refused(tmp_path: Path) -> None:
-    entry = write_table_file(LocalFolder(tmp_path), 0, fake_table("wide", num_shards=1))
+    table = fake_table("wide", num_shards=1)
+    entry = write_table_file(LocalFolder(tmp_path), 0, table)
     batch = replace(entry.batches[0], rows=99)
 
     with pytest.raises(CheckpointError, match=r"table\.wide.* rows, the manifest says 99"):
-        next(read_table_file(LocalFolder(tmp_path), replace(entry, batches=(batch,)), 3, {0}))
+        next(
+            read_table_file(
+                LocalFolder(tmp_path), replace(entry, batches=(batch,)), table.spec, {0}
+            )
+        )
+
+
+@pytest.mark.parametrize("width", [0, 2, 4, 1000])
+def test_rows_of_another_width_than_the_table_are_refused_by_all_who_open(
+    tmp_path: Path, width: int
+) -> None:
+    """With right checksums; wider rows were written over others, and narrower ones filled with zeros."""
+    FakeModel({"deep": fake_table("deep")}, {}).save(tmp_path)
+    table = fake_table("deep")
+    rows = {
+        shard: replace(rows, state=np.full((rows.keys.size, width), 1234.5, np.float32))
+        for shard, rows in table.rows.items()
+    }
+    exchange_table(tmp_path, replace(table, state_width=width, rows=rows))
+
+    message = rf"widths \({width}, 0\), expected \(3, 0\) by optimizer 'adagrad' of dim 3"
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoint.open(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        ParameterStore().load(str(tmp_path))
+
+
+def test_table_without_shards_is_refused(tmp_path: Path) -> None:
+    """A look-up would read beside its arrays."""
+    table = fake_table("deep", num_shards=1)
+    FakeModel({"deep": table}, {}).save(tmp_path)
+    exchange_table(tmp_path, replace(table, rows={}))
+    alter_manifest(tmp_path, lambda document: document["tables"][0].update(num_shards=0))
+
+    with pytest.raises(CheckpointError, match="'deep' has 0 shards, expected a power of two"):
+        Checkpoint.open(tmp_path)
+
+
+def test_keys_that_a_look_up_would_not_find_are_refused(tmp_path: Path) -> None:
+    table = fake_table("deep", num_shards=1)
+    FakeModel({"deep": table}, {}).save(tmp_path)
+    rows = table.rows[0]
+    reversed_rows = replace(rows, keys=rows.keys[::-1].copy())
+    exchange_table(tmp_path, replace(table, rows={0: reversed_rows}))
+
+    with pytest.raises(CheckpointError, match="is not in its place in shard 0"):
+        Checkpoint.open(tmp_path).verify()
+
+
+@pytest.mark.parametrize("text", [b"0", b'""', b"[]", b"{", b"[" * 10**6])
+def test_attachment_that_is_no_json_object_is_refused(tmp_path: Path, text: bytes) -> None:
+    ParameterStore().save(SaveRequest(url=str(tmp_path / "saved"), attachments={"x.json": text}))
+
+    with pytest.raises(CheckpointError, match=r"attachments/x\.json is"):
+        Checkpoint.open(tmp_path / "saved").json_attachment("x.json")

@@ -9,11 +9,12 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from protos.errors import GradientError, SpecError
+from protos.errors import CheckpointError, GradientError, SpecError
 from protos.gradients import DenseGrad
 from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
 from ps_server.optimizers.registry import OPTIMIZERS
+from ps_server.table.contents import DensePiece
 from ps_server.table.dense_table import DenseTable
 from tests.support.optimizers import plain_optimizer
 
@@ -91,6 +92,24 @@ def test_restored_block_trains_like_the_exported_one(name: str) -> None:
         block.push(gradient)
 
     assert pulled(copy) == pulled(trained)
+
+
+@pytest.mark.parametrize(
+    "shapes", [(7, (0, 7), 16), (7, (1, 7), 9), (7, (2, 7), 1), (1, (2, 7), 2)]
+)
+def test_piece_of_other_shapes_is_not_restored(shapes: tuple[int, tuple[int, int], int]) -> None:
+    """Some have as many numbers as Adam's state of 7 elements, or one that numpy would repeat."""
+    block = DenseTable(spec_of(optimizer=OptimizerSpec(name="adam")))
+    before = pulled(block)
+    weights, states, scalars = (np.ones(shape, np.float32) for shape in shapes)
+
+    with pytest.raises(
+        CheckpointError, match=r"shapes \(\(7,\), \(2, 7\), \(2,\)\), and was saved"
+    ):
+        block.restore(DensePiece(0, weights, states, scalars))
+
+    assert pulled(block) == before
+    assert not block.export().element_state.any()
 
 
 def test_export_is_a_copy() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from protos.errors import ProtocolError
 from protos.gradients import SparseGrad
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
@@ -96,3 +97,14 @@ def test_nothing_or_little_to_move_is_no_error(size: int) -> None:
 
     assert table.status.rows == size
     assert table.take_deltas(1.0)[1].shape == (0, DIM)
+
+
+@pytest.mark.parametrize("width", [1, DIM - 1, DIM + 1, 1000])
+def test_rows_of_another_width_are_not_merged(width: int) -> None:
+    """The kernel copies them as they are, over the rows behind."""
+    table = ReplicaTable(SPEC)
+
+    with pytest.raises(ProtocolError, match="expected dim 3"):
+        table.merge(MANY, np.ones((MANY.size, width), np.float32))
+
+    assert table.status.rows == 0

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.errors import GradientError, ProtocolError, SpecError, WrongServerError
+from protos.errors import CheckpointError, GradientError, ProtocolError, SpecError, WrongServerError
 from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import ShardMap, shard_of
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.contents import Rows
@@ -455,3 +455,26 @@ def test_keys_that_agree_in_slot_and_tag_are_told_apart() -> None:
     pulled = table.pull(np.concatenate([present, absent]), Missing.ZEROS)
     assert table.status.rows == count
     assert pulled[:, 0].tolist() == [-3.0] + [-2.0] * 49 + [-1.0] * (count - 50) + [0.0] * count
+
+
+@pytest.mark.parametrize(
+    "widths", [(2, 0, 0), (2, 1, 0), (2, 3, 0), (1, 2, 0), (3, 2, 0), (2, 2, 1), (2, 2, 5)]
+)
+def test_rows_of_another_width_are_not_written(widths: tuple[int, int, int]) -> None:
+    """The kernel copies them as they are: over the rows behind, and behind the last one over other memory."""
+    table = SparseTable(spec_of(optimizer=plain_optimizer("adagrad")))
+    keys = keys_of(1, 2, 3)
+    own = Rows(keys, *(np.full((3, width), 7, np.float32) for width in (2, 2, 0)))
+    table.write(own)
+
+    with pytest.raises(CheckpointError, match=r"table 't' has .* of width"):
+        table.write(Rows(keys, *(np.zeros((3, width), np.float32) for width in widths)))
+
+    assert exported(table) == {key: ([7, 7], [7, 7]) for key in (1, 2, 3)}
+
+
+def test_rows_without_statistics_of_a_table_with_them_are_not_wider() -> None:
+    table = SparseTable(spec_of(statistics=StatisticsSpec()))
+
+    with pytest.raises(CheckpointError, match=r"width 4, and 2 rows come .* shape \(2, 6\)"):
+        table.write(Rows(keys_of(1, 2), *(np.zeros((2, width), np.float32) for width in (2, 0, 6))))

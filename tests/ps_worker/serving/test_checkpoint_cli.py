@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from protos.spec import StatisticsSpec
 from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.table.rows.statistics import scores_of
 from ps_worker.serving import checkpoint_cli
 from tests.support.checkpoints import fake_counting_model
 from tests.support.commands import in_this_process
@@ -49,8 +51,15 @@ def test_export_writes_a_checkpoint_to_predict_with(run, root: Path, tmp_path: P
     done = run("export", root, tmp_path / "exported", *settings)
 
     manifest = Checkpoint.open(tmp_path / "exported").manifest
-    rows = sum(map(Checkpoint.open(root).manifest.num_rows, ("bloom", "exact")))
-    assert done.out == f"{tmp_path}/exported rows={rows} left_out=0\n"
+    latest = Checkpoint.open(root)
+    rows = sum(map(latest.manifest.num_rows, ("bloom", "exact")))
+    kept = sum(
+        int((scores_of(shard.statistics, StatisticsSpec()) >= 1e-30).sum())
+        for name, spec in latest.tables.items()
+        for _, shard in latest.read_shards(name, range(spec.num_shards))
+    )
+    assert 0 < kept < rows
+    assert done.out == f"{tmp_path}/exported rows={kept} left_out={rows - kept}\n"
     everything = run("export", root, tmp_path / "everything", "--kind", "inference")
     assert everything.out == f"{tmp_path}/everything rows={rows}\n"
     assert manifest.kind == "inference"

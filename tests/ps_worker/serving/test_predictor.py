@@ -1,6 +1,9 @@
 """Online prediction from a saved model, beside what the trainer's own evaluation says."""
 
+import os
+import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -293,13 +296,20 @@ def file_of_rows(checkpoint: Path) -> Path:
     return path
 
 
+def alter_a_weight(checkpoint: Path) -> None:
+    """Changes one bit, which only checksums tell."""
+    saved = Checkpoint.open(checkpoint)
+    rows = next(rows for _, rows in saved.read_shards("embedding", range(64)) if rows.keys.size)
+    table = file_of_rows(checkpoint)
+    content = bytearray(table.read_bytes())
+    content[content.index(rows.weights[0].tobytes())] ^= 1
+    table.write_bytes(content)
+
+
 @pytest.mark.parametrize("at_load", [False, True])
 def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Path) -> None:
     train_job(plan_of(job_of(data, tmp_path, "train.epochs=2")), ParameterStore())
-    table = file_of_rows(tmp_path / "epoch-2")
-    content = bytearray(table.read_bytes())
-    content[len(content) // 2] ^= 1
-    table.write_bytes(content)
+    alter_a_weight(tmp_path / "epoch-2")
     predictor = Predictor.load(tmp_path / "epoch-1", verify=at_load)
 
     def switches(**settings: bool) -> bool:
@@ -316,16 +326,15 @@ def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Pa
 
 def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> None:
     train_job(plan_of(job_of(data, tmp_path)), ParameterStore())
+    alter_a_weight(tmp_path / "epoch-1")
+
+    for maps in (False, True):
+        with pytest.raises(CheckpointError, match="was altered"):
+            Predictor.load(tmp_path, verify=True, map=maps)
+        Predictor.load(tmp_path, map=maps)  # compares no checksums, and so does not see it
+
     table = file_of_rows(tmp_path / "epoch-1")
-    content = bytearray(table.read_bytes())
-    content[len(content) // 2] ^= 1
-    table.write_bytes(content)
-
-    with pytest.raises(CheckpointError, match="was altered"):
-        Predictor.load(tmp_path, verify=True)
-    Predictor.load(tmp_path)  # reads no rows, and so does not see it
-
-    table.write_bytes(content[:-9])
+    table.write_bytes(table.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="was it truncated"):
         Predictor.load(tmp_path)
 
@@ -353,3 +362,63 @@ def test_key_without_a_row_reads_zeros(checkpoints: Path, data: Path) -> None:
     found = Predictor.load(checkpoints / "epoch-1").predict(unknown)
 
     np.testing.assert_array_equal(found, expected[0])
+
+
+def overwrite(checkpoint: Path) -> None:
+    """Zeroes the middle of the rows in place, as by a copy over them that is under way."""
+    table = file_of_rows(checkpoint)
+    size = table.stat().st_size
+    with table.open("r+b") as file:
+        file.seek(size // 10)
+        file.write(bytes(size * 8 // 10))
+
+
+def cut(checkpoint: Path) -> None:
+    os.truncate(file_of_rows(checkpoint), 100)
+
+
+def remove(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+
+
+@pytest.mark.parametrize("change", [overwrite, cut, remove])
+def test_answers_stay_when_the_files_do_not(
+    change: Callable[[Path], None], checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    batches, _ = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-1")
+    shutil.copytree(checkpoints / "epoch-1", tmp_path / "epoch-1")
+    predictor = Predictor.load(tmp_path / "epoch-1")
+    before = [predictor.predict(batch) for batch in batches]
+
+    change(tmp_path / "epoch-1")
+
+    for batch, expected in zip(batches, before, strict=True):
+        np.testing.assert_array_equal(predictor.predict(batch), expected)
+
+
+@pytest.mark.parametrize("change", [overwrite, cut])
+def test_mapped_files_that_change_are_told_instead_of_answers(
+    change: Callable[[Path], None], checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    batches, _ = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-1")
+    shutil.copytree(checkpoints / "epoch-1", tmp_path / "epoch-1")
+    copied, mapped = (Predictor.load(tmp_path / "epoch-1", map=maps) for maps in (False, True))
+    np.testing.assert_array_equal(mapped.predict(batches[0]), copied.predict(batches[0]))
+
+    change(tmp_path / "epoch-1")
+
+    with pytest.raises(
+        CheckpointError, match=r"table\.embedding.* was changed while it was mapped"
+    ):
+        mapped.predict(batches[0])
+
+
+def test_mapped_files_may_be_removed(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+    batches, _ = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-1")
+    shutil.copytree(checkpoints / "epoch-1", tmp_path / "epoch-1")
+    predictor = Predictor.load(tmp_path / "epoch-1", map=True)
+    before = predictor.predict(batches[0])
+
+    remove(tmp_path / "epoch-1")
+
+    np.testing.assert_array_equal(predictor.predict(batches[0]), before)

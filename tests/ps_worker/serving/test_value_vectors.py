@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from protos.errors import CheckpointError, DataError, UsageError
+from protos.store import Missing
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.store import ParameterStore
@@ -19,7 +20,7 @@ from ps_worker.job import override_job
 from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving import checkpoint_cli
-from ps_worker.serving.value_vectors import ExportedValues, export_values
+from ps_worker.serving.value_vectors import ExportedValues, export_values, import_vectors
 from tests.reference.features import key_of
 from tests.support.commands import in_this_process
 
@@ -293,13 +294,12 @@ def test_an_error_leaves_no_half_file_and_replaces_none(folder: Path, tmp_path: 
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
 
-def test_the_command_says_what_it_wrote(
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = in_this_process("ps-ckpt", checkpoint_cli.main, monkeypatch, capsys)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    return in_this_process("ps-ckpt", checkpoint_cli.main, monkeypatch, capsys)
+
+
+def test_the_command_says_what_it_wrote(folder: Path, tmp_path: Path, run) -> None:
     values = ["--values", folder / "*.parquet", "--slot", "ad", "--table", "embedding"]
 
     done = run("export", folder / "model", tmp_path, *values, "--format", "npy")
@@ -309,3 +309,107 @@ def test_the_command_says_what_it_wrote(
         f"{tmp_path}/embedding.ad.npy {tmp_path}/embedding.ad.values.txt "
         "written=5 without_row=0 left_out=1\n"
     ), done.err
+
+
+def shards_by_key(model: Path, table: str) -> dict[int, tuple[list[float], ...]]:
+    """Returns weights and state by key."""
+    checkpoint = Checkpoint.open(model)
+    return {
+        int(key): (rows.weights[i].tolist(), rows.state[i].tolist())
+        for _, rows in checkpoint.read_shards(table, range(checkpoint.tables[table].num_shards))
+        for i, key in enumerate(rows.keys)
+    }
+
+
+FILES = {"parquet": "parquet", "npy": "npy", "word2vec": "word2vec.txt"}
+
+
+@pytest.mark.parametrize(("kind", "is_by_value"), [("parquet", False), *((k, True) for k in FILES)])
+def test_vectors_that_were_exported_come_back_bit_for_bit(
+    kind: str, is_by_value: bool, folder: Path, tmp_path: Path
+) -> None:
+    before = shards_by_key(folder / "model", "embedding")
+    exported(folder, tmp_path / "vectors", kind=kind, tables=["embedding"])
+    keys = {key_of(2, ad.encode()) for ad in ADS}
+    if kind == "npy":
+        keys.discard(key_of(2, b"two\nlines"))
+    if kind == "word2vec":
+        keys.discard(key_of(2, b""))
+    doubled = 2 * np.array([before[key][0] for key in sorted(keys)], np.float32)
+    np.save(tmp_path / "doubled.npy", doubled)
+    np.save(tmp_path / "doubled.keys.npy", np.array(sorted(keys), np.uint64))
+    options = {"slot": "ad"} if is_by_value else {}
+
+    checkpoint = Checkpoint.open(folder / "model")
+    import_vectors(checkpoint, f"{tmp_path}/two", [f"{tmp_path}/doubled.npy"], table="embedding")
+    count = import_vectors(
+        Checkpoint.open(tmp_path / "two"),
+        f"{tmp_path}/again",
+        [f"{tmp_path}/vectors/embedding.ad.{FILES[kind]}"],
+        table="embedding",
+        **options,
+    )
+
+    two, again = (shards_by_key(tmp_path / name, "embedding") for name in ("two", "again"))
+    assert count == len(keys) >= 5
+    assert {key: again[key][0] for key in keys} == {key: before[key][0] for key in keys}
+    assert [two[key][0] for key in sorted(keys)] == doubled.tolist()
+    others = before.keys() - keys
+    assert {key: again[key] for key in others} == {key: before[key] for key in others}
+    start = checkpoint.tables["embedding"].optimizer.params["initial_accumulator"]
+    np.testing.assert_allclose([again[key][1] for key in keys], start)
+    assert shards_by_key(tmp_path / "again", "linear") == shards_by_key(folder / "model", "linear")
+
+
+def test_model_begins_with_vectors_from_elsewhere(folder: Path, tmp_path: Path, run) -> None:
+    (tmp_path / "words.txt").write_text("2 3\nnew%20ad 1 2 3.5\nblue -1 0 1e-3\n", encoding="utf-8")
+    to = tmp_path / "begun"
+
+    done = run(
+        "import",
+        folder / "model",
+        to,
+        tmp_path / "words.txt",
+        "--table",
+        "embedding",
+        "--slot",
+        "ad",
+    )
+    store = ParameterStore()
+    store.load(str(to))
+
+    assert done.out == f"{to} vectors=2\n"
+    keys = np.array([key_of(2, b"new ad"), key_of(2, b"blue")], np.uint64)
+    rows = store.pull_sparse({"embedding": keys}, missing=Missing.ZEROS).result().rows["embedding"]
+    np.testing.assert_array_equal(rows, np.array([[1, 2, 3.5], [-1, 0, 1e-3]], np.float32))
+    assert run("verify", to).code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("2 3\na 1 2 3\n", {}, "it has 1 words, and says 2"),
+        ("1 3\na 1 2\n", {}, "word 'a' has 2 numbers, expected 3"),
+        ("1 3\na 1 2 x\n", {}, "could not convert"),
+        ("1 3\na 1 2 nan\n", {}, "infinite, or none"),
+        ("1 3\na 1 2 1e39\n", {}, "infinite, or none"),
+        ("2 3\na 1 2 3\na 1 2 3\n", {}, "2 vectors have only 1 different keys"),
+        ("1 2\na 1 2\n", {}, "rows of dim 3, and the vectors have 2 numbers"),
+        ("", {}, "cannot be read as vectors"),
+        ("1 3\na 1 2 3\n", {"slot": ""}, "say of which slot with --slot"),
+        ("1 3\na 1 2 3\n", {"slot": "adz"}, "did you mean 'ad'"),
+        ("1 3\na 1 2 3\n", {"table": "embeding"}, "no table 'embeding', only embedding, linear"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_refused(
+    text: str, options: dict[str, str], message: str, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "words.txt").write_text(text, encoding="utf-8")
+    given = {"table": "embedding", "slot": "ad", **options}
+
+    with pytest.raises((DataError, UsageError), match=message):
+        import_vectors(
+            Checkpoint.open(folder / "model"), f"{tmp_path}/to", [f"{tmp_path}/words.txt"], **given
+        )
+
+    assert not (tmp_path / "to").exists()

@@ -2,6 +2,7 @@
 
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,11 @@ import pyarrow as pa
 import pytest
 
 from protos.errors import CheckpointError
+from protos.store import InferenceDtype
 from ps_server.checkpoint.files.format import (
     encoded_in_order,
+    load_table_file,
+    map_table_file,
     read_counters_file,
     read_dense_file,
     read_table_file,
@@ -61,7 +65,7 @@ def test_shards_come_back_as_they_were_written(
     )
 
     entry = write_table_file(folder, 2, table)
-    shards = dict(read_table_file(folder, entry, dim, range(8)))
+    shards = dict(read_table_file(folder, entry, table.spec, range(8)))
 
     assert entry.file == "table.wide.server-2.arrow"
     assert (folder.path / entry.file).stat().st_size == entry.size_bytes
@@ -74,7 +78,7 @@ def test_candidates_are_a_file_of_their_own(folder: LocalFolder) -> None:
     keys = fake_table("wide", dim=0, state_width=0, statistics_width=4)
 
     entry = write_table_file(folder, 1, keys, "candidates")
-    shards = dict(read_table_file(folder, entry, 0, range(4)))
+    shards = dict(read_table_file(folder, entry, keys.spec, range(4)))
 
     assert (entry.kind, entry.file) == ("candidates", "candidates.wide.server-1.arrow")
     for shard, rows in shards.items():
@@ -95,9 +99,10 @@ def test_counters_come_back_as_they_were_written(folder: LocalFolder) -> None:
 
 
 def test_only_the_shards_asked_for_are_read(folder: LocalFolder) -> None:
-    entry = write_table_file(folder, 0, fake_table("wide", num_shards=8))
+    table = fake_table("wide", num_shards=8)
+    entry = write_table_file(folder, 0, table)
 
-    assert [shard for shard, _ in read_table_file(folder, entry, 3, {6, 3, 99})] == [3, 6]
+    assert [shard for shard, _ in read_table_file(folder, entry, table.spec, {6, 3, 99})] == [3, 6]
 
 
 def test_extreme_keys_and_nan_survive(folder: LocalFolder) -> None:
@@ -110,23 +115,68 @@ def test_extreme_keys_and_nan_survive(folder: LocalFolder) -> None:
     table = FakeTable(fake_table("wide", dim=1, num_shards=1).spec, 1, {0: rows}, 1)
 
     entry = write_table_file(folder, 0, table)
-    [(_, found)] = read_table_file(folder, entry, 1, {0})
+    [(_, found)] = read_table_file(folder, entry, table.spec, {0})
 
     assert_same_rows(rows, found)
 
 
-def test_what_is_read_is_a_view_of_the_mapped_file(folder: LocalFolder) -> None:
-    rng = np.random.default_rng(0)
-    spec = fake_table("wide", num_shards=1).spec
-    table = FakeTable(spec, 10, {0: random_rows(rng, 100_000, 3, 10)})
+def test_what_is_read_stays_when_the_file_changes(folder: LocalFolder) -> None:
+    table = fake_table("wide", num_shards=1)
     entry = write_table_file(folder, 0, table)
-    before = pa.total_allocated_bytes()
 
-    [(_, rows)] = read_table_file(folder, entry, 3, {0})
+    [(_, rows)] = read_table_file(folder, entry, table.spec, {0})
+    with (folder.path / entry.file).open("r+b") as file:
+        file.write(bytes(entry.size_bytes))
+        file.truncate(1)
 
-    assert pa.total_allocated_bytes() - before < 100_000
-    assert not any(array.flags.owndata for array in (rows.keys, rows.weights, rows.state))
+    assert_same_rows(rows, table.rows[0])
     assert not any(array.flags.writeable for array in (rows.keys, rows.weights, rows.state))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_in_memory_and_mapped_ones_are_those_of_the_table(
+    folder: LocalFolder, dtype: InferenceDtype
+) -> None:
+    table = fake_table("wide", num_shards=8)
+    narrow = {
+        shard: replace(rows, weights=rows.weights.astype(dtype))
+        for shard, rows in table.rows.items()
+    }
+    entry = write_table_file(folder, 0, replace(table, rows=narrow), dtype=dtype)
+    keys = np.concatenate([rows.keys for rows in table.rows.values()])
+    expected = np.concatenate([rows.weights for rows in narrow.values()]).astype(np.float32)
+
+    mapped = map_table_file(folder, entry, table.spec)
+    loaded = load_table_file(folder, entry, table.spec, verifies=True)
+
+    for found in (mapped, loaded):
+        out = np.zeros((keys.size + 1, 3), np.float32)
+        there = found.read(np.append(keys, np.uint64(12345)), out)
+        assert there.tolist() == [True] * keys.size + [False]
+        np.testing.assert_array_equal(out[:-1], expected)
+
+
+@pytest.mark.parametrize("keys", [[7, 3], [3, 3]])
+def test_keys_that_are_not_in_order_are_refused(folder: LocalFolder, keys: list[int]) -> None:
+    """A search would not find them."""
+    table = fake_table("wide", dim=1, state_width=0, num_shards=1)
+    rows = random_rows(np.random.default_rng(0), 2, 1, 0)
+    wrong = replace(table, rows={0: replace(rows, keys=np.array(keys, np.uint64))})
+    entry = write_table_file(folder, 0, wrong)
+
+    with pytest.raises(CheckpointError, match=f"wide.*key {keys[1]} is not in its place"):
+        next(read_table_file(folder, entry, table.spec, {0}))
+    with pytest.raises(CheckpointError, match=f"wide.*key {keys[1]} is not in its place"):
+        load_table_file(folder, entry, table.spec, verifies=False)
+
+
+def test_keys_of_another_shard_are_refused(folder: LocalFolder) -> None:
+    table = fake_table("wide", num_shards=2)
+    swapped = replace(table, rows={0: table.rows[1], 1: table.rows[0]})
+    entry = write_table_file(folder, 0, swapped)
+
+    with pytest.raises(CheckpointError, match="not in its place in shard 0 of 2"):
+        dict(read_table_file(folder, entry, table.spec, {0, 1}))
 
 
 def test_files_are_plain_arrow(folder: LocalFolder) -> None:

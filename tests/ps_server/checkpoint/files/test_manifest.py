@@ -1,16 +1,26 @@
 """The manifest: round trips through JSON, and errors."""
 
-import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from protos.errors import CheckpointError
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.spec import (
+    AdmissionSpec,
+    DenseSegment,
+    DenseSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    ScheduleSpec,
+    StatisticsSpec,
+    TableSpec,
+)
 from protos.store import WorkerProgress
 from ps_server.checkpoint.files.manifest import (
     Attachment,
@@ -28,6 +38,7 @@ from ps_server.checkpoint.files.manifest import (
     share_from_json,
     share_to_json,
 )
+from tests.support.checkpoints import signed
 
 WIDE = TableEntry(
     file="table.wide.server-0.arrow",
@@ -52,6 +63,7 @@ CANDIDATES = replace(
     WIDE,
     kind="candidates",
     file="candidates.wide.server-0.arrow",
+    state_width=0,
     statistics_width=4,
     batches=(ShardBatch(shard=0, rows=3, xxh3="ab" * 16, statistics_xxh3="ba" * 16),),
 )
@@ -90,7 +102,7 @@ MANIFEST = Manifest(
             name="wide",
             dim=1,
             initializer=InitializerSpec(),
-            optimizer=OptimizerSpec(name="ftrl", params={"alpha": 0.1, "beta": 1e-30}),
+            optimizer=OptimizerSpec(name="ftrl", params={"learning_rate": 0.1, "beta": 1e-3}),
             seed=2**64 - 1,
             num_shards=1,
         ),
@@ -150,7 +162,13 @@ def test_manifest_written_by_an_earlier_release_still_reads() -> None:
         base="epoch-1",
         base_sha256="23" * 32,
         model_digest="",
-        entries=(WIDE, CANDIDATES, COUNTERS, MLP, removed),
+        entries=(WIDE, replace(CANDIDATES, state_width=2), COUNTERS, MLP, removed),
+        tables=(
+            replace(
+                MANIFEST.tables[0],
+                optimizer=OptimizerSpec(name="ftrl", params={"alpha": 0.1, "beta": 1e-30}),
+            ),
+        ),
     )
 
     assert manifest_from_json(text, "x") == delta
@@ -218,16 +236,13 @@ def test_other_text_is_no_manifest(text: bytes) -> None:
 
 
 def test_manifest_that_lacks_a_field_says_which() -> None:
-    """With a correct checksum, as another program could write it."""
     document = json.loads(manifest_to_json(MANIFEST))
-    del document["entries"][0]["state_width"], document["sha256"]
-    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
-    document["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    del document["entries"][0]["state_width"]
 
     with pytest.raises(
         CheckpointError, match=r"saved/M\.json is not a manifest: entries\.0\..*state_w"
     ):
-        manifest_from_json(json.dumps(document).encode(), "saved/M.json")
+        manifest_from_json(signed(document), "saved/M.json")
 
 
 def test_shard_digests_are_those_of_all_files() -> None:
@@ -284,13 +299,44 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), state_width=3), MLP),
-            "'wide' have different widths of state and statistics [(2, 0), (3, 0)]",
+            "rows of table 'wide' in table.wide.server-0.arrow have state and statistics of widths (3, 0), "
+            "expected (2, 0) by optimizer 'ftrl' of dim 1",
             id="state-widths",
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), statistics_width=4), MLP),
-            "'wide' have different widths of state and statistics [(2, 0), (2, 4)]",
+            "have state and statistics of widths (2, 4), expected (2, 0)",
             id="statistics-widths",
+        ),
+        pytest.param(
+            (replace(WIDE, state_width=1), MLP), "widths (1, 0), expected (2, 0)", id="narrow-state"
+        ),
+        pytest.param(
+            (replace(WIDE, state_width=0), MLP), "widths (0, 0), expected (2, 0)", id="no-state"
+        ),
+        pytest.param(
+            (WIDE, MLP, replace(CANDIDATES, statistics_width=5)),
+            "candidates of table 'wide' in candidates.wide.server-0.arrow have state and statistics of "
+            "widths (0, 5), expected (0, 4)",
+            id="widths-of-candidates",
+        ),
+        pytest.param(
+            (replace(WIDE, dtype="float16"), MLP), "weights of float16, which only", id="dtype"
+        ),
+        pytest.param(
+            (replace(WIDE, batches=(ShardBatch(shard=0, rows=2**40, xxh3="ab" * 16),)), MLP),
+            "too few for the 21990232555520 bytes",
+            id="more-rows-than-bytes",
+        ),
+        pytest.param(
+            (WIDE, MLP, replace(COUNTERS, batches=(replace(COUNTERS.batches[0], rows=101),))),
+            "too few for the 101 bytes",
+            id="more-counters-than-bytes",
+        ),
+        pytest.param(
+            (WIDE, replace(MLP, size_bytes=119)),
+            "dense.mlp.server-0.arrow has 119 bytes, too few for the 120",
+            id="more-elements-than-bytes",
         ),
         pytest.param(
             (WIDE, MLP, CANDIDATES, CANDIDATES), "hold shards [0, 0]", id="candidates-twice"
@@ -305,7 +351,7 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, piece(0, 5), replace(piece(5, 10), scalars=())),
-            "'mlp' have different numbers of states and scalars [(2, 0), (2, 2)]",
+            "has 2 states of an element and 0 scalars, and optimizer 'adam' of dense block 'mlp' has (2, 2)",
             id="scalars",
         ),
     ],
@@ -315,3 +361,100 @@ def test_entries_that_are_not_whole_are_refused(entries: tuple[Entry, ...], mess
 
     with pytest.raises(CheckpointError, match=pattern):
         require_whole(replace(MANIFEST, entries=entries), "saved/M.json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"num_shards": 0}, "'wide' has 0 shards, expected a power of two", id="none"),
+        pytest.param({"num_shards": 10**9}, "has 1000000000 shards", id="shards-without-end"),
+        pytest.param({"num_shards": 3}, "has 3 shards, expected a power of two", id="three-shards"),
+        pytest.param({"dim": 0}, "has dim 0, expected 1 to 4096", id="dim"),
+        pytest.param({"name": "a/b"}, "invalid name 'a/b'", id="name"),
+        pytest.param({"seed": -1}, "has seed -1", id="seed"),
+        pytest.param(
+            {"optimizer": OptimizerSpec(name="magic")}, "unknown optimizer 'magic'", id="optimizer"
+        ),
+        pytest.param(
+            {
+                "optimizer": OptimizerSpec(
+                    name="sgd", params={"learning_rate": 0.1}, schedule=ScheduleSpec(kind="step")
+                )
+            },
+            "step_size of schedule 'step' is 0",
+            id="schedule",
+        ),
+        pytest.param(
+            {"initializer": InitializerSpec(kind="odd")}, "initializer 'odd'", id="initializer"
+        ),
+        pytest.param(
+            {
+                "statistics": StatisticsSpec(),
+                "admission": AdmissionSpec(table="gone", policy="score"),
+            },
+            "by the score of table 'gone', which is not declared",
+            id="admission",
+        ),
+    ],
+)
+def test_spec_that_no_job_could_declare_is_refused(changes: dict[str, Any], message: str) -> None:
+    manifest = replace(MANIFEST, tables=(replace(MANIFEST.tables[0], **changes),))
+
+    with pytest.raises(CheckpointError, match=f"^saved/M.json: .*{message}"):
+        require_whole(manifest, "saved/M.json")
+
+
+def test_block_that_no_job_could_declare_is_refused() -> None:
+    (block,) = MANIFEST.blocks
+    shrunk = (*block.segments, replace(block.segments[0], length=-4), block.segments[0])
+    for changed, message in [
+        (replace(block, segments=shrunk), "tensor '' with -4 elements"),
+        (replace(block, optimizer=OptimizerSpec(name="adagrad_row")), "which is for rows only"),
+        (replace(block, name="wide"), "a name is that of several"),
+    ]:
+        with pytest.raises(CheckpointError, match=message):
+            require_whole(replace(MANIFEST, blocks=(changed,)), "x")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("created", math.nan),
+        ("created", 1e300),
+        ("created", -1.0),
+        ("version", -1),
+        ("batches", 2**63),
+        ("entries.0.state_width", -1),
+        ("entries.0.size_bytes", -1),
+        ("entries.0.batches.0.rows", -3),
+        ("entries.0.batches.0.shard", 2**63),
+        ("entries.0.batches.0.xxh3", "no hexadecimal"),
+        ("entries.0.passes", 10**12),
+        ("entries.1.start", -1),
+    ],
+)
+def test_number_out_of_its_range_is_refused(field: str, value: object) -> None:
+    document = json.loads(manifest_to_json(MANIFEST))
+    *path, last = (int(part) if part.isdigit() else part for part in field.split("."))
+    place = document
+    for part in path:
+        place = place[part]
+    place[last] = value
+
+    with pytest.raises(CheckpointError, match=rf"^saved/M\.json is not a manifest: .*{last}"):
+        manifest_from_json(signed(document), "saved/M.json")
+
+
+@pytest.mark.parametrize("depth", [500, 10**6])
+def test_manifest_that_is_nested_without_end_is_damaged(depth: int) -> None:
+    text = b'{"x": ' + b"[" * depth + b"]" * depth + b"}"
+
+    with pytest.raises(CheckpointError, match=r"^saved/M\.json"):
+        manifest_from_json(text, "saved/M.json")
+
+
+def test_progress_out_of_its_range_is_refused() -> None:
+    workers = {0: WorkerProgress(incarnation=1, sequence=0, step=-1, position="")}
+
+    with pytest.raises(CheckpointError, match="progress of worker 0"):
+        require_whole(replace(MANIFEST, workers=workers), "x")

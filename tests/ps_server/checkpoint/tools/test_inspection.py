@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from protos.errors import CheckpointError
+from protos.placement import ShardMap
 from protos.spec import StatisticsSpec
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools.inspection import (
@@ -38,15 +39,15 @@ def rows_of(keys: list[int], weights: list[list[float]], shows: list[float]) -> 
 @pytest.fixture
 def counted(tmp_path: Path) -> Checkpoint:
     """Rows with norms 0 to 10 and shows 0, 10, ... 100."""
-    template = fake_table("t", dim=2, num_shards=2).spec
+    template = fake_table("t", dim=2, state_width=0, num_shards=2).spec
     spec = replace(template, statistics=StatisticsSpec(nonclk_coeff=0.5, click_coeff=2.0))
     shards: dict[int, Rows] = {}
-    for shard in (0, 1):
-        numbers = [number for number in range(11) if number % 2 == shard]
+    keys = np.arange(90, 101, dtype=np.uint64)
+    for shard, places in enumerate(ShardMap.of(2).route(keys, 2)):
+        own = keys[places].tolist()
+        numbers = [100 - key for key in own]
         weights = [[0.6 * number, -0.8 * number] for number in numbers]
-        keys = [100 - number for number in numbers]
-        rows = rows_of(keys[::-1], weights[::-1], [10.0 * number for number in numbers][::-1])
-        shards[shard] = rows
+        shards[shard] = rows_of(own, weights, [10.0 * number for number in numbers])
     FakeModel({"t": FakeTable(spec, 0, shards, 4)}, {}).save(tmp_path / "saved", 2)
     return Checkpoint.open(tmp_path / "saved")
 
@@ -123,7 +124,7 @@ def test_checkpoint_does_not_differ_from_itself_on_other_servers(tmp_path: Path)
 
 
 def test_differences_are_counted(tmp_path: Path) -> None:
-    spec = fake_table("t", dim=1, num_shards=1).spec
+    spec = fake_table("t", dim=1, state_width=0, statistics_width=4, num_shards=1).spec
     first = rows_of([1, 2, 3, 5], [[1], [2], [3], [np.nan]], [0] * 4)
     second = rows_of([2, 3, 4, 5], [[2], [3.5], [4], [np.nan]], [7] * 4)
     block = fake_block("mlp", length=3)

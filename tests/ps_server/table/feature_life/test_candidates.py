@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import SpecError
+from protos.errors import CheckpointError, SpecError
 from protos.gradients import SparseGrad
 from protos.spec import (
     AdmissionSpec,
@@ -136,6 +136,23 @@ def test_table_without_candidates_takes_none() -> None:
             SparseTable(spec).write_candidates(rows)
     with pytest.raises(SpecError, match="'t' has no counters"):
         SparseTable(EXACT).write_counters(0, np.zeros(9, np.uint8))
+
+
+@pytest.mark.parametrize("widths", [(0, 0, 5), (0, 0, 0), (1, 0, 4), (0, 2, 4)])
+def test_candidates_of_another_width_are_not_written(widths: tuple[int, int, int]) -> None:
+    table = SparseTable(EXACT)
+    rows = Rows(UNIVERSE[:1], *(np.ones((1, width), np.float32) for width in widths))
+
+    with pytest.raises(CheckpointError, match=r"table 't' has .* of width"):
+        table.write_candidates(rows)
+
+    assert table.status.candidates == 0
+
+
+@pytest.mark.parametrize("size", [0, 8, 9, 10**6])
+def test_counters_of_another_size_are_not_written(size: int) -> None:
+    with pytest.raises(CheckpointError, match=f"shard 0 comes with {size}"):
+        SparseTable(BLOOM).write_counters(0, np.zeros(size, np.uint8))
 
 
 @pytest.mark.parametrize(

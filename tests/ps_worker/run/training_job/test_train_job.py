@@ -535,7 +535,9 @@ def test_checkpoint_of_another_schema_is_refused(rows: Path, tmp_path: Path) -> 
         ],
         source="test",
     )
-    with pytest.raises(JobError, match="was trained with another schema"):
+    with pytest.raises(
+        JobError, match=r"was trained with another schema: slot 1 was .C1. and is .C26."
+    ):
         train_job(plan_of(job), ParameterStore())
 
 
@@ -806,6 +808,89 @@ def test_passes_end_every_so_many_epochs(rows: Path, every: int, shows: float, u
     counted = counted_on([store], "embedding")
     assert {key: row.show for key, row in counted.items()} == expected
     assert {row.unseen for row in counted.values()} == {unseen}
+
+
+def job_of_slots(folder: Path, data: str, slots: str, *settings: str, dense: str = "age") -> Job:
+    """Returns a job on a CSV file of one number and the slots."""
+    schema, rows = folder / "schema.toml", folder / "rows.csv"
+    names = [f'"{name}"' for name in slots.split()]
+    schema.write_text(
+        f'hash_version = 1\nlabel = "click"\nslots = [{", ".join(names)}]\n'
+        f'dense = [{{ name = "{dense}" }}]\n'
+    )
+    rows.write_text(data)
+    given = [f"data.train={rows}", f"data.schema={schema}", *settings]
+    return override_job({}, given, source="test")
+
+
+USERS = "click,age,user,ad,city\n" + "".join(
+    f"{i % 2},{i},u{i % 5},a{i % 3},c{i % 4}\n" for i in range(20)
+)
+ONE_USER = "click,age,user,ad,city\n1,30,u99,a99,c0\n"
+
+
+@pytest.mark.parametrize(
+    ("model", "only", "taken"),
+    [("lr", [], ["dense", "linear"]), ("ctr_dnn", ["embedding"], ["embedding"])],
+)
+def test_model_with_a_new_slot_begins_with_the_rows_of_the_old_ones(
+    model: str, only: list[str], taken: list[str], tmp_path: Path
+) -> None:
+    named = f"model.name={model}"
+    train_job(
+        plan_of(job_of_slots(tmp_path, USERS, "user ad", named, f"checkpoint.dir={tmp_path}/old")),
+        ParameterStore(),
+    )
+    load = [f"checkpoint.load={tmp_path}/old", *([f"checkpoint.only={only}"] if only else [])]
+    old, store = ParameterStore(), ParameterStore()
+    old.load(f"{tmp_path}/old")
+
+    summary = train_job(
+        plan_of(job_of_slots(tmp_path, ONE_USER, "user ad city", named, *load)), store
+    )
+
+    assert summary.warm_start is not None
+    assert summary.warm_start["taken"] == taken
+    known = [key_of(1, f"u{i}") for i in range(5)] + [key_of(2, f"a{i}") for i in range(3)]
+    table, keys = taken[-1], np.array(known, np.uint64)
+    before, after = (
+        each.pull_sparse({table: keys}, missing=Missing.ZEROS).result().rows[table]
+        for each in (old, store)
+    )
+    np.testing.assert_array_equal(after, before)
+    assert before.any()
+    assert store.status().tables[table].rows == 8 + 3  # u99, a99, and c0 of the new slot
+
+
+@pytest.mark.parametrize(
+    ("slots", "dense", "settings", "message"),
+    [
+        ("city user ad", "age", [], "slot 1 was 'user' and is 'city' .new slots come last."),
+        ("user city", "age", [], "slot 2 was 'ad' and is 'city'"),
+        ("user", "age", ["checkpoint.only=['linear']"], "slot 'ad' is missing"),
+        ("user ad city", "city", [], "another schema beside its slots"),
+        (
+            "user ad city",
+            "age",
+            ["model.name=ctr_dnn", "checkpoint.load={}/deep"],
+            r"new slots city change the layers .* set checkpoint.only = \['embedding'\]",
+        ),
+    ],
+)
+def test_other_change_of_slots_is_refused_by_name(
+    slots: str, dense: str, settings: list[str], message: str, tmp_path: Path
+) -> None:
+    for name, model in (("old", "lr"), ("deep", "ctr_dnn")):
+        folder = f"checkpoint.dir={tmp_path}/{name}"
+        job = job_of_slots(tmp_path, USERS, "user ad", f"model.name={model}", folder)
+        train_job(plan_of(job), ParameterStore())
+    given = ["model.name=lr", f"checkpoint.load={tmp_path}/old"]
+    given += [each.format(tmp_path) for each in settings]
+
+    with pytest.raises(JobError, match=message):
+        train_job(
+            plan_of(job_of_slots(tmp_path, USERS, slots, *given, dense=dense)), ParameterStore()
+        )
 
 
 def test_other_layers_begin_with_the_embeddings_of_an_old_model(

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import io
 import json
+import os
 import shutil
 import ssl
 import struct
@@ -21,7 +22,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import DataError
+from protos.errors import CheckpointError, DataError
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.metrics_port import Readers
@@ -47,6 +48,7 @@ from tests.ps_worker.serving.inference_server.request_bodies import (
     json_request,
 )
 from tests.support.certificates import CertificateAuthority
+from tests.support.checkpoints import alter_manifest
 
 TOKEN, TRAINER = "reader-0123456789", "trainer-0123456789"
 
@@ -786,6 +788,63 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
     shutil.rmtree(folder / "epoch-2")
     trained.publish(3, folder)
     assert model.reload()
+
+
+@pytest.mark.parametrize("fault", [MemoryError(), TypeError("odd"), KeyError("dense")])
+def test_newer_model_that_cannot_predict_a_row_is_not_served(
+    model: ServedModel,
+    trained: Trained,
+    folder: Path,
+    fault: Exception,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fails(*_: object) -> None:
+        raise fault
+
+    trained.publish(2, folder)
+    with monkeypatch.context() as patched:
+        patched.setattr(served_model.Predictor, "predict_samples", fails)
+        assert not model.reload()
+        assert not model.reload()
+
+    assert (model.current.version, model.counts.failed_reloads) == ("epoch-1", 1)
+    assert sum(repr(fault) in each for each in caplog.messages) == 1
+    assert model.reload()
+
+
+def test_checkpoint_that_would_be_read_beside_its_arrays_is_not_served(
+    model: ServedModel, trained: Trained, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With right checksums, which anybody can write."""
+    trained.publish(2, folder)
+    alter_manifest(folder / "epoch-2", lambda document: document["tables"][0].update(num_shards=0))
+
+    assert not model.reload()
+
+    assert model.current.version == "epoch-1"
+    assert "has 0 shards, expected a power of two" in caplog.text
+
+
+def test_mapped_files_that_change_are_an_error_of_the_server(
+    trained: Trained, folder: Path, expected: np.ndarray
+) -> None:
+    served = ServedModel(str(folder), name="ctr", max_rows=100, threads=1, maps=True)
+    request = grpc_request(trained, raw=True)
+
+    async def body() -> None:
+        def decoded() -> served_model.Request:
+            return served_model.Request(tensors_in(request), [])
+
+        answer = await served.infer(served.current, decoded)
+        assert np.array_equal(answer.outputs[0][1], expected)
+        for file in folder.glob("epoch-1/data-*/table.*"):
+            os.truncate(file, 100)
+        with pytest.raises(CheckpointError, match="was changed while it was mapped"):
+            await served.infer(served.current, decoded)
+
+    run(body)
+    served.close()
 
 
 def test_storage_that_is_away_again_is_told_again(

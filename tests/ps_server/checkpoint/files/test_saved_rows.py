@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from protos.placement import shard_of
-from ps_server.checkpoint.files.mapped_rows import MappedRows, SavedShard
+from ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard
 
 NUM_SHARDS = 4
 DIM = 3
 LARGEST = 2**64 - 1
 
 
-def file_of(keys: np.ndarray, values: np.ndarray, missing_shard: int | None = None) -> MappedRows:
+def file_of(keys: np.ndarray, values: np.ndarray, missing_shard: int | None = None) -> SavedRows:
     """Lays rows out as in a file: shard by shard, keys before values, each aligned to 8 bytes."""
     content = bytearray(b"header..")
     shards = {}
@@ -30,7 +30,7 @@ def file_of(keys: np.ndarray, values: np.ndarray, missing_shard: int | None = No
         content += values[chosen].tobytes()
         content += bytes(-len(content) % 8)
         shards[shard] = SavedShard(rows=chosen.size, keys_at=keys_at, values_at=values_at)
-    return MappedRows(
+    return SavedRows(
         np.frombuffer(bytes(content), np.uint8),
         dim=DIM,
         dtype=values.dtype,

@@ -1,10 +1,11 @@
-"""Rows of memory-mapped checkpoint files, looked up by binary search without loading them.
+"""Rows of checkpoint files, in memory or mapped, looked up by binary search.
 
-    file:  ... | keys of shard 3, ascending | values of shard 3 | ... | keys of shard 5 | values ... |
+    bytes: ... | keys of shard 3, ascending | values of shard 3 | ... | keys of shard 5 | values ... |
                  ^ key_starts[3]              ^ value_starts[3]
 
-A lookup touches only the pages it needs, so a model of any size is ready at once, and processes that map it
-share its memory. Keys are searched in groups, step by step together, so that their memory accesses overlap.
+A lookup touches only the pages it needs, so a mapped model of any size is ready at once, and processes that
+map it share its memory. Keys are searched in groups, step by step together, so that their memory accesses
+overlap.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from protos.gradients import Values
 from protos.keys import Keys
 from protos.placement import shard_of
 from protos.runtime.jit import kernel
+from ps_server.checkpoint.storage.mapped_file import Mapped
 
 _GROUP = 32
 _KEY_BYTES = 8
@@ -86,7 +88,19 @@ def _copy(
             out[i] = content[start : start + row_bytes]
 
 
-class MappedRows:
+@kernel
+def first_misplaced(keys: Keys, shard: int, num_shards: int) -> int:
+    """Returns the position of the first key that is not above the one before, or of another shard.
+
+    If there is none, it is the number of keys.
+    """
+    for i in range(keys.size):
+        if shard_of(keys[i], num_shards) != shard or (i and keys[i] <= keys[i - 1]):
+            return i
+    return keys.size
+
+
+class SavedRows:
     """Rows of one file: some shards of a table. Read-only, so thread-safe."""
 
     def __init__(
@@ -97,16 +111,19 @@ class MappedRows:
         dtype: np.dtype[np.float32] | np.dtype[np.float16],
         num_shards: int,
         shards: Mapping[int, SavedShard],
+        file: Mapped | None = None,
     ) -> None:
         """Trusts the positions in `shards`.
 
         Args:
-            content: uint8[...], the file, aligned to 8 bytes in memory.
+            content: uint8[...], aligned to 8 bytes in memory.
             dim: Width of a row.
             dtype: Of the values.
             num_shards: Of the table.
             shards: The shards in the file, by number.
+            file: Whose bytes the content is, if they may change.
         """
+        self._file = file
         self._content = content
         self._words = content[: content.size // _KEY_BYTES * _KEY_BYTES].view(np.uint64)
         self._dim, self._dtype = dim, dtype
@@ -123,23 +140,32 @@ class MappedRows:
 
         Returns:
             bool[N], whether each key was found.
+
+        Raises:
+            CheckpointError: If the file is mapped and was changed.
         """
+        self._require_unchanged()  # beyond the end of a file is no memory
         positions = np.empty(keys.size, np.int64)
         _find(self._words, self._key_starts, self._num_rows, keys, positions)
         found = positions >= 0
         values = np.empty((keys.size, self._dim), self._dtype)
         row_bytes = values.view(np.uint8).reshape(keys.size, self._dim * self._dtype.itemsize)
         _copy(self._content, self._value_starts, keys, positions, row_bytes)
+        self._require_unchanged()
         np.copyto(out, values, where=found[:, np.newaxis])
         return found
+
+    def _require_unchanged(self) -> None:
+        if self._file is not None:
+            self._file.require_unchanged()
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Rows of a table in one checkpoint of a chain, and keys whose rows it removes from the older ones."""
 
-    rows: Sequence[MappedRows]
-    removed: Sequence[MappedRows]
+    rows: Sequence[SavedRows]
+    removed: Sequence[SavedRows]
 
 
 def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> NDArray[np.bool_]:

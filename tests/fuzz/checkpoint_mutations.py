@@ -1,0 +1,198 @@
+"""Mutated checkpoints, each of which has to be refused with an error of ours, or to be read as it was saved.
+
+    python -m tests.fuzz.checkpoint_mutations --seed 1 --count 300
+
+Manifests get other values and correct checksums, as anybody can write them; files of rows get other bytes. A
+wrong look-up exits with a traceback, and one beside its arrays may end the process: run it as a child.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protos.errors import CtrPsError
+from protos.keys import Keys
+from ps_server.checkpoint.reader import Checkpoint
+from ps_server.checkpoint.saved_model import SavedModel
+from ps_server.store import ParameterStore
+from tests.support.checkpoints import fake_counting_model, signed
+from tests.support.stores import trained_chain
+
+Place = tuple[Any, ...]
+
+NUMBERS = [0, 1, -1, 2, 3, 4, 7, 64, 4096, 2**31, 2**32, 2**63, 2**64, 10**30, 0.5, 1e300]
+VALUES = [
+    *NUMBERS,
+    float("nan"),
+    None,
+    True,
+    "",
+    "0",
+    "wide",
+    "../x",
+    "ab" * 16,
+    "adam",
+    "adam_row",
+    "float16",
+    "delta",
+    "inference",
+    "removed",
+    "\ud800",
+    [],
+    {},
+    [[]],
+]
+
+
+class Base:
+    """A checkpoint with its chain, and what it reads."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.saved = read(folder / name)
+        self.files = sorted(path for path in (folder / name).rglob("*") if path.is_file())
+
+
+def read(target: Path) -> dict[str, Any]:
+    """Returns rows as all readers see them, by key; look-ups must agree with the rows of shards."""
+    checkpoint = Checkpoint.open(target)
+    found: dict[str, Any] = {}
+    for name, spec in checkpoint.tables.items():
+        shards = [rows for _, rows in checkpoint.read_shards(name, range(spec.num_shards))]
+        keys = np.concatenate([rows.keys for rows in shards])
+        found[name] = {
+            int(key): (rows.weights[i].tobytes(), rows.state[i].tobytes())
+            for rows in shards
+            for i, key in enumerate(rows.keys)
+        }
+        for maps in (False, True):
+            looked_up = look_up(SavedModel(checkpoint, maps=maps, verifies=True), name, keys)
+            assert looked_up == {key: weights for key, (weights, _) in found[name].items()}
+    checkpoint.verify()
+    store = ParameterStore()
+    store.load(str(target))
+    for name in checkpoint.tables:
+        table = store._parameters.table(name)
+        rows = [table.export_shard(shard) for shard in table.shards]
+        stored = {
+            int(key): (each.weights[i].tobytes(), each.state[i].tobytes())
+            for each in rows
+            for i, key in enumerate(each.keys)
+        }
+        assert stored == found[name]
+    return found
+
+
+def look_up(model: SavedModel, table: str, keys: Keys) -> dict[int, bytes]:
+    """Returns the weights of the keys that are found, of these and others."""
+    others = np.random.default_rng(0).integers(0, 2**64, 50, np.uint64)
+    asked = np.unique(np.concatenate([keys, others, np.array([0, 2**64 - 1], np.uint64)]))
+    rows, has_row = model.find(table, asked)
+    return {int(key): rows[i].tobytes() for i, key in enumerate(asked) if has_row[i]}
+
+
+def places_of(document: Any, path: Place = ()) -> Iterator[Place]:
+    """Yields the places of all values within a document."""
+    items: Any = ()
+    if isinstance(document, dict):
+        items = document.items()
+    elif isinstance(document, list):
+        items = enumerate(document)
+    for key, value in items:
+        yield (*path, key)
+        yield from places_of(value, (*path, key))
+
+
+def mutate_manifest(path: Path, rng: random.Random) -> None:
+    document = json.loads(path.read_bytes())
+    for _ in range(rng.choice([1, 1, 2, 4])):
+        *parents, last = rng.choice(list(places_of(document)))
+        place = document
+        for part in parents:
+            place = place[part]
+        value = place[last]
+        if rng.random() < 0.1:
+            del place[last]
+        elif isinstance(value, list) and value and rng.random() < 0.5:
+            place[last] = rng.choice([value[:-1], value[::-1], value * 2])
+        else:
+            place[last] = rng.choice(VALUES)
+    path.write_bytes(signed(document))
+
+
+def mutate_bytes(path: Path, rng: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(rng.choice([1, 1, 2, 8])):
+        if content:
+            place = rng.randrange(len(content))
+            content[place] = rng.choice(
+                [0, 1, 127, 128, 255, content[place] ^ 1 << rng.randrange(8)]
+            )
+    if rng.random() < 0.1:
+        content = content[: rng.randrange(len(content) + 1)]
+    path.write_bytes(content)
+
+
+def damaged_rows(target: Path) -> None:
+    """Reads rows whose checksums nobody compares: any answer is right, as long as it comes."""
+    model = SavedModel(Checkpoint.open(target), maps=True)
+    for name in model.checkpoint.tables:
+        look_up(model, name, np.empty(0, np.uint64))
+
+
+def mutate_and_read(base: Base, rng: random.Random, folder: Path) -> str:
+    """Returns what became of one mutation."""
+    shutil.copytree(base.folder, folder, dirs_exist_ok=True)
+    target = folder / base.name
+    manifest = target / "MANIFEST.json"
+    is_signed = rng.random() < 0.6
+    file = manifest if is_signed else folder / rng.choice(base.files).relative_to(base.folder)
+    if is_signed:
+        mutate_manifest(manifest, rng)
+    else:
+        mutate_bytes(file, rng)
+    try:
+        if not is_signed and rng.random() < 0.5:
+            damaged_rows(target)
+            return "answered"
+        found = read(target)
+    except CtrPsError:
+        return "refused"
+    assert found == base.saved or (is_signed and found.keys() < base.saved.keys()), (
+        f"reads otherwise: {target}"
+    )
+    return "same"
+
+
+def main() -> None:
+    """Prints how many mutations were refused, read as they were saved, and answered."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--count", type=int, required=True)
+    arguments = parser.parse_args()
+    counts = dict.fromkeys(("refused", "same", "answered"), 0)
+    with tempfile.TemporaryDirectory() as scratch:
+        fake_counting_model().save(Path(scratch, "counting") / "saved")
+        trained_chain(Path(scratch, "chain"), 2)
+        bases = [Base(Path(scratch, "counting"), "saved"), Base(Path(scratch, "chain"), "2")]
+        for number in range(arguments.seed, arguments.seed + arguments.count):
+            rng = random.Random(number)
+            folder = Path(scratch, str(number))
+            try:
+                counts[mutate_and_read(rng.choice(bases), rng, folder)] += 1
+            except BaseException:
+                print(f"seed {number}", flush=True)
+                raise
+            shutil.rmtree(folder)
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()
