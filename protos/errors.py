@@ -45,15 +45,21 @@ def counted(number: int, noun: str, spec: str = "") -> str:
 
 
 class CtrPsError(Exception):
-    """Any error of ours; the message says what is wrong, the value, and what to do."""
+    """Any error of ours; the message says what is wrong, the value, and what to do.
+
+    Attributes:
+        comes_again: Whether the same job meets it again where it resumes: update logs are of no use then.
+    """
 
     exit_code = 1
+    comes_again = False
 
 
 class UsageError(CtrPsError):
     """The command line, the job or the environment asks for something impossible."""
 
     exit_code = 2
+    comes_again = True
 
 
 class JobError(UsageError):
@@ -90,6 +96,7 @@ class DataError(CtrPsError):
     """Input data cannot be read."""
 
     exit_code = 6
+    comes_again = True
 
 
 class BadRowError(DataError):
@@ -100,6 +107,7 @@ class GradientError(CtrPsError):
     """A gradient is not finite, or its length does not fit its parameters."""
 
     exit_code = 7
+    comes_again = True
 
 
 class WaitTimeoutError(CtrPsError):
@@ -118,6 +126,7 @@ class ProtocolError(CtrPsError):
     """A request breaks the contract: lengths, order, push ids."""
 
     exit_code = 10
+    comes_again = True
 
 
 class NotJoinedError(ProtocolError):
@@ -126,6 +135,8 @@ class NotJoinedError(ProtocolError):
 
 class SnapshotLostError(ProtocolError):
     """The snapshot that was to be saved is gone, with the server that held it: save again."""
+
+    comes_again = False
 
 
 class LostPushesError(ProtocolError):
@@ -144,6 +155,7 @@ class SpecError(CtrPsError):
     """No table or dense block can be as its spec says."""
 
     exit_code = 11
+    comes_again = True
 
 
 class SpecConflictError(SpecError):

@@ -185,6 +185,11 @@ class ParameterStore:
         """Why the job has ended before its time; empty: it has not."""
         return self._coordinator.failure
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether a job that has failed can go on from the servers' update logs."""
+        return self._coordinator.can_resume
+
     @contextmanager
     def applying_inline(self) -> Iterator[None]:
         """Each step is applied by the call that completes it, for the time of the block."""
@@ -563,9 +568,9 @@ class ParameterStore:
         if not coordinator.failure:
             coordinator.when_applied().result()
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
-        self._coordinator.abort(worker, reason)
+        self._coordinator.abort(worker, reason, comes_again=comes_again)
 
     def all_left(self) -> bool:
         """Whether every worker has left, and all steps are applied."""

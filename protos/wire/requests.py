@@ -202,6 +202,7 @@ class Abort:
 
     member: Member
     reason: str
+    comes_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,6 +89,10 @@ T = TypeVar("T")
 
 _NEEDS_WORKER_0 = ", and the others cannot go on without worker 0, which saves and evaluates"
 
+_HOW_TO_RESUME = (
+    " [the servers keep their update logs: start all servers and workers again to go on from them]"
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PendingCall:
@@ -190,6 +194,7 @@ class Coordinator:
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
         self._failure = ""  # why the job ended before its time
+        self._can_resume = False
 
     @property
     def version(self) -> Version:
@@ -235,7 +240,8 @@ class Coordinator:
                 if self._members.join(member, terms, lease):
                     self._forget_arrivals(worker)
         except JobError as error:
-            self._fail(str(error))
+            if not self._members.all_joined:  # else it is refused alone
+                self._fail(str(error), comes_again=True)
             raise
         return self._wait(poll, describe)
 
@@ -641,10 +647,11 @@ class Coordinator:
         """Ends the job: every call that waits raises, and so does every later one that needs the step."""
         self._fail(
             f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
-            f"see the server's log, restart the servers and load the last checkpoint"
+            f"see the server's log, restart the servers and load the last checkpoint",
+            comes_again=True,
         )
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
         with self._lock:
             self._members.require(worker)
@@ -653,12 +660,18 @@ class Coordinator:
             raise ProtocolError(
                 f"{self._members.name(worker)} has left, so it cannot abort the job"
             )
-        self._fail(f"{self._members.name(worker)} aborted the job: {reason}")
+        self._fail(
+            f"{self._members.name(worker)} aborted the job: {reason}", comes_again=comes_again
+        )
 
-    def _fail(self, failure: str) -> None:
+    def _fail(self, failure: str, *, comes_again: bool = False) -> None:
+        """Ends the job; a process in the place of a lost one can only go on if such places may be taken."""
         with self._lock:
             is_first = not self._failure
-            self._failure = self._failure or failure
+            if is_first:
+                self._can_resume = self._has_update_log and self.waits_for_lost and not comes_again
+                self._failure = f"{failure}{_HOW_TO_RESUME}" if self._can_resume else failure
+            failure = self._failure
             futures = [future for calls in self._pending for future in calls.take_all()]
             futures += self._barrier_futures.values()
             self._barrier_futures.clear()
@@ -671,6 +684,11 @@ class Coordinator:
     def failure(self) -> str:
         """Why the job has ended before its time; empty: it has not."""
         return self._failure
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a job that has failed can go on from the servers' update logs."""
+        return self._can_resume
 
     def _require_no_failure(self) -> None:
         if self._failure:

@@ -79,7 +79,7 @@ class Membership:
             raise ProtocolError(
                 f"{name} has a lease of {lease.seconds} s, expected up to {MAX_LEASE_S:g}"
             )
-        if len(self._incarnations) == self.all.total:
+        if self.all_joined:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
             return False
@@ -236,6 +236,11 @@ class Membership:
     def num_present(self) -> int:
         """Workers that have not left."""
         return self.all.total - len(self.left)
+
+    @property
+    def all_joined(self) -> bool:
+        """Whether every worker has joined, also if it was lost or has left since."""
+        return len(self._incarnations) == self.all.total
 
     @property
     def all_left(self) -> bool:

@@ -254,13 +254,19 @@ class Server:
         self._loop.call_soon_threadsafe(self._end_after_failure, reason)
 
     def _end_after_failure(self, reason: str) -> None:
-        """Ends the server of a job that cannot go on, when all workers have had the time to hear why."""
-        self._is_job_over = True
+        """Ends the server of a job that has failed, when all workers have had the time to hear why."""
+        self._is_job_over = not self._store.can_resume
         self._handlers.keep_journal(NO_JOURNAL)
         try:
-            self._close_log()  # a job that failed is not to go on in a restarted server
+            self._close_log()
         except LogError as error:
             logger.error("update log not removed: %s", error)
+        if self._log is not None:
+            logger.warning(
+                "update log %s folder=%s",
+                "removed, a restart would not help" if self._is_job_over else "kept, it is whole",
+                self._settings.update_log,
+            )
         if self._settings.stay:
             logger.error("the job has ended: %s; restart this server before the next", reason)
             return

@@ -724,11 +724,12 @@ class ClusterClient:
         """See `protos.store.Store`."""
         results(self._call_all(calls.LEAVE, requests.Leave(member=self._member(worker), step=step)))
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
-        results_of_all_ended(
-            self._call_all(calls.ABORT, requests.Abort(member=self._member(worker), reason=reason))
+        request = requests.Abort(
+            member=self._member(worker), reason=reason, comes_again=comes_again
         )
+        results_of_all_ended(self._call_all(calls.ABORT, request))
 
     # Checkpoints and status
 

@@ -27,7 +27,11 @@ def abort_by(error: BaseException, store: Coordination, worker: int) -> None:
     reason = f"{type(error).__name__}: {error}"[:_MAX_REASON]
     try:
         # A file's name may have characters that UTF-8 does not.
-        store.abort(worker, reason.encode(errors="backslashreplace").decode())
+        store.abort(
+            worker,
+            reason.encode(errors="backslashreplace").decode(),
+            comes_again=isinstance(error, CtrPsError) and error.comes_again,
+        )
     except CtrPsError as failure:
         logger.warning("not all others could be told of the error: %s", failure)
 

@@ -12,6 +12,7 @@ from protos.errors import (
     AbortedError,
     CtrPsError,
     GradientError,
+    JobError,
     LostPushesError,
     ProtocolError,
     WaitTimeoutError,
@@ -381,6 +382,25 @@ def test_lost_worker_ends_the_job_if_that_is_to_fail() -> None:
         barrier.result()
     assert len(failures) == 1
     assert workers.failure
+
+
+def test_other_terms_end_a_job_only_while_workers_are_to_come() -> None:
+    """A process started again with another job file does not end what the servers have."""
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.WAIT, failures, num_workers=2)
+    lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
+    lose(workers, 1, num_workers=2)
+
+    with pytest.raises(JobError, match="PADDLE_TRAINERS_NUM"):
+        workers.join(Member(1, INCARNATION + 1), Members(3).terms, lease)
+    assert failures == []
+
+    workers = Coordinator(
+        Members(2), wait_limit_s=10.0, inbox_bytes=1000, on_failure=failures.append
+    )
+    with pytest.raises(JobError, match="PADDLE_TRAINERS_NUM"):
+        workers.join(member(0), Members(3).terms, lease)
+    assert len(failures) == 1
 
 
 def test_others_go_on_without_a_lost_worker() -> None:

@@ -12,7 +12,19 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import AbortedError, BindError, IdleError
+from protos.errors import (
+    AbortedError,
+    BindError,
+    CheckpointError,
+    CtrPsError,
+    DataError,
+    GradientError,
+    IdleError,
+    LogError,
+    ProtocolError,
+    TransportError,
+    WaitTimeoutError,
+)
 from protos.store import Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
@@ -415,21 +427,58 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
     run(life_for_the_next_job())
 
 
-def test_workers_of_an_aborted_job_leave_a_server_whose_log_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rule", "error", "is_kept"),
+    [
+        (WorkerLoss.WAIT, TransportError, True),
+        (WorkerLoss.WAIT, WaitTimeoutError, True),
+        (WorkerLoss.WAIT, CheckpointError, True),
+        (WorkerLoss.WAIT, LogError, True),
+        (WorkerLoss.WAIT, DataError, False),
+        (WorkerLoss.WAIT, GradientError, False),
+        (WorkerLoss.WAIT, ProtocolError, False),
+        (WorkerLoss.FAIL, TransportError, False),
+        (WorkerLoss.CONTINUE, TransportError, False),
+    ],
+)
+def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_go_on(
+    rule: WorkerLoss,
+    error: type[CtrPsError],
+    is_kept: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They need a place, and an error that does not come again; a server that is gone may come back."""
+    lease = Lease(seconds=60.0, on_worker_loss=rule)
+    log = tmp_path / "log"
+
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store, settings(update_log=str(tmp_path), stay=True), address=FREE)
+        server = Server(store, settings(update_log=str(log), stay=True), address=FREE)
         server.recover()
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            await ask(channel, calls.ABORT, requests.Abort(member=member(), reason="it is enough"))
-            assert not list(tmp_path.glob("segment-*"))
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}, lease=lease))
+            abort = requests.Abort(
+                member=member(), reason="it is enough", comes_again=error.comes_again
+            )
+            await ask(channel, calls.ABORT, abort)
+            assert bool(list(log.glob("segment-*"))) == is_kept
+            assert ("start all servers and workers again" in store.failure) == is_kept
 
-            await leave(channel, 0)
+            await leave(channel, 0)  # it is not in the log
+        await server.stop()
+
+        again = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(again, settings(update_log=str(log)), address=FREE)
+        server.recover()
+        assert again.status().left == frozenset()
+        assert list(again.status().silent_s) == [0] * is_kept
+        await server.start()
         await server.stop()
 
     run(body())
+    assert (f"update log kept, it is whole folder={log}" in caplog.text) == is_kept
 
 
 def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
