@@ -1,15 +1,22 @@
 """What a process runs as, and on."""
 
 import os
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache  # it reads files
 def own_version() -> str:
     """Returns the version of this package; "not installed" if it is run from a folder of sources."""
     try:
         return version("ctr-ps")
     except PackageNotFoundError:
         return "not installed"
+
+
+def version_term() -> dict[str, str]:
+    """Returns the term by which processes find out that they are of different versions."""
+    return {"version of ctr-ps": own_version()}
 
 
 def num_processors() -> int:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 
 from protos.errors import JobError, NotJoinedError, ProtocolError
 from protos.role import Members
+from protos.runtime.environment import version_term
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.job_state import MembersState
 
@@ -51,7 +52,8 @@ class Membership:
         self._incarnations: dict[int, int] = {}
         self._candidates: dict[int, int] = {}  # processes that wait for the place of another one
         self._silent_s: dict[int, float] = {}
-        self._terms = {name: (value, "the server") for name, value in members.terms.items()}
+        terms = members.terms | version_term()
+        self._terms = {name: (value, "the server") for name, value in terms.items()}
 
     def join(self, member: Member, terms: Mapping[str, str], lease: Lease | None) -> bool:
         """A process takes the place of a worker, or begins to wait for it; taking it again is a no-op.

@@ -7,6 +7,7 @@ Calls are carried out as at first, by the same handlers, so whoever calls once m
 before had done.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from protos.errors import (
     SpecError,
     UsageError,
 )
+from protos.runtime.environment import own_version
 from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ps_server.coordination.job_state import WaitingMessage
 from ps_server.durability.saved_log import SavedLog
@@ -119,6 +121,7 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
                 f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
                 f"remove the folder and start the job again from its checkpoint"
             )
+        _require_own_version(bytes(first.payload), saved)
         state = STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
             return segment, state, None
@@ -130,6 +133,18 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
         f"the update log {saved.folder.path} begins with checkpoints that are not there any more: "
         f"{', '.join(unpublished)}; restore one, or remove the folder and start the job again"
     )
+
+
+def _require_own_version(state: bytes, saved: SavedLog) -> None:
+    """Raises LogError if another version wrote a log: its state and calls may mean something else here."""
+    written_by = json.loads(state).get("written_by")
+    if written_by != own_version():
+        writer = f"version {written_by}" if written_by else "an earlier version"
+        raise LogError(
+            f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is of "
+            f"version {own_version()}: start that version to go on from it, or remove the folders of all "
+            f"servers and start the job again from its checkpoint"
+        )
 
 
 def _require_owner(owner: Owner, server: Owner, saved: SavedLog) -> None:
