@@ -6,6 +6,7 @@
     │   └── RoleError
     ├── BindError                  the port is in use
     ├── TransportError             a server cannot be reached, or went away
+    │   └── RecoveringError        it reads its checkpoint and update log first
     ├── CheckpointError            not a whole, unaltered checkpoint
     │   └── UnknownChangesError
     ├── DataError                  input files
@@ -80,6 +81,18 @@ class TransportError(CtrPsError):
     """Servers did not answer in time, or went away; the message lists their endpoints."""
 
     exit_code = 4
+
+
+class RecoveringError(TransportError):
+    """A server that was started again reads its checkpoint and its update log before it answers.
+
+    Attributes:
+        progress: Shards and calls that it has done so far.
+    """
+
+    def __init__(self, message: str, *, progress: int = 0) -> None:
+        super().__init__(message)
+        self.progress = progress
 
 
 class CheckpointError(CtrPsError):

@@ -700,15 +700,16 @@ class ParameterStore:
         only: Collection[str] = (),
         token: str = "",
         is_between_saves: bool = False,
+        on_shard: Callable[[], None] = lambda: None,
     ) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces.
 
-        `is_between_saves` says that the caller holds `between_saves`.
+        `is_between_saves` says that the caller holds `between_saves`; `on_shard` is called after each shard.
         """
         with nullcontext() if is_between_saves else self.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
-            self._parameters.load(checkpoint, only, self._snapshots.alone)
+            self._parameters.load(checkpoint, only, self._snapshots.alone, on_shard)
 
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0

@@ -149,6 +149,7 @@ class Service:
         inline_values: int = INLINE_VALUES,
         backlog: Backlog | None = None,
         hot_keys: HotKeys | None = None,
+        why_not: Callable[[], CtrPsError | None] = lambda: None,
         on_log_error: Callable[[LogError], None] = lambda _: None,
     ) -> None:
         """Answers calls by `handlers`; tells `activity` of every call.
@@ -159,6 +160,7 @@ class Service:
             inline_values: Calls that touch more numbers run in a thread.
             backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
             hot_keys: Told of every pull; None: nobody is.
+            why_not: Returns the error with which each call is refused; None: it is answered.
             on_log_error: Called when the update log cannot be written, so that the server ends.
         """
         self._on_log_error = on_log_error
@@ -168,6 +170,7 @@ class Service:
         self.counts = counts_of(CALLS)
         self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
+        self._why_not = why_not
         self._step_executor = ThreadPoolExecutor(1, "steps")
         handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
 
@@ -194,6 +197,8 @@ class Service:
                 self._activity, context, call.name, counts, self._on_log_error
             ) as answering:
                 counts.received(len(request))
+                if (refusal := self._why_not()) is not None:
+                    raise refusal
                 self._backlog.require_room(call.name)
                 parts = self._handlers.parts_of(call, call.request.decode(request))
                 # A part has no bytes of its own: a log that needs them encodes it again.

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import CtrPsError, OverloadedError, UnknownCallerError
+from protos.errors import CtrPsError, OverloadedError, RecoveringError, UnknownCallerError
 from protos.futures import Future
 from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.grpc_status import error_of
@@ -267,7 +267,8 @@ class GrpcTransport:
         is_unavailable = failure.code() in _GONE
         if not (is_unavailable or asked_s is not None) or self._closed.is_set():
             raise error from failure
-        pause_s = sent.retry.pause_after(self._clock(), asked_s=asked_s)
+        progress = error.progress if isinstance(error, RecoveringError) else None
+        pause_s = sent.retry.pause_after(self._clock(), asked_s=asked_s, progress=progress)
         if pause_s is None:
             if sent.retry.tries == 1:
                 raise error from failure
