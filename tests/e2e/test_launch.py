@@ -40,7 +40,7 @@ def test_demo_ends_with_the_result_of_trainer_0(demo: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert 0.6 < result["auc"] < 1.0
     assert (demo / result["checkpoint"] / "MANIFEST.json").is_file()
-    logs = sorted(path.name for path in (demo / "log").iterdir())
+    logs = sorted(path.name for path in (demo / "log").glob("*.log"))
     assert logs == ["pserver.0.log", "pserver.1.log", "trainer.0.log", "trainer.1.log"]
 
 
