@@ -19,6 +19,7 @@
     ├── AccessError                a caller may not make this call
     │   └── UnknownCallerError
     ├── OverloadedError            a server that has no room for more
+    ├── NoMemoryError              a process that has no memory left
     ├── ProtocolError              a request that breaks the contract
     │   ├── NotJoinedError
     │   ├── SnapshotLostError
@@ -185,6 +186,12 @@ class LogError(CtrPsError):
     """An update log cannot be written or read, or is in use; the message names the file or folder."""
 
     exit_code = 13
+
+
+class NoMemoryError(CtrPsError):
+    """The system gives a process no memory: what it was doing may be done in part, so it ends."""
+
+    exit_code = 16
 
 
 class AccessError(CtrPsError):

@@ -186,6 +186,11 @@ class ParameterStore:
         return self._coordinator.failure
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether the job has failed since this process has no memory left."""
+        return self._coordinator.lacks_memory
+
+    @property
     def can_resume(self) -> bool:
         """Whether a job that has failed can go on from the servers' update logs."""
         return self._coordinator.can_resume

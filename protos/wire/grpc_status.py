@@ -38,6 +38,7 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.AccessError: grpc.StatusCode.PERMISSION_DENIED,
     errors.UnknownCallerError: grpc.StatusCode.UNAUTHENTICATED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NoMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 

@@ -31,6 +31,7 @@ from typing import Any, NoReturn, TypeVar
 from protos.errors import (
     AbortedError,
     JobError,
+    NoMemoryError,
     ProtocolError,
     WaitTimeoutError,
     counted,
@@ -39,6 +40,7 @@ from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
 from protos.limits import CHUNK_BYTES
 from protos.role import Members
+from protos.runtime.malloc import memory_error_of
 from protos.store import (
     Acknowledged,
     Applied,
@@ -148,7 +150,11 @@ class _PendingCalls:
 
 
 class Coordinator:
-    """The workers of one job, as one store sees them. Thread-safe."""
+    """The workers of one job, as one store sees them. Thread-safe.
+
+    Attributes:
+        lacks_memory: Whether the job has failed since this process has no memory left.
+    """
 
     def __init__(
         self,
@@ -195,6 +201,7 @@ class Coordinator:
         self._staleness = Staleness()
         self._failure = ""  # why the job ended before its time
         self._can_resume = False
+        self.lacks_memory = False
 
     @property
     def version(self) -> Version:
@@ -645,6 +652,10 @@ class Coordinator:
 
     def step_failed(self, step: CompleteStep, error: BaseException) -> None:
         """Ends the job: every call that waits raises, and so does every later one that needs the step."""
+        if (no_memory := memory_error_of(error)) is not None:
+            self.lacks_memory = True
+            self._fail(f"step {step.step} could not be applied: {no_memory}")
+            return
         self._fail(
             f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
             f"see the server's log, restart the servers and load the last checkpoint",
@@ -669,7 +680,11 @@ class Coordinator:
         with self._lock:
             is_first = not self._failure
             if is_first:
-                self._can_resume = self._has_update_log and self.waits_for_lost and not comes_again
+                self._can_resume = (
+                    self._has_update_log
+                    and self.waits_for_lost
+                    and not (comes_again or self.lacks_memory)  # then this server goes on alone
+                )
                 self._failure = f"{failure}{_HOW_TO_RESUME}" if self._can_resume else failure
             failure = self._failure
             futures = [future for calls in self._pending for future in calls.take_all()]
@@ -692,7 +707,7 @@ class Coordinator:
 
     def _require_no_failure(self) -> None:
         if self._failure:
-            raise AbortedError(self._failure)
+            raise (NoMemoryError if self.lacks_memory else AbortedError)(self._failure)
 
     def when_applied(self) -> Future[Version]:
         """Answers with the version, once all steps that are complete now are applied."""

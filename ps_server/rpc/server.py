@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from protos.errors import AbortedError, CtrPsError, IdleError, LogError
+from protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
+from protos.runtime.malloc import memory_error_of
 from protos.wire.calls import CALLS
 from protos.wire.channel import SERVER_OPTIONS
 from protos.wire.debug_services import DebugServices
@@ -100,7 +101,7 @@ class Server:
             backlog=self._backlog,
             hot_keys=HotKeys() if settings.metrics else None,
             why_not=lambda: None if self._progress is None else self._progress.error(),
-            on_log_error=self._end_by,
+            on_end=self._end_by,
         )
         self._metrics_port: HttpPort | None = None
         self._loop = asyncio.get_running_loop()
@@ -161,6 +162,8 @@ class Server:
             await recovery
         except StoppedError:
             return False
+        except Exception as error:
+            raise memory_error_of(error) or error from error
         self._progress = None
         self._serve()
         return True
@@ -302,7 +305,13 @@ class Server:
         self._loop.call_soon_threadsafe(self._end_after_failure, reason)
 
     def _end_after_failure(self, reason: str) -> None:
-        """Ends the server of a job that has failed, when all workers have had the time to hear why."""
+        """Ends the server of a job that has failed, when all workers have had the time to hear why.
+
+        One without memory ends at once, with its log: one that is started again goes on.
+        """
+        if self._store.lacks_memory:
+            self._end_by(NoMemoryError(reason))
+            return
         self._is_job_over = not self._store.can_resume
         self._handlers.keep_journal(NO_JOURNAL)
         try:
@@ -332,7 +341,7 @@ class Server:
                 self._handlers.pass_time(TICK_S)
                 self._handlers.end_if_all_left()
         except Exception as error:  # as when the update log cannot be written
-            self._end_by(error)
+            self._end_by(memory_error_of(error) or error)
 
     def _warn_of_replay(self) -> None:
         """Says that a restart would take long, again when it would take twice as long."""

@@ -14,6 +14,7 @@ from protos.errors import (
     GradientError,
     JobError,
     LostPushesError,
+    NoMemoryError,
     ProtocolError,
     WaitTimeoutError,
 )
@@ -207,7 +208,24 @@ def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
         workers.barrier("b", 0, step=1).result()
 
 
-def test_step_that_could_not_be_applied_fails_every_call() -> None:
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (
+            ValueError("no room"),
+            AbortedError,
+            r"step 0 could not be applied .*no room.* checkpoint",
+        ),
+        (
+            MemoryError("no room"),
+            NoMemoryError,
+            r"step 0 .*no memory left \(no room\): .* MiB in use",
+        ),
+    ],
+)
+def test_step_that_could_not_be_applied_fails_every_call(
+    error: Exception, raised: type[CtrPsError], text: str
+) -> None:
     workers = workers_of(2)
     pull = workers.at_version(1, lambda: pytest.fail("answered"))
     workers.push_part(Gradients(), push_id(0), 0)
@@ -215,7 +233,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
     step = workers.take_complete_step()
     assert step is not None
 
-    workers.step_failed(step, MemoryError("no room"))
+    workers.step_failed(step, error)
 
     later = [
         lambda: workers.at_version(1, lambda: None),
@@ -227,7 +245,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
         workers.applied,
     ]
     for call in (pull.result, barrier.result, *later):
-        with pytest.raises(CtrPsError, match=r"step 0 could not be applied .*no room.* checkpoint"):
+        with pytest.raises(raised, match=text):
             call()
     assert workers.take_complete_step() is None
     assert workers.status({}, None).version == 0

@@ -1,6 +1,7 @@
 """The life of a server, on an event loop of the test."""
 
 import asyncio
+import errno
 import re
 import time
 from collections.abc import Coroutine
@@ -23,6 +24,7 @@ from protos.errors import (
     GradientError,
     IdleError,
     LogError,
+    NoMemoryError,
     ProtocolError,
     RecoveringError,
     TransportError,
@@ -41,7 +43,7 @@ from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import GrpcTransport
 from ps_worker.cluster.watching.servers import Servers
-from tests.support.stores import joined, member, trained_chain
+from tests.support.stores import DEEP, joined, member, trained_chain
 
 FREE = "127.0.0.1:0"
 
@@ -542,6 +544,64 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
     run(life(is_over=False))
     assert not list(log.glob("segment-*"))
     run(life(is_over=True))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 1. GiB"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+@pytest.mark.parametrize("has_log", [True, False])
+def test_server_without_memory_ends_as_such_and_keeps_its_log(
+    has_log: bool, error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a log it is away to callers: one that is started again carries the call out."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    async def body() -> None:
+        store = ParameterStore(num_workers=1, has_update_log=has_log)
+        log = str(tmp_path) if has_log else None
+        server = Server(store, settings(update_log=log), address=FREE)
+        port = await server.start()
+        await server.recover()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+            monkeypatch.setattr(store, "create_table", fail)
+            for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
+                with pytest.raises(grpc.aio.AioRpcError, match="no memory left") as refused:
+                    await ask(channel, call, argument)
+                told = error_of(refused.value, "server", call.name)
+                expected = TransportError if has_log else NoMemoryError
+                assert type(told) is expected
+                assert (refused.value.code() is grpc.StatusCode.UNAVAILABLE) == has_log
+        with pytest.raises(NoMemoryError, match=r"no memory left \(.*MiB in use"):
+            await server.wait()
+        await server.stop()
+        monkeypatch.undo()
+        assert bool(list(tmp_path.glob("segment-*"))) == has_log
+
+    run(body())
+
+
+def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 1. GiB")
+
+    async def body() -> None:
+        await make_log(tmp_path)
+        monkeypatch.setattr(ParameterStore, "join", fail)
+        server, _ = await logging_server(tmp_path)
+        with pytest.raises(NoMemoryError, match="Unable to allocate"):
+            await server.recover()
+        await server.stop()
+
+    run(body())
+    assert list(tmp_path.glob("segment-*"))
 
 
 def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_path):
