@@ -148,7 +148,7 @@ class _Failure:
     text: str
 
     def is_kill(self) -> bool:
-        """Whether it was killed from outside, or crashed: by a signal, a shell's code for one, or no memory."""
+        """Whether it was killed from outside, or crashed: by a signal, a shell's code for one, no memory."""
         code = self.returncode
         return code < 0 or 128 < code <= 128 + LAST_SIGNAL or code == NO_MEMORY
 
