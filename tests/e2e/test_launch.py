@@ -70,6 +70,7 @@ def test_a_mistake_in_the_job_is_the_launchers_exit_code(demo: Path) -> None:
     assert "batch_size" in err  # the nearest known key, from the end of the worker's log
 
 
+@pytest.mark.timeout(600)
 def test_second_launch_goes_on_from_the_update_logs_of_one_that_was_killed(demo: Path) -> None:
     settings = ("strategy.mode=sync", "train.epochs=3", "train.batch_size=64", "cluster.lease_s=2")
     options = ["--json", "--durability", "log"]
