@@ -10,6 +10,7 @@ queue, so the main thread waits on one queue without polling.
 """
 
 import contextlib
+import fcntl
 import math
 import os
 import queue
@@ -66,6 +67,9 @@ class Engine(Protocol):
 
     def remove(self, folder: Path) -> None:
         """Removes a folder of servers, where they run."""
+
+    def find(self, servers: Sequence[str], folder: Path, pattern: str) -> set[str]:
+        """Returns the files in a folder of servers, where they run, by their paths in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,37 @@ class LocalEngine:
         """See `Engine`."""
         if folder.exists():
             shutil.rmtree(folder)
+
+    def find(self, servers: Sequence[str], folder: Path, pattern: str) -> set[str]:
+        """See `Engine`."""
+        return {str(path.relative_to(folder)) for path in folder.glob(pattern)}
+
+
+class LogDirError(Exception):
+    """A folder of log files cannot be used for this run."""
+
+
+@contextlib.contextmanager
+def held(log_dir: Path) -> Iterator[None]:
+    """Keeps a folder of log files from other launchers, which would write and remove the same files.
+
+    Raises:
+        LogDirError: If another launcher has it.
+    """
+    lock = os.open(log_dir / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            raise LogDirError(
+                f"{log_dir} is in use by ps-launch, process {holder}: each run needs a --log-dir of its own"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(lock)
 
 
 class Cluster:

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand
 
 from deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
-from deploy.cluster import HOST, Terminal, to_descriptor
+from deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
 from deploy.job_settings import JobSettings
 from deploy.launcher import Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
@@ -139,7 +139,7 @@ def command(
             "--worker-command": worker_command,
         }
         commands = commands_of_script(program, arguments or (), of_jobs)
-        checkpoints, is_resumed, has_metrics = "", False, False
+        checkpoints, is_resumed, has_metrics, rule = "", False, False, None
         policy = Policy(is_script=True, why_no_resume="a script loads its checkpoints itself")
     else:
         commands = commands_of_job(
@@ -156,7 +156,9 @@ def command(
         is_resumed = job.get("checkpoint", "resume") is True
         has_metrics = bool(job.get("run", "dir"))
         policy = _policy_of_job(program, job)
-        if durability == "log" and not heter_num and job.get("cluster", "on_worker_loss") is None:
+        rule = job.get("cluster", "on_worker_loss")
+        if durability == "log" and not heter_num and rule is None:
+            rule = "wait"
             commands = commands.with_setting("cluster.on_worker_loss=wait")
     launch = Launch(
         commands=commands,
@@ -166,6 +168,7 @@ def command(
         heter_device=heter_device,
         log_dir=log_dir if on == "local" else log_dir.absolute(),
         policy=replace(policy, max_restarts=max_restarts, durability=durability),
+        waits_for_lost=rule == "wait",
         checkpoints=checkpoints,
         is_resumed=is_resumed,
         has_metrics=has_metrics,
@@ -179,9 +182,11 @@ def command(
         as_json=json and bool(chaos or max_restarts),
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
-    if on == "local":
-        raise typer.Exit(run(launch, terminal))
-    raise typer.Exit(_run_on_ray(launch, terminal, address))
+    try:
+        code = run(launch, terminal) if on == "local" else _run_on_ray(launch, terminal, address)
+    except LogDirError as error:
+        raise typer.BadParameter(f"--log-dir: {error}") from error
+    raise typer.Exit(code)
 
 
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:

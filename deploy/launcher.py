@@ -18,7 +18,16 @@ from typing import Any
 
 from deploy.chaos.disturber import Disturber
 from deploy.chaos.sentences import Chaos
-from deploy.cluster import Cluster, Engine, Events, LocalEngine, Terminal, signals_as_events
+from deploy.cluster import (
+    Cluster,
+    Engine,
+    Events,
+    LocalEngine,
+    LogDirError,
+    Terminal,
+    held,
+    signals_as_events,
+)
 from deploy.last_line import LastLine
 from deploy.plan import ProcessSpec, heter_specs, server_specs, with_update_logs, worker_specs
 from deploy.programs import Commands
@@ -52,6 +61,8 @@ class Launch:
         heter_device: Theirs, "cpu" or "gpu".
         log_dir: Folder of the log files.
         policy: What is restarted, and how long to wait.
+        waits_for_lost: Whether processes can take the places of lost ones, so that a run can go on from the
+            update logs of an earlier one.
         checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
         is_resumed: Whether the job itself resumes from there.
         has_metrics: Whether it has a `run.dir`.
@@ -68,6 +79,7 @@ class Launch:
     num_heter: int = 0
     heter_device: str = "cpu"
     policy: Policy = field(default_factory=Policy)
+    waits_for_lost: bool = False
     checkpoints: str = ""
     is_resumed: bool = False
     has_metrics: bool = False
@@ -88,12 +100,16 @@ def run(launch: Launch, terminal: Terminal, engine: Engine | None = None) -> int
 
     `terminal` shows the output of trainer 0; `engine` starts the processes, None: on this machine. If another
     program takes a server's port between its release and the server's bind, the cluster is started once more.
+
+    Raises:
+        LogDirError: If another launcher has the folder, or this run cannot go on from the update logs there.
     """
     events = Events()
     engine = engine or LocalEngine()
     launch.log_dir.mkdir(parents=True, exist_ok=True)
     result = LastLine(terminal.stdout)
     with (
+        held(launch.log_dir),
         signals_as_events(events),
         Cluster(
             launch.log_dir, events, engine=engine, grace_seconds=launch.grace_seconds
@@ -120,11 +136,13 @@ class _Launcher:
         self._engine = engine
         self._terminal = terminal
         self._specs: dict[str, ProcessSpec] = {}
+        self._goes_on: bool | None = None  # from update logs of an earlier run; None: not known yet
         self._disturber = Disturber(
             launch.chaos, cluster, launch.log_dir / "chaos", launch.watch_command
         )
+        self._server_names = [f"pserver.{index}" for index in range(launch.num_servers)]
         self._supervisor = Supervisor(
-            [f"pserver.{index}" for index in range(launch.num_servers)],
+            self._server_names,
             [
                 *(f"trainer.{index}" for index in range(launch.num_workers)),
                 *(f"heter.{index}" for index in range(launch.num_heter)),
@@ -208,11 +226,10 @@ class _Launcher:
     def _start_all(self, options: Sequence[str] = (), note: str = "") -> None:
         """Starts all servers without a past, then all others; the commands of workers get `options`."""
         launch = self._launch
+        self._prepare_update_logs()
         bound = self._engine.endpoints(
-            [f"pserver.{index}" for index in range(launch.num_servers)]
-            + [f"heter.{index}" for index in range(launch.num_heter)]
+            self._server_names + [f"heter.{index}" for index in range(launch.num_heter)]
         )
-        self._remove_update_logs()
         endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
         servers = server_specs(launch.commands.server, endpoints, launch.num_workers, heter)
         if launch.update_logs:
@@ -257,10 +274,49 @@ class _Launcher:
             return 0
         log.error("%s: stopping all processes", end.reason)
         self._cluster.stop()
+        self._tell_of_kept_logs()
         if end.failed:
             path = self._cluster.log_path(end.failed)
             log.error("the end of %s:\n%s", path, tail(path))
         return end.code
+
+    def _prepare_update_logs(self) -> None:
+        """Decides once whether the run goes on from update logs that an earlier one has left."""
+        folder = self._launch.update_logs
+        if folder is None or self._goes_on:
+            return
+        if self._goes_on is None and (found := self._update_logs_in(folder)):
+            if not self._can_go_on_from(found):
+                raise LogDirError(
+                    f"{folder} has update logs of an earlier run, of {', '.join(sorted(found))}, from which "
+                    f"{self._launch.num_servers} servers cannot go on: that takes the logs of all, and "
+                    f'cluster.on_worker_loss = "wait". Remove the folder, or use another --log-dir'
+                )
+            self._goes_on = True
+            log.warning(
+                "going on from the update logs of an earlier run in %s; to begin anew, remove them",
+                folder,
+            )
+            return
+        self._goes_on = False
+        self._engine.remove(folder)
+
+    def _update_logs_in(self, folder: Path) -> set[str]:
+        """Returns the servers that have segments there."""
+        found = self._engine.find(self._server_names, folder, "*/segment-*.log")
+        return {Path(each).parts[0] for each in found}
+
+    def _can_go_on_from(self, found: set[str]) -> bool:
+        servers = {f"server-{index}" for index in range(self._launch.num_servers)}
+        return self._launch.waits_for_lost and found == servers
+
+    def _tell_of_kept_logs(self) -> None:
+        folder = self._launch.update_logs
+        if folder and self._can_go_on_from(self._update_logs_in(folder)):
+            log.error(
+                "kept the update logs in %s: the same command goes on from them; to begin anew, remove them",
+                folder,
+            )
 
     def _remove_update_logs(self) -> None:
         if self._launch.update_logs:

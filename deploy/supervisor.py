@@ -19,6 +19,7 @@ LOST_SERVER = 4  # exit code of a worker whose server is gone
 CANNOT_BIND = 3  # exit code of a server whose port is taken
 REFUSED = 10  # exit code of a worker that was silent for longer than its lease
 ABORTED = 12  # exit code of a worker that another one has ended by its error
+NO_MEMORY = 16  # exit code of a process to which the system gives no memory
 LAST_SIGNAL = 64
 LEASE_SECONDS = 30.0  # cluster.lease_s of a job that does not say it
 MAX_FUTILE_RESTARTS = 3
@@ -147,8 +148,9 @@ class _Failure:
     text: str
 
     def is_kill(self) -> bool:
-        """Whether it was killed from outside, or crashed: by a signal, or with a shell's code for one."""
-        return self.returncode < 0 or 128 < self.returncode <= 128 + LAST_SIGNAL
+        """Whether it was killed from outside, or crashed: by a signal, a shell's code for one, no memory."""
+        code = self.returncode
+        return code < 0 or 128 < code <= 128 + LAST_SIGNAL or code == NO_MEMORY
 
 
 @dataclass(slots=True)

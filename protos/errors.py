@@ -6,6 +6,7 @@
     │   └── RoleError
     ├── BindError                  the port is in use
     ├── TransportError             a server cannot be reached, or went away
+    │   └── RecoveringError        it reads its checkpoint and update log first
     ├── CheckpointError            not a whole, unaltered checkpoint
     │   └── UnknownChangesError
     ├── DataError                  input files
@@ -18,6 +19,7 @@
     ├── AccessError                a caller may not make this call
     │   └── UnknownCallerError
     ├── OverloadedError            a server that has no room for more
+    ├── NoMemoryError              a process that has no memory left
     ├── ProtocolError              a request that breaks the contract
     │   ├── NotJoinedError
     │   ├── PlaceLostError
@@ -46,15 +48,26 @@ def counted(number: int, noun: str, spec: str = "") -> str:
 
 
 class CtrPsError(Exception):
-    """Any error of ours; the message says what is wrong, the value, and what to do."""
+    """Any error of ours; the message says what is wrong, the value, and what to do.
+
+    Attributes:
+        comes_again: Whether the same job meets it again where it resumes: update logs are of no use then.
+    """
 
     exit_code = 1
+    comes_again = False
+
+
+def comes_again(error: BaseException) -> bool:
+    """Whether the same job meets an error again where it resumes; see `CtrPsError`."""
+    return isinstance(error, CtrPsError) and error.comes_again
 
 
 class UsageError(CtrPsError):
     """The command line, the job or the environment asks for something impossible."""
 
     exit_code = 2
+    comes_again = True
 
 
 class JobError(UsageError):
@@ -77,6 +90,18 @@ class TransportError(CtrPsError):
     exit_code = 4
 
 
+class RecoveringError(TransportError):
+    """A server that was started again reads its checkpoint and its update log before it answers.
+
+    Attributes:
+        progress: Shards and calls that it has done so far.
+    """
+
+    def __init__(self, message: str, *, progress: int = 0) -> None:
+        super().__init__(message)
+        self.progress = progress
+
+
 class CheckpointError(CtrPsError):
     """A folder is not a whole, unaltered checkpoint that fits; the message names the file."""
 
@@ -91,6 +116,7 @@ class DataError(CtrPsError):
     """Input data cannot be read."""
 
     exit_code = 6
+    comes_again = True
 
 
 class BadRowError(DataError):
@@ -101,6 +127,7 @@ class GradientError(CtrPsError):
     """A gradient is not finite, or its length does not fit its parameters."""
 
     exit_code = 7
+    comes_again = True
 
 
 class WaitTimeoutError(CtrPsError):
@@ -119,6 +146,7 @@ class ProtocolError(CtrPsError):
     """A request breaks the contract: lengths, order, push ids."""
 
     exit_code = 10
+    comes_again = True
 
 
 class NotJoinedError(ProtocolError):
@@ -131,6 +159,8 @@ class PlaceLostError(ProtocolError):
 
 class SnapshotLostError(ProtocolError):
     """The snapshot that was to be saved is gone, with the server that held it: save again."""
+
+    comes_again = False
 
 
 class LostPushesError(ProtocolError):
@@ -149,6 +179,7 @@ class SpecError(CtrPsError):
     """No table or dense block can be as its spec says."""
 
     exit_code = 11
+    comes_again = True
 
 
 class SpecConflictError(SpecError):
@@ -165,6 +196,12 @@ class LogError(CtrPsError):
     """An update log cannot be written or read, or is in use; the message names the file or folder."""
 
     exit_code = 13
+
+
+class NoMemoryError(CtrPsError):
+    """The system gives a process no memory: what it was doing may be done in part, so it ends."""
+
+    exit_code = 16
 
 
 class AccessError(CtrPsError):

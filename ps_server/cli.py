@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from protos.errors import CtrPsError, RoleError
+from protos.errors import RoleError
 from protos.role import ROLE, ServerRole, role_from_environment
 from protos.runtime.environment import arguments
-from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
 from ps_server.rpc.run import run_server
 from ps_server.settings import LogSync, ServerSettings, bytes_of_size
 
@@ -127,7 +127,7 @@ def run(
     ] = False,
 ) -> None:
     """Holds parameters and applies gradients: the server that the environment says this is."""
-    try:
+    with errors_as_exit_codes():
         configure_logs(log_format, log_level)
         role = _server_role()
         if check:
@@ -150,9 +150,6 @@ def run(
                 sigterm_exit_code=sigterm_exit_code,
             )
             exit_code = run_server(role, settings)
-    except CtrPsError as error:
-        log_error(error)
-        raise typer.Exit(error.exit_code) from error
     raise typer.Exit(exit_code)
 
 

@@ -418,6 +418,7 @@ class Parameters:
         checkpoint: Checkpoint,
         only: Collection[str],
         alone: Callable[[], AbstractContextManager[None]],
+        on_shard: Callable[[], None],
     ) -> None:
         """Replaces tables and blocks by this process's shards and pieces of a checkpoint.
 
@@ -425,6 +426,7 @@ class Parameters:
             checkpoint: What to load.
             only: Tables and blocks to take from it, all others are initialised; empty: all.
             alone: Held while they are replaced, so that no gradients are applied.
+            on_shard: Called after each shard that was read.
 
         Raises:
             CheckpointError: If it was altered or does not fit; nothing was replaced.
@@ -435,7 +437,8 @@ class Parameters:
         checkpoint.require(declared, only)
         taken = frozenset(only) or checkpoint.tables.keys() | checkpoint.blocks.keys()
         tables = {
-            name: self._load_table(checkpoint, name) for name in checkpoint.tables.keys() & taken
+            name: self._load_table(checkpoint, name, on_shard)
+            for name in checkpoint.tables.keys() & taken
         }
         blocks = {
             name: self._load_block(checkpoint, name) for name in checkpoint.blocks.keys() & taken
@@ -464,7 +467,9 @@ class Parameters:
             self._blocks.pop(name, None)
         self._undeclared.clear()
 
-    def _load_table(self, checkpoint: Checkpoint, name: str) -> SparseTable:
+    def _load_table(
+        self, checkpoint: Checkpoint, name: str, on_shard: Callable[[], None]
+    ) -> SparseTable:
         saved = checkpoint.tables[name]
         # To read a model needs none of a job's settings; a job that wants them declares them. Admission
         # stays: it decides what keys without a row read, and counts them.
@@ -475,6 +480,7 @@ class Parameters:
         table = self._new_table(spec)
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
+            on_shard()
         is_as_saved = (saved.statistics is None) == (spec.statistics is None)
         if is_as_saved and not table.status.evicted:
             table.mark_clean()

@@ -185,6 +185,16 @@ class ParameterStore:
         """Why the job has ended before its time; empty: it has not."""
         return self._coordinator.failure
 
+    @property
+    def lacks_memory(self) -> bool:
+        """Whether the job has failed since this process has no memory left."""
+        return self._coordinator.lacks_memory
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether a job that has failed can go on from the servers' update logs."""
+        return self._coordinator.can_resume
+
     @contextmanager
     def applying_inline(self) -> Iterator[None]:
         """Each step is applied by the call that completes it, for the time of the block."""
@@ -579,9 +589,9 @@ class ParameterStore:
         if not coordinator.failure:
             coordinator.when_applied().result()
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
-        self._coordinator.abort(worker, reason)
+        self._coordinator.abort(worker, reason, comes_again=comes_again)
 
     def all_left(self) -> bool:
         """Whether every worker has left, and all steps are applied."""
@@ -711,15 +721,16 @@ class ParameterStore:
         only: Collection[str] = (),
         token: str = "",
         is_between_saves: bool = False,
+        on_shard: Callable[[], None] = lambda: None,
     ) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces.
 
-        `is_between_saves` says that the caller holds `between_saves`.
+        `is_between_saves` says that the caller holds `between_saves`; `on_shard` is called after each shard.
         """
         with nullcontext() if is_between_saves else self.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
-            self._parameters.load(checkpoint, only, self._snapshots.alone)
+            self._parameters.load(checkpoint, only, self._snapshots.alone, on_shard)
 
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0

@@ -9,12 +9,11 @@ ps-worker export --model output/model --output model.onnx                 # of P
 ps-worker report output/run-1 output/run-2                                # a page about runs
 """
 
-import contextlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protos.errors import CtrPsError, RoleError
+from protos.errors import RoleError
 from protos.role import (
     HeterRole,
     WorkerRole,
@@ -30,7 +29,7 @@ from protos.role import (
     role_from_environment,
 )
 from protos.runtime.environment import arguments
-from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
 from protos.runtime.malloc import keep_freed_memory
 from ps_worker.job import Job, load_job
 
@@ -92,7 +91,7 @@ def train(
 ) -> None:
     """Train the job: a worker of a cluster if the environment says so, else alone on this machine."""
     _start(log_format, log_level)
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         _report(_train(load_job(job, overrides or []), metrics), as_json)
 
 
@@ -110,7 +109,7 @@ def heter(
 ) -> None:
     """Train the dense part of the job's model for its workers: a heter trainer of a cluster."""
     _start(log_format, log_level)
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         _report(_heter(load_job(job, overrides or []), device), as_json)
 
 
@@ -140,7 +139,7 @@ def infer(
     from ps_worker.serving.inference import infer  # late: --help should not wait for numba
 
     _start()
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         result = infer(
             model,
             data or [],
@@ -163,7 +162,7 @@ def export(
     from ps_worker.serving.export import export  # late: --help should not wait for numba
 
     _start()
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         _report(export(model, output, allow_code=allow_code), as_json)
 
 
@@ -181,7 +180,7 @@ def report(
     from ps_worker.serving.report.report import report as write  # late: as above
 
     _start()
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         result = write(runs, output, importance_rows=importance_rows, allow_code=allow_code)
         _report(result, as_json)
 
@@ -198,7 +197,7 @@ def example(
     """Write an example that comes with the package, with the files that it needs."""
     from ps_worker.job.shipped_examples import example_names, write_example
 
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         if name is None:
             for each, text in example_names().items():
                 print(f"{each:<18}{text}")
@@ -306,17 +305,8 @@ def _report(result: Mapping[str, Any], as_json: bool) -> None:
 def _start(log_format: LogFormat | None = None, log_level: LogLevel | None = None) -> None:
     """Logs to stderr, and ends on SIGTERM, which a container's first process would ignore."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         configure_logs(log_format, log_level)
-
-
-@contextlib.contextmanager
-def _errors_as_exit_codes() -> Iterator[None]:
-    try:
-        yield
-    except CtrPsError as error:
-        log_error(error)
-        raise typer.Exit(error.exit_code) from error
 
 
 def main() -> None:

@@ -206,6 +206,22 @@ class RayEngine:
                 actor = self._actor(name)
                 ray.get(actor.remove.remote(str(folder.absolute())), timeout=CALL_SECONDS)
 
+    def find(self, servers: Sequence[str], folder: Path, pattern: str) -> set[str]:
+        """Returns the files in a folder on the nodes of all servers, by their paths in it.
+
+        One that begins with the name of a server counts where that runs; on another node it is "elsewhere".
+        """
+        where = str(folder.absolute())
+        calls = [self._actor(name).find.remote(where, pattern) for name in servers]
+        views = list(map(set, ray.get(calls, timeout=CALL_SECONDS)))
+        found = {
+            path
+            for index, view in enumerate(views)
+            for path in view
+            if path.startswith(f"server-{index}/")
+        }
+        return found | {f"elsewhere/{path}" for path in set().union(*views) - found}
+
     def _actor(self, name: str) -> Any:
         """Returns the actor of a process, which is a new one where the last is lost."""
         actor = self._actors.get(name)

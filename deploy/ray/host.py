@@ -77,6 +77,10 @@ class Host:
         """Returns the process id of the actor itself."""
         return os.getpid()
 
+    async def find(self, folder: str, pattern: str) -> list[str]:
+        """Returns the files in a folder of the node, by their paths in it."""
+        return [str(path.relative_to(folder)) for path in Path(folder).glob(pattern)]
+
     async def remove(self, folder: str) -> None:
         """Removes a folder of the node, if it is there."""
         if Path(folder).exists():

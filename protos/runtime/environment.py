@@ -5,18 +5,25 @@ import re
 import resource
 import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 _OF_HOME = re.compile(r"((?:--[\w-]+=)?)(~(?:/.*)?)", re.DOTALL)
 
 
+@cache  # it reads files
 def own_version() -> str:
     """Returns the version of this package; "not installed" if it is run from a folder of sources."""
     try:
         return version("ctr-ps")
     except PackageNotFoundError:
         return "not installed"
+
+
+def version_term() -> dict[str, str]:
+    """Returns the term by which processes find out that they are of different versions."""
+    return {"version of ctr-ps": own_version()}
 
 
 def with_home(value: Any) -> Any:

@@ -14,12 +14,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
 from protos.errors import CtrPsError, UsageError
 from protos.role import HeterRole, Role, ServerRole, role_from_environment
+from protos.runtime.malloc import memory_error_of
 
 FORMAT, LEVEL = "CTR_PS_LOG_FORMAT", "CTR_PS_LOG_LEVEL"
 """Variables for what no option says."""
@@ -93,6 +95,19 @@ def log_error(error: CtrPsError) -> None:
     else:
         text = printable_lines(str(error)).replace("\n", "\n    ")
         sys.stderr.write(f"error: {text}\n")  # one write: other threads log, too
+
+
+@contextmanager
+def errors_as_exit_codes() -> Iterator[None]:
+    """Ends the process with the exit code of an error of ours, or of one that says that memory is short."""
+    try:
+        yield
+    except Exception as raised:
+        error = raised if isinstance(raised, CtrPsError) else memory_error_of(raised)
+        if error is None:
+            raise
+        log_error(error)
+        raise SystemExit(error.exit_code) from raised
 
 
 class TextFormatter(logging.Formatter):

@@ -1,6 +1,11 @@
-"""How the C allocator treats freed memory, said once for servers and workers."""
+"""Memory of a process: how the C allocator treats what is freed, and the error if there is none left."""
 
 import ctypes
+import errno
+import resource
+from pathlib import Path
+
+from protos.errors import NoMemoryError
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD = -1
@@ -26,3 +31,29 @@ def keep_freed_memory() -> bool:
     return bool(
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_ON_HEAP) and mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE)
     )
+
+
+def memory_error_of(error: BaseException) -> NoMemoryError | None:
+    """Returns the error, with numbers, of one that says that the system gives no memory; None: another one.
+
+    Libraries say it as MemoryError, a mapping as an OSError, a thread without a stack as a RuntimeError.
+    """
+    is_thread = isinstance(error, RuntimeError) and "start new thread" in str(error)
+    is_mapping = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (isinstance(error, MemoryError) or is_thread or is_mapping):
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    allowed = "no limit" if limit == resource.RLIM_INFINITY else f"of {limit >> 20} MiB allowed"
+    return NoMemoryError(
+        f"no memory left ({str(error) or type(error).__name__}): this process has {_status_mib('VmRSS')} in "
+        f"use, and addresses for {_status_mib('VmSize')} ({allowed}); give it more, or use more servers"
+    )
+
+
+def _status_mib(field: str) -> str:
+    """Returns a size of this process as Linux knows it."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(f"{int(line.split()[1]) >> 10} MiB" for line in lines if line.startswith(field))
+    except (OSError, MemoryError, StopIteration):  # another system, or not even memory for that
+        return "an unknown size"

@@ -262,11 +262,11 @@ class Coordination(Protocol):
         """Removes a worker for good; it takes part in no step from `step` on."""
         ...
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """Ends the job for all workers at once: that of a worker that ends in error.
 
         Calls that wait, and every later push, barrier, message and wait, raise an AbortedError that names
-        the worker and the reason. Of several aborts the first counts.
+        the worker and the reason. Of several aborts the first counts. `comes_again` is that of the error.
 
         Raises:
             ProtocolError: If the worker is not of this job.

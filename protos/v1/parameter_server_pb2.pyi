@@ -205,12 +205,14 @@ class LeaveResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class AbortRequest(_message.Message):
-    __slots__ = ("member", "reason")
+    __slots__ = ("member", "reason", "comes_again")
     MEMBER_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    COMES_AGAIN_FIELD_NUMBER: _ClassVar[int]
     member: _data_plane_pb2.Member
     reason: str
-    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    comes_again: bool
+    def __init__(self, member: _Optional[_Union[_data_plane_pb2.Member, _Mapping]] = ..., reason: _Optional[str] = ..., comes_again: bool = ...) -> None: ...
 
 class AbortResponse(_message.Message):
     __slots__ = ()

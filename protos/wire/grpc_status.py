@@ -16,6 +16,9 @@ METADATA_KEY = "ctr-ps-error"
 RETRY_AFTER_KEY = "ctr-ps-retry-after"
 """Milliseconds after which a call that met an overloaded server may be repeated."""
 
+PROGRESS_KEY = "ctr-ps-progress"
+"""Shards and calls that a server has done which recovers."""
+
 # Details travel in a header, and a call whose headers exceed some 8 KiB fails for that alone.
 MAX_DETAILS_CHARACTERS = 2_000
 
@@ -23,6 +26,7 @@ MAX_DETAILS_CHARACTERS = 2_000
 _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.CtrPsError: grpc.StatusCode.INTERNAL,
     errors.UsageError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.RecoveringError: grpc.StatusCode.UNAVAILABLE,
     errors.CheckpointError: grpc.StatusCode.DATA_LOSS,
     errors.GradientError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.WaitTimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -34,6 +38,7 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
     errors.AccessError: grpc.StatusCode.PERMISSION_DENIED,
     errors.UnknownCallerError: grpc.StatusCode.UNAUTHENTICATED,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.NoMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
@@ -51,10 +56,12 @@ def details_of(error: errors.CtrPsError) -> str:
 
 
 def metadata_of(error: errors.CtrPsError) -> tuple[tuple[str, str], ...]:
-    """Returns the trailing metadata that carry an error's class, and when to try again."""
+    """Returns the trailing metadata that carry an error's class, and what it says besides its message."""
     metadata = ((METADATA_KEY, type(error).__name__),)
     if isinstance(error, errors.OverloadedError) and error.retry_after_s is not None:
         return (*metadata, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after_s))))
+    if isinstance(error, errors.RecoveringError):
+        return (*metadata, (PROGRESS_KEY, str(error.progress)))
     return metadata
 
 
@@ -64,9 +71,9 @@ def _tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
         yield from _tree(subclass)
 
 
-def _retry_after_s(metadata: Mapping[str, str | bytes]) -> float | None:
-    milliseconds = str(metadata.get(RETRY_AFTER_KEY, ""))
-    return int(milliseconds) / 1000 if milliseconds.isdecimal() else None
+def _number(metadata: Mapping[str, str | bytes], key: str) -> int | None:
+    number = str(metadata.get(key, ""))
+    return int(number) if number.isdecimal() else None
 
 
 def error_of(failure: grpc.RpcError, endpoint: str, call: str) -> errors.CtrPsError:
@@ -78,7 +85,11 @@ def error_of(failure: grpc.RpcError, endpoint: str, call: str) -> errors.CtrPsEr
     name = metadata.get(METADATA_KEY)
     details = f"{endpoint}: {failure.details()}"
     if name == errors.OverloadedError.__name__:
-        return errors.OverloadedError(details, retry_after_s=_retry_after_s(metadata))
+        milliseconds = _number(metadata, RETRY_AFTER_KEY)
+        retry_after_s = None if milliseconds is None else milliseconds / 1000
+        return errors.OverloadedError(details, retry_after_s=retry_after_s)
+    if name == errors.RecoveringError.__name__:
+        return errors.RecoveringError(details, progress=_number(metadata, PROGRESS_KEY) or 0)
     for error_class in _tree(errors.CtrPsError):
         if error_class.__name__ == name:
             return error_class(details)

@@ -6,7 +6,7 @@ has `MAX_CALLS` of a kind open at once. Callers that a server knows, as workers,
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -18,19 +18,30 @@ from protos.wire.security.credentials import Credentials, WatchedTokens
 MAX_CALLS = 32
 """Of one address, watches and checks each; gRPC keeps up to 512 KiB of a message that nobody reads."""
 
+WHY_KEY = "ctr-ps-why"
+"""Trailing metadata of a check: why a server does not serve yet."""
+
 
 class HealthService:
-    """The service grpc.health.v1 of a gRPC server of asyncio, which serves until `end`.
+    """The service grpc.health.v1 of a gRPC server of asyncio, which serves from `begin` to `end`.
 
     The servicer of grpcio-health-checking (1.85) reads requests of any size; its watches outlast the server's
     grace, and it forgets all watches of a service when one of them ends.
     """
 
-    def __init__(self) -> None:
-        """Serves."""
+    def __init__(self, why_not: Callable[[], str] | None = None) -> None:
+        """Serves, or begins to later.
+
+        Args:
+            why_not: Returns why it does not serve before `begin`; None: it does at once.
+        """
+        self._why_not = why_not
         self._tokens: WatchedTokens | None = None
+        self._begun = asyncio.Event()
         self._ending = asyncio.Event()
         self._open: Counter[tuple[str, str]] = Counter()
+        if why_not is None:
+            self.begin()
 
     def add_to(self, server: grpc.aio.Server, credentials: Credentials) -> None:
         """Adds the methods to a server, which knows its callers by these credentials.
@@ -51,18 +62,28 @@ class HealthService:
         handler = grpc.method_handlers_generic_handler(health.SERVICE_NAME, methods)
         server.add_generic_rpc_handlers((handler,))
 
+    def begin(self) -> None:
+        """Says from now on that it serves."""
+        self._begun.set()
+
     def end(self) -> None:
         """Says from now on that nothing is served, and ends all watches."""
         self._ending.set()
+        self._begun.set()
 
     async def _check(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> Any:
         await self._take_place("check", context)
+        if self._why_not is not None and not self._begun.is_set():
+            context.set_trailing_metadata(((WHY_KEY, self._why_not()),))
         return self._answer()
 
     async def _watch(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        """Says whether the server serves, and when it does no more; then it ends, as UNAVAILABLE."""
+        """Says whether the server serves, and when that changes; at its end it ends, as UNAVAILABLE."""
         await self._take_place("watch", context)
         await context.write(self._answer())
+        if not self._begun.is_set():
+            await self._begun.wait()
+            await context.write(self._answer())
         if not self._ending.is_set():
             await self._ending.wait()
             await context.write(self._answer())
@@ -92,5 +113,5 @@ class HealthService:
 
     def _answer(self) -> Any:
         response = health_pb2.HealthCheckResponse
-        is_ending = self._ending.is_set()
-        return response(status=response.NOT_SERVING if is_ending else response.SERVING)
+        is_serving = self._begun.is_set() and not self._ending.is_set()
+        return response(status=response.SERVING if is_serving else response.NOT_SERVING)

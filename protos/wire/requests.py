@@ -203,6 +203,7 @@ class Abort:
 
     member: Member
     reason: str
+    comes_again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from typing import Any, NoReturn, TypeVar
 from protos.errors import (
     AbortedError,
     JobError,
+    NoMemoryError,
     PlaceLostError,
     ProtocolError,
     WaitTimeoutError,
@@ -40,6 +41,7 @@ from protos.futures import Answered, WaitingFuture
 from protos.gradients import Gradients
 from protos.limits import CHUNK_BYTES
 from protos.role import Members
+from protos.runtime.malloc import memory_error_of
 from protos.store import (
     Acknowledged,
     Applied,
@@ -89,6 +91,10 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _NEEDS_WORKER_0 = ", and the others cannot go on without worker 0, which saves and evaluates"
+
+_HOW_TO_RESUME = (
+    " [the servers keep their update logs: start all servers and workers again to go on from them]"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +151,11 @@ class _PendingCalls:
 
 
 class Coordinator:
-    """The workers of one job, as one store sees them. Thread-safe."""
+    """The workers of one job, as one store sees them. Thread-safe.
+
+    Attributes:
+        lacks_memory: Whether the job has failed since this process has no memory left.
+    """
 
     def __init__(
         self,
@@ -191,6 +201,8 @@ class Coordinator:
         self._examples: dict[int, int] = {}
         self._staleness = Staleness()
         self._failure = ""  # why the job ended before its time
+        self._can_resume = False
+        self.lacks_memory = False
 
     @property
     def version(self) -> Version:
@@ -243,7 +255,8 @@ class Coordinator:
                 if self._members.join(member, terms, lease, only_asks=only_asks):
                     self._forget_arrivals(worker)
         except JobError as error:
-            self._fail(str(error))
+            if not self._members.all_joined:  # else it is refused alone
+                self._fail(str(error), comes_again=True)
             raise
         return self._wait(poll, describe)
 
@@ -652,12 +665,17 @@ class Coordinator:
 
     def step_failed(self, step: CompleteStep, error: BaseException) -> None:
         """Ends the job: every call that waits raises, and so does every later one that needs the step."""
+        if (no_memory := memory_error_of(error)) is not None:
+            self.lacks_memory = True
+            self._fail(f"step {step.step} could not be applied: {no_memory}")
+            return
         self._fail(
             f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
-            f"see the server's log, restart the servers and load the last checkpoint"
+            f"see the server's log, restart the servers and load the last checkpoint",
+            comes_again=True,
         )
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
         with self._lock:
             self._members.require(worker)
@@ -666,12 +684,22 @@ class Coordinator:
             raise ProtocolError(
                 f"{self._members.name(worker)} has left, so it cannot abort the job"
             )
-        self._fail(f"{self._members.name(worker)} aborted the job: {reason}")
+        self._fail(
+            f"{self._members.name(worker)} aborted the job: {reason}", comes_again=comes_again
+        )
 
-    def _fail(self, failure: str) -> None:
+    def _fail(self, failure: str, *, comes_again: bool = False) -> None:
+        """Ends the job; a process in the place of a lost one can only go on if such places may be taken."""
         with self._lock:
             is_first = not self._failure
-            self._failure = self._failure or failure
+            if is_first:
+                self._can_resume = (
+                    self._has_update_log
+                    and self.waits_for_lost
+                    and not (comes_again or self.lacks_memory)  # then this server goes on alone
+                )
+                self._failure = f"{failure}{_HOW_TO_RESUME}" if self._can_resume else failure
+            failure = self._failure
             futures = [future for calls in self._pending for future in calls.take_all()]
             futures += self._barrier_futures.values()
             self._barrier_futures.clear()
@@ -685,10 +713,15 @@ class Coordinator:
         """Why the job has ended before its time; empty: it has not."""
         return self._failure
 
+    @property
+    def can_resume(self) -> bool:
+        """Whether a job that has failed can go on from the servers' update logs."""
+        return self._can_resume
+
     def require_no_failure(self) -> None:
-        """Raises AbortedError if the job has ended before its time."""
+        """Raises AbortedError if the job has ended before its time, NoMemoryError if it lacked memory."""
         if self._failure:
-            raise AbortedError(self._failure)
+            raise (NoMemoryError if self.lacks_memory else AbortedError)(self._failure)
 
     def when_applied(self) -> Future[Version]:
         """Answers with the version, once all steps that are complete now are applied."""

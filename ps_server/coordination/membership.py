@@ -17,6 +17,7 @@ from itertools import zip_longest
 
 from protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
 from protos.role import Members
+from protos.runtime.environment import version_term
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.job_state import MembersState
 
@@ -53,7 +54,8 @@ class Membership:
         self._incarnations: dict[int, int] = {}
         self._candidates: dict[int, int] = {}  # the last process that asked for a place
         self._silent_s: dict[int, float] = {}
-        self._terms = {name: (value, "the server") for name, value in members.terms.items()}
+        terms = members.terms | version_term()
+        self._terms = {name: (value, "the server") for name, value in terms.items()}
 
     def join(
         self,
@@ -88,7 +90,7 @@ class Membership:
             raise ProtocolError(
                 f"{name} has a lease of {lease.seconds} s, expected up to {MAX_LEASE_S:g}"
             )
-        if len(self._incarnations) == self.all.total:
+        if self.all_joined:
             self.require(worker)  # a stranger's terms do not end a job that runs
         if self._incarnations.get(worker) == member.incarnation:
             self._require_agreement(worker, terms)
@@ -257,6 +259,11 @@ class Membership:
     def num_present(self) -> int:
         """Workers that have not left."""
         return self.all.total - len(self.left)
+
+    @property
+    def all_joined(self) -> bool:
+        """Whether every worker has joined, also if it was lost or has left since."""
+        return len(self._incarnations) == self.all.total
 
     @property
     def all_left(self) -> bool:

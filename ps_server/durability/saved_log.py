@@ -106,6 +106,12 @@ class SavedLog:
                 if reader.is_last:
                     self._ends_with(reader)
 
+    def size_from(self, segment: int) -> int:
+        """Returns the bytes of a segment and the later ones; raises LogError."""
+        with disk_errors(f"cannot read {self.folder.path}"):
+            paths = [self.folder.segment_path(each) for each in self.segments if each >= segment]
+            return sum(path.stat().st_size for path in paths)
+
     def end(self) -> LogEnd:
         """Returns where a log with segments ends; reads the last one unless `records_from` has.
 

@@ -28,7 +28,11 @@ SYNC_LIMIT_S = 60.0
 
 
 class UpdateLog:
-    """An update log that records are appended to. Thread-safe."""
+    """An update log that records are appended to. Thread-safe.
+
+    Attributes:
+        replay_s: About the seconds that the calls since the last segment began took, and would take again.
+    """
 
     def __init__(self, saved: SavedLog, writer: SegmentWriter, sync: LogSync) -> None:
         """Takes over the folder of `saved`; made by `create` and `resume`."""
@@ -48,6 +52,7 @@ class UpdateLog:
         self._newest: Future[None] = Answered(None)
         self._num_appended = 0
         self._appended_bytes = 0
+        self.replay_s = 0.0
         self._fault = ""  # why nothing can be written
         self._is_closed = False
         self._thread = threading.Thread(
@@ -153,6 +158,7 @@ class UpdateLog:
             old.close()
             self._older[old.segment] = old.size_bytes
             self._writer = new
+            self.replay_s = 0.0
             self._acknowledged = new.next_record
             durable, self._waiting = self._waiting, []
         self._answer(durable, "")

@@ -21,6 +21,10 @@ class Activity:
         self._in_flight -= 1
         self._last = self._clock()
 
+    def restart(self) -> None:
+        """Counts the time without a call from now on."""
+        self._last = self._clock()
+
     @property
     def idle_s(self) -> float:
         """Seconds without a call; 0 while one is in flight, as those that wait for other workers are."""

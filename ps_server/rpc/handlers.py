@@ -278,6 +278,10 @@ class Handlers:
         """Tells `journal` of every call from now on that changes the store, before it does."""
         self._journal = journal
 
+    def keeps_log(self) -> bool:
+        """Whether calls are written to an update log, so that a process after this one can carry them out."""
+        return self._journal is not NO_JOURNAL
+
     def pass_time(self, seconds: float) -> None:
         """Time passes, by which workers may be lost of which nothing is heard."""
         with self._places:

@@ -4,6 +4,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos.v1 import parameter_server_pb2
+from protos.wire.health import WHY_KEY
 from protos.wire.security.credentials import Credentials, open_channel
 
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name
@@ -21,7 +22,7 @@ def why_not_serving(endpoint: str, limit_s: float) -> str:
     """
     with open_channel(endpoint, Credentials.from_environment()) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(
+            answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(
                 health_pb2.HealthCheckRequest(service=SERVICE), timeout=limit_s
             )
         except grpc.RpcError as error:
@@ -29,4 +30,5 @@ def why_not_serving(endpoint: str, limit_s: float) -> str:
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ""
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-    return f"it says that it is {status}"
+    why = dict(call.trailing_metadata()).get(WHY_KEY)
+    return f"it says that it is {status}{f': {why}' if why else ''}"

@@ -9,6 +9,7 @@ refused is refused again.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from protos.errors import CheckpointError
 from protos.futures import Answered, Future
 from protos.gradients import Values
 from protos.role import Members
+from protos.runtime.environment import own_version
 from protos.spec import DenseSpec
 from protos.store import Member, PushId, Shrunk, StateChunk
 from protos.wire import calls, requests
@@ -112,6 +114,7 @@ class ServerState:
 
     Attributes:
         owner: The server.
+        written_by: Version of the package that wrote the segment.
         base: Token of the save that has its parameters; empty: they were fresh.
         jobs_before: Jobs that it had served.
         job: What its coordinator knew.
@@ -123,6 +126,7 @@ class ServerState:
     jobs_before: int
     job: JobState
     completed: CompletedState
+    written_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +260,11 @@ class UpdateJournal:
     def _written(self, kind: str, payload: bytes) -> Iterator[None]:
         with self._lock.shared():
             self._log.append(kind, payload)
+            start = time.perf_counter()
             yield
+            self._log.replay_s += (
+                time.perf_counter() - start
+            )  # two threads at once may lose a call's
 
     def entry(
         self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
@@ -337,6 +345,7 @@ def state_records(store: ParameterStore, completed: CompletedState, *, base: str
         jobs_before=store.jobs_before,
         job=job,
         completed=completed,
+        written_by=own_version(),
     )
     tables, blocks = store.declared()
     epoch = store.shard_map.epoch

@@ -7,9 +7,11 @@ Calls are carried out as at first, by the same handlers, so whoever calls once m
 before had done.
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 from protos.errors import (
@@ -19,9 +21,11 @@ from protos.errors import (
     LogError,
     OverloadedError,
     ProtocolError,
+    RecoveringError,
     SpecError,
     UsageError,
 )
+from protos.runtime.environment import own_version
 from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ps_server.coordination.job_state import WaitingMessage
 from ps_server.durability.saved_log import SavedLog
@@ -59,6 +63,51 @@ _OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, journal.MESSAGE)
 Replay = Callable[[str, bytes], None]
 """Carries out a call, given its name and its request as it came."""
 
+TELL_S = 10.0
+"""Between two lines of the log that say how far a recovery is."""
+
+
+class StoppedError(Exception):
+    """The server is to end before it has recovered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What a recovery took: the calls of the log, and seconds for the checkpoint and for them."""
+
+    calls: int
+    load_s: float
+    replay_s: float
+
+
+class Progress:
+    """How far a server has come that does not serve yet. One thread works, others look.
+
+    Attributes:
+        done: Shards and calls so far.
+        text: How far that is.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is done."""
+        self.done = 0
+        self.text = "recovering: it begins"
+        self._is_stopped = False
+
+    def stop(self) -> None:
+        """Has the working thread raise StoppedError with its next shard or call."""
+        self._is_stopped = True
+
+    def step(self) -> None:
+        """A shard or a call is done."""
+        self.done += 1
+        if self._is_stopped:
+            raise StoppedError
+
+    def error(self) -> RecoveringError:
+        """Returns the answer to a call that comes meanwhile."""
+        return RecoveringError(f"{self.text}; it serves afterwards", progress=self.done)
+
 
 def recover(
     store: ParameterStore,
@@ -66,7 +115,8 @@ def recover(
     *,
     replay: Replay,
     restore_completed: Callable[[CompletedState], None],
-) -> None:
+    progress: Progress | None = None,
+) -> Replayed:
     """Makes an empty store what the log says.
 
     Args:
@@ -74,11 +124,14 @@ def recover(
         saved: The log, which has segments.
         replay: Carries out a call; raises what a server refuses.
         restore_completed: Takes over the calls that are not carried out again.
+        progress: Told how far it is.
 
     Raises:
-        LogError: If the log is damaged or of another server, or no checkpoint that it needs is there.
+        LogError: If the log is damaged, of another server or version, or its checkpoint is not there.
         CheckpointError: If the checkpoint is damaged.
+        StoppedError: If `progress` is stopped.
     """
+    progress = progress or Progress()
     segment, state, checkpoint = _begin_of(saved)
     _require_owner(state.owner, Owner.of(store), saved)
     head = saved.head(segment)[1:]
@@ -87,11 +140,13 @@ def recover(
             _replay(record, store, replay)
     start = time.monotonic()
     if checkpoint is not None:
-        store.load(checkpoint.url, token=checkpoint.token)
+        progress.text = f"recovering: it loads {checkpoint.url}"
+        store.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
     store.restore(state.jobs_before, state.job)
     restore_completed(state.completed)
     loaded = time.monotonic()
-    num_calls = 0
+    num_calls, num_bytes, told = 0, 0, loaded
+    of_bytes = saved.size_from(segment)
     with store.applying_inline():  # nobody waits for an answer before the next call
         for record in head:
             if record.kind not in (CREATE_TABLE.name, CREATE_DENSE.name):
@@ -99,14 +154,25 @@ def recover(
         for record in saved.records_from(segment):
             _replay(record, store, replay)
             num_calls += 1
+            num_bytes += len(record.payload)
+            progress.text = f"recovering: {num_bytes / of_bytes:.0%} of its update log"
+            progress.step()
+            if (now := time.monotonic()) - told >= TELL_S:
+                told = now
+                logger.info(
+                    "%s calls=%d calls/s=%.0f", progress.text, num_calls, num_calls / (now - loaded)
+                )
+    replayed = Replayed(num_calls, loaded - start, time.monotonic() - loaded)
     logger.info(
-        "recovered checkpoint=%s calls=%d version=%d load_seconds=%.2f replay_seconds=%.2f",
+        "recovered checkpoint=%s calls=%d version=%d load_seconds=%.2f replay_seconds=%.2f calls/s=%.0f",
         "none" if checkpoint is None else checkpoint.url,
         num_calls,
         store.status().version,
-        loaded - start,
-        time.monotonic() - loaded,
+        replayed.load_s,
+        replayed.replay_s,
+        num_calls / max(replayed.replay_s, 1e-6),
     )
+    return replayed
 
 
 def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
@@ -119,6 +185,7 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
                 f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
                 f"remove the folder and start the job again from its checkpoint"
             )
+        _require_own_version(bytes(first.payload), saved)
         state = STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
             return segment, state, None
@@ -130,6 +197,18 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
         f"the update log {saved.folder.path} begins with checkpoints that are not there any more: "
         f"{', '.join(unpublished)}; restore one, or remove the folder and start the job again"
     )
+
+
+def _require_own_version(state: bytes, saved: SavedLog) -> None:
+    """Raises LogError if another version wrote a log: its state and calls may mean something else here."""
+    written_by = json.loads(state).get("written_by")
+    if written_by != own_version():
+        writer = f"version {written_by}" if written_by else "an earlier version"
+        raise LogError(
+            f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is of "
+            f"version {own_version()}: start that version to go on from it, or remove the folders of all "
+            f"servers and start the job again from its checkpoint"
+        )
 
 
 def _require_owner(owner: Owner, server: Owner, saved: SavedLog) -> None:

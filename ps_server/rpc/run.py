@@ -1,6 +1,6 @@
 """One server from its start to its end: what `ps-server` runs, and a script in a server's role.
 
-    recover or load -> bind -> serve -> all workers left | idle | a signal
+    bind -> recover or load -> serve -> all workers left | idle | a signal
 
 Heavy imports are made late: a health check imports this module every few seconds.
 """
@@ -68,6 +68,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
             lambda server, port: _on_start(server, port, role, bind),
             address=address_to_bind(bind, role.port),
             credentials=credentials,
+            on_bound=_end_by_signals,
         )
     )
     logger.info("ended reason=%r", reason)
@@ -78,10 +79,13 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     return codes.get(reason, 0)
 
 
-def _on_start(server: "Server", port: int, role: ServerRole, bind: str) -> None:
+def _end_by_signals(server: "Server") -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end, number.name)
+
+
+def _on_start(server: "Server", port: int, role: ServerRole, bind: str) -> None:
     logger.info(
         "serving server=%d servers=%s workers=%d heter_trainers=%d bind=%s port=%d",
         role.server_index,

@@ -1,18 +1,21 @@
-"""The life of a server: recover or load, bind, serve, and end when all workers have left.
+"""The life of a server: bind, recover or load, serve, and end when all workers have left.
 
-recover --> start --bound--> wait --all workers left | idle | job failed | told to end--> stop
+start --bound--> recover --serves--> wait --all workers left | idle | job failed | told to end--> stop
+
+Until it serves it answers each call with how far it has come: callers know that it is there.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health
 
-from protos.errors import AbortedError, IdleError, LogError
+from protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
+from protos.runtime.malloc import memory_error_of
 from protos.wire.calls import CALLS
 from protos.wire.channel import server_options
 from protos.wire.debug_services import DebugServices
@@ -20,20 +23,22 @@ from protos.wire.health import HealthService
 from protos.wire.security.authorization import interceptors_of
 from protos.wire.security.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
+from ps_server.durability.saved_log import SavedLog, read_log
+from ps_server.durability.update_log import UpdateLog
 from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
-from ps_server.rpc.journal import NO_JOURNAL
+from ps_server.rpc.journal import NO_JOURNAL, UpdateJournal, first_records
 from ps_server.rpc.metrics.hot_keys import HotKeys
+from ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
 from ps_server.rpc.service import Service
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 
 if TYPE_CHECKING:
     from protos.runtime.http_port import HttpPort
-    from ps_server.durability.update_log import UpdateLog
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +46,9 @@ TICK_S = 0.25
 
 REACHED_AGAIN_S = 5.0
 """After this all workers reach a server that was restarted: they look for it every two seconds or so."""
+
+LONG_REPLAY_S = 60.0
+"""An update log that would take longer to carry out again is warned of."""
 
 ALL_LEFT = "all workers have left"
 
@@ -75,9 +83,11 @@ class Server:
         self._address = address
         self._settings = settings
         self._activity = Activity(clock)
+        has_past = (settings.load or settings.update_log) is not None
+        self._progress = Progress() if has_past else None
+        self._health = HealthService(self._describe_progress if has_past else None)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._credentials = credentials or Credentials()
-        self._health = HealthService()
         debug = DebugServices() if settings.grpc_debug else None
         guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
@@ -90,52 +100,99 @@ class Server:
             self._activity,
             backlog=self._backlog,
             hot_keys=HotKeys() if settings.metrics else None,
-            on_log_error=self._end_by,
+            why_not=lambda: None if self._progress is None else self._progress.error(),
+            on_end=self._end_by,
         )
         self._metrics_port: HttpPort | None = None
         self._loop = asyncio.get_running_loop()
+        self._saved: SavedLog | None = None
         self._log: UpdateLog | None = None
+        self._leases: asyncio.Task[None] | None = None
         self._is_job_over = False
-        self._is_recovered = False
-        store.call_on_failure(self._hear_of_failure)
+        self.replayed: Replayed | None = None
+        self._long_replay_s = LONG_REPLAY_S
         self._service.add_to(self._server)
         self._health.add_to(self._server, self._credentials)
         if debug:
             debug.add_to(self._server, [SERVICE, health.SERVICE_NAME])
 
-    def recover(self) -> None:
-        """Goes on where the server before this one was, by its update log; before `start`.
+    async def start(self) -> int:
+        """Binds and serves, or says until `recover` how far it has come; returns the port.
+
+        Raises:
+            BindError: If the address cannot be bound.
+            UsageError: If a certificate cannot be used.
+            LogError: If the update log is in use, or cannot be read.
+        """
+        if self._settings.update_log is not None:
+            self._saved = read_log(self._settings.update_log)
+        try:
+            port = bind(self._server, self._address, self._credentials)
+        except CtrPsError:
+            self._close_log()
+            raise
+        self._open_metrics_port()
+        await self._server.start()
+        if self._progress is None:
+            self._serve()
+        return port
+
+    async def recover(self) -> bool:
+        """Goes on where the server before this one was, by its update log, and serves; after `start`.
 
         Without such a log it loads the checkpoint to start with, if any.
 
+        Returns:
+            Whether it serves; not if it was told to end before.
+
         Raises:
-            LogError: If the log is damaged, or in use.
+            LogError: If the log is damaged.
             CheckpointError: If the checkpoint that it needs does not exist, or is damaged.
             AbortedError: If the job of the server before this one has ended by an error.
         """
-        folder = self._settings.update_log
-        if folder is None:
-            self._load()
-            return
-        # Imported late: most servers need none of it.
-        from ps_server.durability.saved_log import read_log
-        from ps_server.durability.update_log import UpdateLog
-        from ps_server.rpc.journal import UpdateJournal, first_records
-        from ps_server.rpc.recovery import recover
+        if self._progress is None:
+            return True
+        recovery = asyncio.create_task(asyncio.to_thread(self._recover, self._progress))
+        try:
+            either: list[asyncio.Future[Any]] = [recovery, self._ended]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._progress.stop()
+        try:
+            await recovery
+        except StoppedError:
+            return False
+        except Exception as error:
+            raise memory_error_of(error) or error from error
+        self._progress = None
+        self._serve()
+        return True
 
+    def _serve(self) -> None:
+        self._store.call_on_failure(self._hear_of_failure)
+        self._health.begin()
+        self._activity.restart()
+        self._leases = asyncio.create_task(self._watch_leases())
+        self._handlers.end_if_all_left()  # the server before this one may have died just before its end
+
+    def _recover(self, progress: Progress) -> None:
         handlers, store, sync = self._handlers, self._store, self._settings.log_sync
-        saved = read_log(folder)
+        saved = self._saved
+        if saved is None:
+            self._load(progress)
+            return
         if saved.segments:
-            recover(
+            self.replayed = recover(
                 store,
                 saved,
                 replay=handlers.replay,
                 restore_completed=handlers.restore_completed,
+                progress=progress,
             )
             self._log = UpdateLog.resume(saved, sync=sync)
-            self._is_recovered = True
+            self._log.replay_s = self.replayed.replay_s
         else:
-            head = first_records(store, self._load())
+            head = first_records(store, self._load(progress))
             self._log = UpdateLog.create(saved, sync=sync, head=head)
         journal = UpdateJournal(
             self._log, store, handlers.completed, wait_limit_s=self._settings.wait_limit_s
@@ -146,29 +203,19 @@ class Server:
             self._close_log()  # the next start is for another job
             raise AbortedError(store.failure)
 
-    def _load(self) -> Checkpoint | None:
+    def _load(self, progress: Progress) -> Checkpoint | None:
         """Loads the checkpoint to start with, and returns it; None: fresh parameters."""
         if self._settings.load is None:
             return None
+        progress.text = f"starting: it loads {self._settings.load}"
         KERNELS.prepare_loading()
         checkpoint = Checkpoint.open(self._settings.load)
-        self._store.load(checkpoint.url, token=checkpoint.token)
+        self._store.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
         logger.info("loaded folder=%s", self._settings.load)
         return checkpoint
 
-    async def start(self) -> int:
-        """Binds and serves; returns the port.
-
-        Raises:
-            BindError: If the address cannot be bound.
-            UsageError: If a certificate cannot be used.
-        """
-        port = bind(self._server, self._address, self._credentials)
-        self._open_metrics_port()
-        await self._server.start()
-        self._leases = asyncio.create_task(self._watch_leases())
-        self._handlers.end_if_all_left()  # the server before this one may have died just before its end
-        return port
+    def _describe_progress(self) -> str:
+        return "" if self._progress is None else self._progress.text
 
     def _open_metrics_port(self) -> None:
         if self._settings.metrics is None:
@@ -183,6 +230,7 @@ class Server:
             self._service.counts,
             self._backlog,
             lambda: self._log,
+            lambda: self.replayed,
             per_worker=self._settings.metrics_per_worker,
         )
         self._metrics_port = open_metrics_port(
@@ -226,7 +274,8 @@ class Server:
 
     async def stop(self) -> None:
         """Refuses new calls, lets those in flight end within the grace, and frees the port."""
-        self._leases.cancel()
+        if self._leases is not None:
+            self._leases.cancel()
         self._health.end()
         self._store.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
@@ -241,6 +290,8 @@ class Server:
             self._log.delete()
         elif self._log is not None:
             self._log.close()
+        elif self._saved is not None:
+            self._saved.close()
 
     def _on_all_left(self) -> None:
         if not self._settings.stay:
@@ -254,13 +305,25 @@ class Server:
         self._loop.call_soon_threadsafe(self._end_after_failure, reason)
 
     def _end_after_failure(self, reason: str) -> None:
-        """Ends the server of a job that cannot go on, when all workers have had the time to hear why."""
-        self._is_job_over = True
+        """Ends the server of a job that has failed, when all workers have had the time to hear why.
+
+        One without memory ends at once, with its log: one that is started again goes on.
+        """
+        if self._store.lacks_memory:
+            self._end_by(NoMemoryError(reason))
+            return
+        self._is_job_over = not self._store.can_resume
         self._handlers.keep_journal(NO_JOURNAL)
         try:
-            self._close_log()  # a job that failed is not to go on in a restarted server
+            self._close_log()
         except LogError as error:
             logger.error("update log not removed: %s", error)
+        if self._log is not None:
+            logger.warning(
+                "update log %s folder=%s",
+                "removed, a restart would not help" if self._is_job_over else "kept, it is whole",
+                self._settings.update_log,
+            )
         if self._settings.stay:
             logger.error("the job has ended: %s; restart this server before the next", reason)
             return
@@ -269,15 +332,27 @@ class Server:
 
     async def _watch_leases(self) -> None:
         """Lets time pass in steps: after a server was stopped for long, one step has passed."""
-        if self._is_recovered:
+        if self.replayed is not None:
             await asyncio.sleep(REACHED_AGAIN_S)
         try:
             while True:
                 await asyncio.sleep(TICK_S)
+                self._warn_of_replay()
                 self._handlers.pass_time(TICK_S)
                 self._handlers.end_if_all_left()
         except Exception as error:  # as when the update log cannot be written
-            self._end_by(error)
+            self._end_by(memory_error_of(error) or error)
+
+    def _warn_of_replay(self) -> None:
+        """Says that a restart would take long, again when it would take twice as long."""
+        if self._log is None or self._log.replay_s < self._long_replay_s:
+            return
+        logger.warning(
+            "a restart of this server would take about %.0f s to carry out its update log again, for which "
+            "all wait: checkpoints more often make it shorter (checkpoint.every_steps, every_s)",
+            self._log.replay_s,
+        )
+        self._long_replay_s = 2 * self._log.replay_s
 
     async def _end_when_idle(self, limit_s: float) -> None:
         while (left_s := limit_s - self._activity.idle_s) > 0:
@@ -296,15 +371,17 @@ async def serve(
     *,
     address: str,
     credentials: Credentials | None = None,
+    on_bound: Callable[[Server], None] = lambda _: None,
 ) -> str:
     """Serves until the end, and returns its reason.
 
     Args:
         store: What to serve.
         settings: When to end, and how.
-        on_start: Called with the server and its port once it accepts calls.
+        on_start: Called with the server and its port once it serves.
         address: host:port to bind; port 0 takes a free one.
         credentials: See `Server`.
+        on_bound: Called with the server once it has its port; it may still recover then.
 
     Raises:
         UsageError: If a file of the credentials cannot be used.
@@ -315,10 +392,11 @@ async def serve(
         AbortedError: If the job has ended by an error, and the server does not stay.
     """
     server = Server(store, settings, address=address, credentials=credentials)
-    server.recover()
     port = await server.start()
     try:
-        on_start(server, port)
+        on_bound(server)
+        if await server.recover():
+            on_start(server, port)
         return await server.wait()
     finally:
         await server.stop()

@@ -16,8 +16,9 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from protos.errors import CtrPsError, LogError
+from protos.errors import CtrPsError, LogError, NoMemoryError
 from protos.futures import Future, WaitingFuture
+from protos.runtime.malloc import memory_error_of
 from protos.wire.calls import CALLS, SERVICE, Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.requests import PullSparse
@@ -69,13 +70,15 @@ class _Answering:
         context: grpc.aio.ServicerContext,
         call: str,
         counts: CallCounts,
-        on_log_error: Callable[[LogError], None],
+        on_end: Callable[[Exception], None],
+        keeps_log: Callable[[], bool],
     ) -> None:
         self._activity = activity
         self._context = context
         self._call = call
         self._counts = counts
-        self._on_log_error = on_log_error
+        self._on_end = on_end
+        self._keeps_log = keeps_log
         self._waited_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -108,13 +111,15 @@ class _Answering:
         trace: TracebackType | None,
     ) -> None:
         self._activity.end()
+        error = error and (memory_error_of(error) or error)
         self._counts.ended(_status_name(error), time.perf_counter() - self._start_s)
         if self._waited_s:
             self._counts.waits.add(self._waited_s)
-        if isinstance(error, LogError):
-            self._on_log_error(error)
-            # To the caller this server is away: one that is started again carries the call out.
-            await self._context.abort(grpc.StatusCode.UNAVAILABLE, f"the server ends: {error}")
+        if isinstance(error, LogError | NoMemoryError):
+            self._on_end(error)
+            if self._keeps_log():
+                # To the caller this server is away: one that is started again carries the call out.
+                await self._context.abort(grpc.StatusCode.UNAVAILABLE, f"the server ends: {error}")
         if isinstance(error, Exception):
             await abort_with(self._context, self._call, error)
 
@@ -149,7 +154,8 @@ class Service:
         inline_values: int = INLINE_VALUES,
         backlog: Backlog | None = None,
         hot_keys: HotKeys | None = None,
-        on_log_error: Callable[[LogError], None] = lambda _: None,
+        why_not: Callable[[], CtrPsError | None] = lambda: None,
+        on_end: Callable[[Exception], None] = lambda _: None,
     ) -> None:
         """Answers calls by `handlers`; tells `activity` of every call.
 
@@ -159,15 +165,18 @@ class Service:
             inline_values: Calls that touch more numbers run in a thread.
             backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
             hot_keys: Told of every pull; None: nobody is.
-            on_log_error: Called when the update log cannot be written, so that the server ends.
+            why_not: Returns the error with which each call is refused; None: it is answered.
+            on_end: Called when the server has to end: the update log cannot be written, or memory is short.
         """
-        self._on_log_error = on_log_error
+        self._on_end = on_end
+        self._ends_by: Exception | None = None
         self._handlers = handlers
         self._activity = activity
         self._inline_values = inline_values
         self.counts = counts_of(CALLS)
         self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
+        self._why_not = why_not
         self._step_executor = ThreadPoolExecutor(1, "steps")
         handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
 
@@ -181,6 +190,11 @@ class Service:
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
+    def _end(self, error: Exception) -> None:
+        """Answers no more calls: what the error has ended may be done in part."""
+        self._ends_by = error
+        self._on_end(error)
+
     def close(self) -> None:
         """Ends the thread that applies steps, after the one that it applies now."""
         self._step_executor.shutdown(wait=False)
@@ -191,9 +205,13 @@ class Service:
 
         async def method(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
             async with _Answering(
-                self._activity, context, call.name, counts, self._on_log_error
+                self._activity, context, call.name, counts, self._end, self._handlers.keeps_log
             ) as answering:
+                if self._ends_by is not None:
+                    raise self._ends_by  # it may be done in part, what went wrong
                 counts.received(len(request))
+                if (refusal := self._why_not()) is not None:
+                    raise refusal
                 self._backlog.require_room(call.name)
                 parts = self._handlers.parts_of(call, call.request.decode(request))
                 # A part has no bytes of its own: a log that needs them encodes it again.

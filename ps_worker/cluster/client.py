@@ -37,6 +37,7 @@ from protos.errors import (
     ProtocolError,
     TransportError,
     UnknownTableError,
+    comes_again,
 )
 from protos.futures import (
     Answer,
@@ -127,7 +128,9 @@ def abort_on_each(
 
     Servers that are not there are waited for `ready_s` seconds.
     """
-    abort = requests.Abort(member=join.member, reason=abort_reason(error))
+    abort = requests.Abort(
+        member=join.member, reason=abort_reason(error), comes_again=comes_again(error)
+    )
     joining = [
         transport.call(server, calls.JOIN, join, ready_s=ready_s)
         for server in range(len(transport.endpoints))
@@ -819,9 +822,11 @@ class ClusterClient:
         """See `protos.store.Store`."""
         results(self._call_all(calls.LEAVE, requests.Leave(member=self._member(worker), step=step)))
 
-    def abort(self, worker: int, reason: str) -> None:
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
-        request = requests.Abort(member=self._member(worker), reason=reason)
+        request = requests.Abort(
+            member=self._member(worker), reason=reason, comes_again=comes_again
+        )
         pending = self._call_all(calls.ABORT, request)
         ended = wait_for_all(pending, ABORT_S)
         results_of_all_ended(ended)

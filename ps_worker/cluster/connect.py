@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from protos.errors import CtrPsError, ProtocolError, TransportError, UsageError
+from protos.errors import CtrPsError, ProtocolError, RecoveringError, TransportError, UsageError
 from protos.role import HeterRole, WorkerRole
 from protos.store import Member, ServerStatus
 from protos.wire.calls import GET_STATUS
@@ -82,12 +82,14 @@ def wait_for_servers(
     """Waits until all servers answer, and says at once and then every ten seconds which do not yet.
 
     Raises:
-        TransportError: If some do not answer within `limit_s`; lists them.
+        TransportError: If some do not answer within `limit_s` of the start, or of the last progress of one
+            that recovers; lists them.
         ProtocolError: If a server is not the one that its place in the list says.
     """
     next_log = start = clock()
     missing: Sequence[int] = range(len(transport.endpoints))
     look_s = FIRST_LOOK_S
+    progress: dict[int, int] = {}
     while True:
         looked = clock()
         left_s = max(start + limit_s - looked, _SHORTEST_LOOK_S)
@@ -95,6 +97,9 @@ def wait_for_servers(
         if not failures:
             return
         missing, look_s = sorted(failures), LOOK_S
+        for server, failure in failures.items():
+            if isinstance(failure, RecoveringError) and failure.progress > progress.get(server, -1):
+                progress[server], start = failure.progress, looked
         names = [transport.endpoints[server] for server in missing]
         if clock() >= start + limit_s:
             raise TransportError(

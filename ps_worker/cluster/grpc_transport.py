@@ -16,7 +16,13 @@ from typing import Any, Generic, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import CtrPsError, OverloadedError, TransportError, UnknownCallerError
+from protos.errors import (
+    CtrPsError,
+    OverloadedError,
+    RecoveringError,
+    TransportError,
+    UnknownCallerError,
+)
 from protos.futures import Answer
 from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.grpc_status import error_of
@@ -177,7 +183,8 @@ class _Answer(Generic[A]):
         if failure.code() not in _GONE and asked_s is None:
             self.fail(error)
             return
-        pause_s = retry.pause_after(transport.clock(), asked_s=asked_s)
+        progress = error.progress if isinstance(error, RecoveringError) else None
+        pause_s = retry.pause_after(transport.clock(), asked_s=asked_s, progress=progress)
         if pause_s is None:
             if retry.tries > 1:
                 tried = f"(tried {retry.tries} times in {retry.budget_s:g} s, cluster.retry_s)"

@@ -2,6 +2,7 @@
 
     failure --server unreachable--> pause --> again
        |    --server overloaded---> the pause that it asks for --> again
+       |    --server recovers-----> pause --> again; while it makes progress, no time is used up
        `--anything else, or no time left--> the error
 
 Every call is idempotent (protos/wire/calls.py), so it may be carried out already when it is sent again.
@@ -37,22 +38,29 @@ class Retry:
         tries: How often the call was sent.
         since: Time of the first failure, in seconds; None: it has not failed.
         last: Time of the last one.
+        progress: How far a server that recovers had come, at most; -1: it was not there, or did not say so.
     """
 
     budget_s: float
     tries: int = 1
     since: float | None = None
     last: float = 0.0
+    progress: int = -1
 
-    def pause_after(self, now: float, *, asked_s: float | None = None) -> float | None:
+    def pause_after(
+        self, now: float, *, asked_s: float | None = None, progress: int | None = None
+    ) -> float | None:
         """The call failed at time `now`; returns the seconds until it is sent again, None: never.
 
         Args:
             now: In seconds.
             asked_s: The pause that an overloaded server asks for.
+            progress: How far a server has come that recovers.
         """
         if self.since is None or now - self.last >= FORGET_S:
-            self.since = now
+            self.since, self.progress = now, -1
+        if progress is not None and progress > self.progress:
+            self.since, self.progress = now, progress
         self.last = now
         if now - self.since >= self.budget_s:
             return None

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protos.errors import CtrPsError, UsageError
+from protos.errors import CtrPsError, UsageError, comes_again
 from protos.role import HeterRole, WorkerRole
 from protos.store import Coordination, abort_reason
 from ps_worker.cluster.open_store import is_in_process
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def abort_by(error: BaseException, store: Coordination, worker: int) -> None:
     """Ends the job by an error of a worker that has joined, on all servers that can be reached."""
     try:
-        store.abort(worker, abort_reason(error))
+        store.abort(worker, abort_reason(error), comes_again=comes_again(error))
     except CtrPsError as failure:
         logger.warning("not all others could be told of the error: %s", failure)
 

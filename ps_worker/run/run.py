@@ -23,7 +23,7 @@ from ctr_model.batch import Batch
 from ctr_model.models.model import Model, tasks_of
 from protos.errors import AbortedError, UsageError, counted
 from protos.role import Members
-from protos.runtime.environment import own_version
+from protos.runtime.environment import version_term
 from protos.store import (
     Numbers,
     ReduceOp,
@@ -629,7 +629,7 @@ def terms_of(job: Job, members: Members) -> dict[str, str]:
     names = ("model", "optimizer", "life")
     return {
         **members.terms,
-        "version of ctr-ps": own_version(),
+        **version_term(),
         **{
             f"train.{key}": str(value)
             for key, value in job.train.model_dump(exclude={"log_every_s"}).items()

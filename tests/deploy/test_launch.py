@@ -111,7 +111,7 @@ def test_json_of_trainer_0_is_the_last_line_and_all_output_is_in_logs(start: Sta
     }
     assert "progress of 0" in err
     assert "progress of 1" not in err
-    logs = {path.name: path.read_text() for path in Path("log").iterdir()}
+    logs = {path.name: path.read_text() for path in Path("log").glob("*.log")}
     assert sorted(logs) == ["pserver.0.log", "pserver.1.log", "trainer.0.log", "trainer.1.log"]
     assert logs["pserver.1.log"] == "server 1 ready\n"
     assert logs["trainer.1.log"].startswith("progress of 1\ntrained\n")
@@ -343,7 +343,7 @@ def test_a_script_is_both_roles_and_gets_all_arguments_after_it() -> None:
     told = f"{sys.executable} {['script.py', *own]}\n"
     for role in ("PSERVER", "TRAINER0", "TRAINER1"):
         assert Path(role).read_text() == told
-    logs = sorted(path.name for path in Path("log").iterdir())
+    logs = sorted(path.name for path in Path("log").glob("*.log"))
     assert logs == ["pserver.0.log", "trainer.0.log", "trainer.1.log"]
 
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from deploy.cluster import LogDirError
 from tests.support.launches import launched_here, python
 from tests.support.processes import LIMIT_S, started
 
@@ -118,6 +120,60 @@ def test_update_logs_stay_after_a_failure() -> None:
     assert Path("log/update-log/server-0").exists()
 
 
+WRITES_A_LOG = """
+import os, sys
+print(os.path.exists(sys.argv[2] + "/segment-00000001.log"))
+os.makedirs(sys.argv[2], exist_ok=True)
+open(sys.argv[2] + "/segment-00000001.log", "w").close()
+"""
+
+
+def test_second_run_goes_on_from_the_update_logs_of_one_that_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = WRITES_A_LOG + "open('done').read()"
+    code, _ = launched_here(
+        server, "open('done', 'w').close(); raise SystemExit(8)", durability="log"
+    )
+    assert code == 8
+    assert "kept the update logs in log/update-log: the same command goes on" in caplog.text
+
+    code, _ = launched_here(server, "open('done', 'w').close()", durability="log")
+
+    assert code == 0
+    assert Path("log/pserver.0.log").read_text() == "True\n"
+    assert "going on from the update logs of an earlier run in log/update-log" in caplog.text
+    assert not Path("log/update-log").exists()
+
+
+@pytest.mark.parametrize("run", [{"num_servers": 2}, {"waits_for_lost": False}])
+def test_update_logs_with_which_a_run_cannot_go_on_are_not_removed(run: dict[str, Any]) -> None:
+    segment = Path("log/update-log/server-0/segment-00000001.log")
+    segment.parent.mkdir(parents=True)
+    segment.touch()
+
+    with pytest.raises(LogDirError, match=r"of server-0, from which .* Remove the folder, or"):
+        launched_here("exit(1)", "exit(1)", durability="log", **run)
+
+    assert segment.exists()
+    assert not Path("log/pserver.0.log").exists()
+
+
+def test_second_launcher_in_a_folder_is_refused_and_removes_nothing() -> None:
+    kept = Path("log/update-log/server-0/segment-00000001.log")
+    options = ("--durability", "log")
+    with launched(WRITES_A_LOG + "open('done').read()", "open('asked').read()", *options) as first:
+        with Path("asked").open("w"):
+            with launched("exit(1)", "exit(1)", *options) as second:
+                code, _, told = finish(second)
+
+            assert code == 2
+            assert f"in use by ps-launch, process {first.pid}" in " ".join(told.split())
+            assert kept.exists()
+        Path("done").open("w").close()
+        assert finish(first)[0] == 0
+
+
 def test_job_is_started_again_from_its_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     """The worker has saved one when it dies; the server that waited is stopped."""
     server = "import os, signal; os.path.exists('died') or signal.pause(); open('done').read()"
@@ -215,7 +271,7 @@ def test_process_of_a_script_is_started_again_without_options_of_ours() -> None:
         code, _, err = finish(process)
 
     assert code == 0, err
-    for log in Path("log").iterdir():
+    for log in Path("log").glob("*.log"):
         told = [line for line in log.read_text().splitlines() if not line.startswith("ps-launch")]
         assert all(line.startswith("[] [") for line in told)
 

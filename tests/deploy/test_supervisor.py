@@ -148,7 +148,7 @@ def test_an_aborted_worker_is_the_failure_if_no_other_is_seen(is_last: bool) -> 
     assert end == End(12, "trainer.0 exited with code 12", "trainer.0")
 
 
-@pytest.mark.parametrize("code", [KILLED, CRASHED, TERMINATED, 137])
+@pytest.mark.parametrize("code", [KILLED, CRASHED, TERMINATED, 137, 16])
 def test_with_logs_a_killed_process_is_started_again_alone(code: int) -> None:
     rules = supervisor(max_restarts=2, durability="log")
 

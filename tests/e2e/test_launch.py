@@ -40,7 +40,7 @@ def test_demo_ends_with_the_result_of_trainer_0(demo: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert 0.6 < result["auc"] < 1.0
     assert (demo / result["checkpoint"] / "MANIFEST.json").is_file()
-    logs = sorted(path.name for path in (demo / "log").iterdir())
+    logs = sorted(path.name for path in (demo / "log").glob("*.log"))
     assert logs == ["pserver.0.log", "pserver.1.log", "trainer.0.log", "trainer.1.log"]
 
 
@@ -68,3 +68,29 @@ def test_a_mistake_in_the_job_is_the_launchers_exit_code(demo: Path) -> None:
 
     assert process.returncode == 2
     assert "batch_size" in err  # the nearest known key, from the end of the worker's log
+
+
+@pytest.mark.timeout(600)
+def test_second_launch_goes_on_from_the_update_logs_of_one_that_was_killed(demo: Path) -> None:
+    settings = ("strategy.mode=sync", "train.epochs=3", "train.batch_size=64", "cluster.lease_s=2")
+    options = ["--json", "--durability", "log"]
+    options += [word for each in settings for word in ("--set", each)]
+
+    def result_of(*arguments: str) -> tuple[str, str]:
+        with launched(*options, *arguments) as process:
+            out, err = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, err
+        return json.loads(out.splitlines()[-1])["model_digest"], err
+
+    undisturbed, _ = result_of("--log-dir", "base", "--set", "checkpoint.dir=base-model")
+    with launched(*options, "--set", "train.log_every_s=0.1") as process:
+        assert process.stderr is not None
+        while "examples/s=" not in (line := process.stderr.readline()):
+            assert line, "the launcher ended before it trained"
+        process.kill()
+
+    digest, said = result_of("--set", "train.log_every_s=0.1")
+
+    assert "going on from the update logs of an earlier run in log/update-log" in said
+    assert digest == undisturbed
+    assert not (demo / "log/update-log").exists()

@@ -436,22 +436,32 @@ def test_server_that_is_away_for_longer_than_a_lease_loses_no_worker(
         assert job.result()["examples"] == EPOCHS * ROWS
 
 
-def test_workers_end_if_a_server_stays_away(data: Path, tmp_path: Path) -> None:
-    settings = settings_of(data, on_worker_loss="fail", cluster__retry_s="3")
+@pytest.mark.timeout(300)
+def test_job_whose_server_stayed_away_goes_on_when_all_are_started_again(
+    data: Path, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    settings = saving(data, tmp_path) | {"cluster.retry_s": "3"}
     with RunningJob(tmp_path, training(settings)) as job:
         job.wait_for_steps()
 
         job.kill("server.1")
-        codes = job.wait(*job.workers, limit_s=3 + SOON_S)
+        codes = job.wait(*job.workers, "server.0", limit_s=3 + SOON_S)
 
         # The first to give up tells the other one, by the server that is left.
-        assert set(codes.values()) <= {4, 12}, f"{codes}\n{job.tails}"
+        assert codes["server.0"] == 12
+        assert {codes[worker] for worker in job.workers} <= {4, 12}, f"{codes}\n{job.tails}"
         for worker in job.workers:
             error = job.error(worker)
             assert job.endpoints[1] in error
             assert "times in 3 s, cluster.retry_s" in error
             calls = ("PushPull", "PushGrad", "PullSparse", "PullDense", "Renew")
             assert any(call in error for call in calls)
+        assert "start all servers and workers again" in job.error("server.0")
+        assert f"kept, it is whole folder={job.update_log('server.0')}" in job.log("server.0")
+
+        for name in (*job.servers, *job.workers):
+            job.start(name)
+        assert undisturbed == figures(job)
 
 
 # Pushes on arrival: each exactly once

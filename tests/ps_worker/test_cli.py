@@ -4,10 +4,9 @@ import io
 import sys
 
 import pytest
-import typer
 
 from protos.errors import TransportError
-from ps_worker.cli import _errors_as_exit_codes
+from protos.runtime.logs import errors_as_exit_codes
 
 
 class _Writes(io.StringIO):
@@ -28,8 +27,8 @@ def test_error_is_one_write_so_that_no_log_line_can_come_between(
     stderr = _Writes()
     monkeypatch.setattr(sys, "stderr", stderr)
 
-    with pytest.raises(typer.Exit) as end, _errors_as_exit_codes():
+    with pytest.raises(SystemExit) as end, errors_as_exit_codes():
         raise TransportError("server 1 is away")
 
     assert list(filter(None, stderr.writes)) == ["error: server 1 is away\n"]
-    assert end.value.exit_code == TransportError.exit_code
+    assert end.value.code == TransportError.exit_code

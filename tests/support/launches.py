@@ -32,6 +32,7 @@ def launched_here(
     watcher: str = "",
     as_json: bool = False,
     grace_seconds: float = 10.0,
+    waits_for_lost: bool = True,
     **policy: Any,
 ) -> tuple[int, str]:
     """Runs a launch; returns its exit code and the output of trainer 0. Logs are in `log`.
@@ -46,6 +47,7 @@ def launched_here(
         watcher: Program that writes the servers' versions.
         as_json: See `Launch`.
         grace_seconds: See `Launch`.
+        waits_for_lost: See `Launch`.
         policy: Fields of `Policy`.
     """
     with Path("shown").open("wb") as shown:
@@ -55,6 +57,7 @@ def launched_here(
             num_workers=num_workers,
             log_dir=Path("log"),
             policy=Policy(**policy),
+            waits_for_lost=waits_for_lost,
             checkpoints=checkpoints,
             chaos=parse(chaos, num_servers=num_servers, num_workers=num_workers, seed=7)
             if chaos

@@ -26,6 +26,7 @@ from protos.store import Staleness, StoreStatus, TableStatus, WorkerState
 from protos.wire.calls import SERVICE
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
+from ps_server.rpc.recovery import Replayed
 from ps_server.store import ParameterStore
 
 TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
@@ -72,6 +73,9 @@ class LogFigures(Protocol):
     def num_waiting(self) -> int:
         """Records that are not durable yet."""
 
+    replay_s: float
+    """About the seconds that a restart would take to carry them out again."""
+
 
 class ServerMetrics(Collector):
     """Collects the metrics of one server. For any thread."""
@@ -82,6 +86,7 @@ class ServerMetrics(Collector):
         calls: Mapping[str, CallCounts],
         backlog: Backlog,
         log: Callable[[], LogFigures | None],
+        replayed: Callable[[], Replayed | None] = lambda: None,
         *,
         per_worker: bool = False,
     ) -> None:
@@ -92,12 +97,14 @@ class ServerMetrics(Collector):
             calls: Its counts, by name of the RPC.
             backlog: Of its service.
             log: Returns its update log; None: it has none.
+            replayed: Returns what its recovery took; None: there was none.
             per_worker: Whether to make metrics with a label for the worker.
         """
         self._store = store
         self._calls = calls
         self._backlog = backlog
         self._log = log
+        self._replayed = replayed
         self._per_worker = per_worker
 
     def collect(self) -> Iterator[Metric]:
@@ -110,6 +117,10 @@ class ServerMetrics(Collector):
         yield from _of_backlog(self._backlog)
         if (log := self._log()) is not None:
             yield from _of_log(log)
+        if (replayed := self._replayed()) is not None:
+            yield _gauge("recovery_calls", "Calls that the recovery carried out.", replayed.calls)
+            seconds = replayed.load_s + replayed.replay_s
+            yield _gauge("recovery_seconds", "That the recovery took.", seconds)
         if self._per_worker:
             yield from _of_workers(status)
 
@@ -210,6 +221,7 @@ def _of_log(log: LogFigures) -> Iterator[Metric]:
     yield _gauge("update_log_size_bytes", "Size of the update log on disk.", log.size_bytes)
     yield _counter("update_log_appended_bytes", "Bytes that were appended.", log.appended_bytes)
     yield _counter("update_log_records", "Records that were appended.", log.num_appended)
+    yield _gauge("update_log_replay_seconds", "About the time to carry it out again.", log.replay_s)
     yield _gauge("update_log_waiting_records", "Records that wait for the disk.", log.num_waiting)
 
 

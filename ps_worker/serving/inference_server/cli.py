@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from protos.errors import CtrPsError, UsageError
 from protos.role import address_to_bind
 from protos.runtime.environment import arguments, connection_limit, num_processors
-from protos.runtime.logs import LogFormat, LogLevel, configure_logs, log_error
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
 from protos.wire.debug_services import DebugServices
 from protos.wire.metrics_port import (
     Readers,
@@ -134,7 +134,7 @@ def serve(
     log_level: Annotated[LogLevel | None, typer.Option(help="The least important events.")] = None,
 ) -> None:
     """Answer predictions of a saved model in the Open Inference Protocol."""
-    try:
+    with errors_as_exit_codes():
         configure_logs(log_format, log_level)
         credentials = Credentials.from_environment()
         if insecure:
@@ -162,9 +162,6 @@ def serve(
             _require_extra()
         with threadpool_limits(1):  # each thread of the pool is one
             asyncio.run(run(settings, credentials))
-    except CtrPsError as error:
-        log_error(error)
-        raise typer.Exit(error.exit_code) from error
 
 
 def _require_extra() -> None:

@@ -11,6 +11,7 @@ from grpc_health.v1 import health
 
 from protos.errors import CtrPsError, DataError
 from protos.runtime.environment import own_version
+from protos.runtime.malloc import memory_error_of
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.channel import server_options
 from protos.wire.debug_services import DebugServices
@@ -140,7 +141,9 @@ class GrpcService:
             except asyncio.CancelledError:
                 status = grpc.StatusCode.CANCELLED
                 raise
-            except CtrPsError as error:
+            except (CtrPsError, MemoryError) as raised:
+                error = memory_error_of(raised) or raised
+                assert isinstance(error, CtrPsError)
                 status = _status_of(error)
                 await context.abort(status, details_of(error))
             finally:

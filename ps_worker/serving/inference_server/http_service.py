@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from protos.errors import CtrPsError, DataError, OverloadedError
 from protos.limits import MAX_MESSAGE_BYTES
 from protos.runtime.environment import own_version
+from protos.runtime.malloc import memory_error_of
 from protos.wire.metrics_port import Readers
 from ps_worker.serving.inference_server.content_encoding import decoded
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
@@ -165,6 +166,9 @@ class HttpService:
         except CtrPsError as error:
             status = _status_of(error)
             return _error(status, str(error), error)
+        except MemoryError as error:
+            status = 503
+            return _error(status, str(memory_error_of(error)))
         else:
             return response
         finally:

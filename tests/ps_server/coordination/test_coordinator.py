@@ -12,7 +12,9 @@ from protos.errors import (
     AbortedError,
     CtrPsError,
     GradientError,
+    JobError,
     LostPushesError,
+    NoMemoryError,
     ProtocolError,
     WaitTimeoutError,
 )
@@ -206,7 +208,24 @@ def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
         workers.barrier("b", 0, step=1).result()
 
 
-def test_step_that_could_not_be_applied_fails_every_call() -> None:
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (
+            ValueError("no room"),
+            AbortedError,
+            r"step 0 could not be applied .*no room.* checkpoint",
+        ),
+        (
+            MemoryError("no room"),
+            NoMemoryError,
+            r"step 0 .*no memory left \(no room\): .* MiB in use",
+        ),
+    ],
+)
+def test_step_that_could_not_be_applied_fails_every_call(
+    error: Exception, raised: type[CtrPsError], text: str
+) -> None:
     workers = workers_of(2)
     pull = workers.at_version(1, lambda: pytest.fail("answered"))
     workers.push_part(Gradients(), push_id(0), 0)
@@ -214,7 +233,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
     step = workers.take_complete_step()
     assert step is not None
 
-    workers.step_failed(step, MemoryError("no room"))
+    workers.step_failed(step, error)
 
     later = [
         lambda: workers.at_version(1, lambda: None),
@@ -226,7 +245,7 @@ def test_step_that_could_not_be_applied_fails_every_call() -> None:
         workers.applied,
     ]
     for call in (pull.result, barrier.result, *later):
-        with pytest.raises(CtrPsError, match=r"step 0 could not be applied .*no room.* checkpoint"):
+        with pytest.raises(raised, match=text):
             call()
     assert workers.take_complete_step() is None
     assert workers.status({}, None).version == 0
@@ -384,6 +403,25 @@ def test_lost_worker_ends_the_job_if_that_is_to_fail() -> None:
         barrier.result()
     assert len(failures) == 1
     assert workers.failure
+
+
+def test_other_terms_end_a_job_only_while_workers_are_to_come() -> None:
+    """A process started again with another job file does not end what the servers have."""
+    failures: list[str] = []
+    workers = joined_workers(WorkerLoss.WAIT, failures, num_workers=2)
+    lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
+    lose(workers, 1, num_workers=2)
+
+    with pytest.raises(JobError, match="PADDLE_TRAINERS_NUM"):
+        workers.join(Member(1, INCARNATION + 1), Members(3).terms, lease)
+    assert failures == []
+
+    workers = Coordinator(
+        Members(2), wait_limit_s=10.0, inbox_bytes=1000, on_failure=failures.append
+    )
+    with pytest.raises(JobError, match="PADDLE_TRAINERS_NUM"):
+        workers.join(member(0), Members(3).terms, lease)
+    assert len(failures) == 1
 
 
 def test_others_go_on_without_a_lost_worker() -> None:

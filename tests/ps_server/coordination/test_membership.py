@@ -4,6 +4,7 @@ import pytest
 
 from protos.errors import JobError, ProtocolError
 from protos.role import Members
+from protos.runtime.environment import version_term
 from protos.store import Lease, Member, WorkerLoss
 from ps_server.coordination.membership import Membership
 
@@ -119,6 +120,16 @@ def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
         match=r"worker 2 has .* PADDLE_TRAINERS_NUM = 3 \(the server has PADDLE_TRAINERS_NUM = 2\)",
     ):
         members.join(Member(2, 7), {"PADDLE_TRAINERS_NUM": "3"}, None)
+
+
+def test_processes_agree_with_the_server_on_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = version_term()
+    monkeypatch.setattr("protos.runtime.environment.own_version", lambda: "9.9.9")
+    members = Membership(Members(1))
+
+    told = r"version of ctr-ps = [^9].* \(the server has version of ctr-ps = 9\.9\.9\)"
+    with pytest.raises(JobError, match=told):
+        members.join(Member(0, 7), terms, None)
 
 
 def test_processes_agree_with_the_server_on_how_many_of_them_are_heter_trainers() -> None:

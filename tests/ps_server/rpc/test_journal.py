@@ -15,6 +15,7 @@ from protos.errors import CheckpointError, LogError, OverloadedError, ProtocolEr
 from protos.futures import Future
 from protos.gradients import Gradients, SparseGrad
 from protos.placement import FIRST_EPOCH
+from protos.runtime.environment import own_version
 from protos.store import (
     InferenceSettings,
     Joined,
@@ -235,6 +236,20 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
     again = replace(load, number=2)
     handlers.start(calls.LOAD, again).result()
     assert store.digest() != trained, "another load"
+
+
+def test_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was upgraded between its death and its restart would carry out other code."""
+    with monkeypatch.context() as patched:
+        patched.setattr("ps_server.rpc.journal.own_version", lambda: "9.9.9")
+        _, log = begun_log(tmp_path / "log", in_process())
+        log.close()
+
+    told = (
+        rf"written by version 9\.9\.9 of ctr-ps, but this process is of version {own_version()}: "
+    )
+    with pytest.raises(LogError, match=told):
+        recovered(tmp_path / "log", in_process())
 
 
 @pytest.mark.parametrize(

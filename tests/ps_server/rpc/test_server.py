@@ -1,26 +1,49 @@
 """The life of a server, on an event loop of the test."""
 
 import asyncio
+import errno
+import re
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import AbortedError, BindError, IdleError
+from protos.errors import (
+    AbortedError,
+    BindError,
+    CheckpointError,
+    CtrPsError,
+    DataError,
+    GradientError,
+    IdleError,
+    LogError,
+    NoMemoryError,
+    ProtocolError,
+    RecoveringError,
+    TransportError,
+    WaitTimeoutError,
+)
 from protos.store import Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
+from protos.wire.grpc_status import error_of
+from ps_server.durability.saved_log import read_log
+from ps_server.rpc import server as server_module
 from ps_server.rpc.health import SERVICE, why_not_serving
+from ps_server.rpc.recovery import Progress
 from ps_server.rpc.server import ALL_LEFT, Server, serve
 from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
-from tests.support.stores import joined, member, trained_chain
+from ps_worker.cluster.grpc_transport import GrpcTransport
+from ps_worker.cluster.watching.servers import Servers
+from tests.support.stores import DEEP, joined, member, trained_chain
 
 FREE = "127.0.0.1:0"
 
@@ -223,6 +246,151 @@ def test_health_says_whether_it_serves():
     run(body())
 
 
+class HeldRecovery:
+    """A recovery in which a step is taken when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.progress: Queue[Progress] = Queue()
+        self.steps: Queue[bool] = Queue()
+        recover = server_module.recover
+
+        def held(*arguments: Any, progress: Progress, **named: Any) -> Any:
+            self.progress.put(progress)
+            while not self.steps.get(timeout=10):
+                progress.step()
+            return recover(*arguments, progress=progress, **named)
+
+        monkeypatch.setattr(server_module, "recover", held)
+
+
+async def logging_server(folder: Path) -> tuple[Server, str]:
+    """Returns a server with an update log that is bound, and its endpoint."""
+    store = ParameterStore(num_workers=1, has_update_log=True)
+    server = Server(store, settings(update_log=str(folder)), address=FREE)
+    return server, f"127.0.0.1:{await server.start()}"
+
+
+async def make_log(folder: Path) -> None:
+    server, endpoint = await logging_server(folder)
+    await server.recover()
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+    await server.stop()
+
+
+def test_server_that_recovers_is_there_and_says_how_far_it_is(monkeypatch, tmp_path):
+    """Its port is bound first: whoever calls knows that it has to wait, and for what."""
+
+    async def body() -> None:
+        await make_log(tmp_path)
+        held = HeldRecovery(monkeypatch)
+        server, endpoint = await logging_server(tmp_path)
+        recovery = asyncio.create_task(server.recover())
+        progress = await asyncio.to_thread(held.progress.get, timeout=10)
+        progress.text, progress.done = "recovering: 40 % of its update log", 17
+
+        async with grpc.aio.insecure_channel(endpoint) as channel:
+            watch = health_pb2_grpc.HealthStub(channel).Watch(
+                health_pb2.HealthCheckRequest(service=SERVICE), timeout=10
+            )
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            with pytest.raises(grpc.aio.AioRpcError, match="recovering: 40 %") as refused:
+                await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+            error = error_of(refused.value, endpoint, "Join")
+            assert isinstance(error, RecoveringError)
+            assert error.progress == 17
+            with asking_in_a_thread() as check:
+                assert "NOT_SERVING: recovering: 40 % of" in await check(endpoint)
+                with Servers([endpoint]) as servers:
+                    (seen,) = await asyncio.to_thread(servers.look, 10.0)
+                assert "recovering: 40 %" in str(seen)
+
+                held.steps.put(True)
+                assert await recovery
+                assert await check(endpoint) == ""
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
+            assert server.replayed is not None
+            assert server.replayed.calls == 1
+        await server.stop()
+
+    run(body())
+
+
+def test_recovery_for_longer_than_the_budget_of_a_call_ends_no_worker(monkeypatch, tmp_path):
+    async def body() -> None:
+        await make_log(tmp_path)
+        held = HeldRecovery(monkeypatch)
+        server, endpoint = await logging_server(tmp_path)
+        recovery = asyncio.create_task(server.recover())
+        transport = GrpcTransport([endpoint], retry_s=0.6)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(transport.call(0, calls.GET_STATUS, None).result)
+            for _ in range(8):
+                held.steps.put(False)
+                await asyncio.sleep(0.2)
+            held.steps.put(True)
+            assert await recovery
+            assert (await asyncio.wrap_future(answer)).num_servers == 1
+            transport.close()
+        await server.stop()
+
+    run(body())
+
+
+def test_server_that_is_told_to_end_while_it_recovers_ends(monkeypatch, tmp_path):
+    async def body() -> None:
+        await make_log(tmp_path)
+        held = HeldRecovery(monkeypatch)
+        server, _ = await logging_server(tmp_path)
+        recovery = asyncio.create_task(server.recover())
+        await asyncio.to_thread(held.progress.get, timeout=10)
+
+        server.end("told to")
+        while not recovery.done():
+            held.steps.put(False)
+            await asyncio.sleep(0.01)
+
+        assert not await recovery
+        assert await server.wait() == "told to"
+        await server.stop()
+        assert read_log(tmp_path).segments == (1,), "it is there, and not locked"
+
+    run(body())
+
+
+def test_long_replay_is_warned_of_before_it_is_needed(monkeypatch, tmp_path, caplog):
+    """Once, and again when it has doubled; what a recovery took counts."""
+    monkeypatch.setattr(server_module, "LONG_REPLAY_S", 60.0)
+
+    async def body() -> None:
+        await make_log(tmp_path)
+        server, _ = await logging_server(tmp_path)
+        await server.recover()
+        log = server._log
+        assert log.replay_s == server.replayed.replay_s
+        for log.replay_s in (59.0, 61.0, 100.0, 122.0, 130.0):
+            server._warn_of_replay()
+        await server.stop()
+
+    run(body())
+    assert re.findall(r"about (\d+) s to carry out", caplog.text) == ["61", "122"]
+
+
+def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
+    async def body() -> None:
+        server, endpoint = await logging_server(tmp_path)
+        await server.recover()
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        second = Server(store, settings(update_log=str(tmp_path)), address=endpoint)
+        with pytest.raises(LogError, match="in use by process"):
+            await second.start()
+        await server.stop()
+
+    run(body())
+
+
 def test_call_in_flight_is_answered_when_a_server_stops():
     async def body() -> None:
         store = joined(ParameterStore(num_workers=2))
@@ -284,8 +452,8 @@ def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeyp
         """Returns for how long the server was up until its worker was lost, in seconds."""
         store = ParameterStore(num_workers=1, has_update_log=True)
         server = Server(store, settings(update_log=str(tmp_path), linger_s=0.0), address=FREE)
-        server.recover()
         port, start = await server.start(), time.monotonic()
+        await server.recover()
         if until_joined:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 await ask(channel, calls.JOIN, joins)
@@ -313,8 +481,8 @@ def test_restarted_server_does_not_load_again(tmp_path):
         store = ParameterStore(num_workers=1, has_update_log=True)
         load = str(tmp_path / "model")
         server = Server(store, settings(update_log=str(tmp_path / "log"), load=load), address=FREE)
-        server.recover()
         port = await server.start()
+        await server.recover()
         if trains:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
@@ -337,8 +505,8 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
     async def life(*, is_over: bool) -> None:
         store = ParameterStore(num_workers=2, has_update_log=True)
         server = Server(store, settings(update_log=str(log)), address=FREE)
-        server.recover()
         port = await server.start()
+        await server.recover()
         barrier = requests.Barrier(name="b", member=member(), step=0, number=1)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             if not is_over:
@@ -360,36 +528,97 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
     run(life(is_over=True))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 1. GiB"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+@pytest.mark.parametrize("has_log", [True, False])
+def test_server_without_memory_ends_as_such_and_keeps_its_log(
+    has_log: bool, error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a log it is away to callers: one that is started again carries the call out."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    async def body() -> None:
+        store = ParameterStore(num_workers=1, has_update_log=has_log)
+        log = str(tmp_path) if has_log else None
+        server = Server(store, settings(update_log=log), address=FREE)
+        port = await server.start()
+        await server.recover()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+            monkeypatch.setattr(store, "create_table", fail)
+            for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
+                with pytest.raises(grpc.aio.AioRpcError, match="no memory left") as refused:
+                    await ask(channel, call, argument)
+                told = error_of(refused.value, "server", call.name)
+                expected = TransportError if has_log else NoMemoryError
+                assert type(told) is expected
+                assert (refused.value.code() is grpc.StatusCode.UNAVAILABLE) == has_log
+        with pytest.raises(NoMemoryError, match=r"no memory left \(.*MiB in use"):
+            await server.wait()
+        await server.stop()
+        monkeypatch.undo()
+        assert bool(list(tmp_path.glob("segment-*"))) == has_log
+
+    run(body())
+
+
+def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 1. GiB")
+
+    async def body() -> None:
+        await make_log(tmp_path)
+        monkeypatch.setattr(ParameterStore, "join", fail)
+        server, _ = await logging_server(tmp_path)
+        with pytest.raises(NoMemoryError, match="Unable to allocate"):
+            await server.recover()
+        await server.stop()
+
+    run(body())
+    assert list(tmp_path.glob("segment-*"))
+
+
 def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_path):
     """A server that dies before it removes the log says once more why the job has failed, and removes it."""
     lease = Lease(seconds=0.02, on_worker_loss=WorkerLoss.FAIL)
     joins = requests.Join(member=member(0), terms={}, lease=lease)
     monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
 
-    def recovered() -> Server:
+    def begun() -> Server:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store, settings(update_log=str(tmp_path)), address=FREE)
-        server.recover()
-        return server
+        return Server(store, settings(update_log=str(tmp_path)), address=FREE)
 
     async def life_that_dies_as_its_job_fails() -> None:
         failed = asyncio.Event()
         with monkeypatch.context() as patched:
             patched.setattr(Server, "_hear_of_failure", lambda *_: failed.set())
-            server = recovered()
-        port = await server.start()
+            server = begun()
+            port = await server.start()
+            await server.recover()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await ask(channel, calls.JOIN, joins)
         await failed.wait()
         await server.stop()
 
     async def life_after_it() -> None:
+        server = begun()
+        await server.start()
         with pytest.raises(AbortedError, match="nothing was heard of workers"):
-            recovered()
+            await server.recover()
+        await server.stop()
 
     async def life_for_the_next_job() -> None:
-        server = recovered()
+        server = begun()
         await server.start()
+        assert await server.recover()
         await server.stop()
 
     run(life_that_dies_as_its_job_fails())
@@ -397,21 +626,58 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
     run(life_for_the_next_job())
 
 
-def test_workers_of_an_aborted_job_leave_a_server_whose_log_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rule", "error", "is_kept"),
+    [
+        (WorkerLoss.WAIT, TransportError, True),
+        (WorkerLoss.WAIT, WaitTimeoutError, True),
+        (WorkerLoss.WAIT, CheckpointError, True),
+        (WorkerLoss.WAIT, LogError, True),
+        (WorkerLoss.WAIT, DataError, False),
+        (WorkerLoss.WAIT, GradientError, False),
+        (WorkerLoss.WAIT, ProtocolError, False),
+        (WorkerLoss.FAIL, TransportError, False),
+        (WorkerLoss.CONTINUE, TransportError, False),
+    ],
+)
+def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_go_on(
+    rule: WorkerLoss,
+    error: type[CtrPsError],
+    is_kept: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They need a place, and an error that does not come again; a server that is gone may come back."""
+    lease = Lease(seconds=60.0, on_worker_loss=rule)
+    log = tmp_path / "log"
+
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store, settings(update_log=str(tmp_path), stay=True), address=FREE)
-        server.recover()
+        server = Server(store, settings(update_log=str(log), stay=True), address=FREE)
         port = await server.start()
+        await server.recover()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            await ask(channel, calls.ABORT, requests.Abort(member=member(), reason="it is enough"))
-            assert not list(tmp_path.glob("segment-*"))
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}, lease=lease))
+            abort = requests.Abort(
+                member=member(), reason="it is enough", comes_again=error.comes_again
+            )
+            await ask(channel, calls.ABORT, abort)
+            assert bool(list(log.glob("segment-*"))) == is_kept
+            assert ("start all servers and workers again" in store.failure) == is_kept
 
-            await leave(channel, 0)
+            await leave(channel, 0)  # it is not in the log
+        await server.stop()
+
+        again = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(again, settings(update_log=str(log)), address=FREE)
+        await server.start()
+        await server.recover()
+        assert again.status().left == frozenset()
+        assert list(again.status().silent_s) == [0] * is_kept
         await server.stop()
 
     run(body())
+    assert (f"update log kept, it is whole folder={log}" in caplog.text) == is_kept
 
 
 def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(

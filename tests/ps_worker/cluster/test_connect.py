@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from protos.errors import ProtocolError, TransportError
+from protos.errors import ProtocolError, RecoveringError, TransportError
 from protos.store import ServerStatus, Staleness, StoreStatus
 from protos.wire.calls import GET_STATUS, Call
 from protos.wire.security.credentials import Credentials
@@ -59,6 +59,34 @@ class Servers:
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+class Recovering(Servers):
+    """A server that makes a shard or call a second until it serves, or none."""
+
+    def __init__(self, until: float, progress: int | None = None) -> None:
+        super().__init__([until])
+        self._progress = progress
+
+    def call(
+        self, server: int, call: Call[None, ServerStatus], _: None, *, ready_s: float
+    ) -> Answer[ServerStatus]:
+        def answer() -> ServerStatus:
+            if self.now < self._up_at[server]:
+                done = int(self.now) if self._progress is None else self._progress
+                raise RecoveringError("recovering", progress=done)
+            return ServerStatus(STATUS, *self._identities[server])
+
+        return Answer(answer)
+
+
+def test_server_that_recovers_is_waited_for_while_it_makes_progress() -> None:
+    servers = Recovering(until=60.0)
+    servers.wait(limit_s=5.0)
+    assert servers.now >= 60.0
+
+    with pytest.raises(TransportError, match=r"no answer within 5 s .*recovering"):
+        Recovering(until=60.0, progress=7).wait(limit_s=5.0)
 
 
 def test_servers_that_are_up_are_asked_once_and_nothing_is_said(caplog):

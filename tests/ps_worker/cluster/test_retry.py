@@ -59,6 +59,22 @@ def test_pause_is_not_shorter_than_usual_when_less_is_asked() -> None:
     assert pause >= FIRST_PAUSE_S / 2
 
 
+def test_time_in_which_a_server_recovers_is_not_used_up() -> None:
+    retry = Retry(budget_s=10.0)
+    for now in range(0, 100, 5):
+        assert retry.pause_after(now, progress=now) is not None
+
+
+@pytest.mark.parametrize("progress", [99, 5])
+def test_server_that_makes_no_progress_is_not_waited_for(progress: int) -> None:
+    """It hangs, or dies at the same call again and again: beyond that it has to come."""
+    retry = Retry(budget_s=10.0)
+    assert retry.pause_after(0.0, progress=99) is not None
+    assert retry.pause_after(8.0, progress=progress) is not None
+
+    assert retry.pause_after(10.0, progress=progress) is None
+
+
 def test_failure_after_a_long_wait_begins_another_budget() -> None:
     """A call may wait at a server for other workers, in whose time that one is restarted twice."""
     retry = Retry(budget_s=10.0)

@@ -6,6 +6,7 @@ import pytest
 
 from protos.errors import AbortedError, CheckpointError, DataError, JobError
 from protos.role import WorkerRole
+from ps_server.store import ParameterStore
 from ps_worker.cluster import connect
 from ps_worker.cluster.open_store import LOCAL
 from ps_worker.run.abort import job_ends_by_errors
@@ -22,9 +23,25 @@ def fail(role: WorkerRole, error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [DataError("no files"), CheckpointError("no files"), OSError("no files")]
+    ("error", "comes_again"),
+    [
+        (DataError("no files"), True),
+        (CheckpointError("no files"), False),
+        (OSError("no files"), False),
+    ],
 )
-def test_error_before_joining_ends_the_job_on_all_servers(error: Exception) -> None:
+def test_error_before_joining_ends_the_job_on_all_servers(
+    error: Exception, comes_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told whether it comes again, by which they decide on their update logs."""
+    told_of: list[bool] = []
+    abort_store = ParameterStore.abort
+
+    def note(store: ParameterStore, worker: int, reason: str, *, comes_again: bool) -> None:
+        told_of.append(comes_again)
+        abort_store(store, worker, reason, comes_again=comes_again)
+
+    monkeypatch.setattr(ParameterStore, "abort", note)
     with cluster(num_servers=2, num_workers=2) as servers:
         waiting = [store.barrier("start", 0, step=0) for store in servers.stores]
 
@@ -35,6 +52,7 @@ def test_error_before_joining_ends_the_job_on_all_servers(error: Exception) -> N
         for each in waiting:
             with pytest.raises(AbortedError, match=told):
                 each.result()
+    assert told_of == [comes_again] * 2
 
 
 def test_wrong_job_is_wrong_for_all_and_told_to_no_server() -> None:

@@ -29,6 +29,7 @@ from ps_server.rpc.metrics.server_metrics import (
     ServerMetrics,
 )
 from ps_server.rpc.metrics.server_status import server_status
+from ps_server.rpc.recovery import Replayed
 from ps_server.rpc.service import Service
 from ps_server.store import ParameterStore
 from tests.support.stores import INCARNATION, joined, push_id
@@ -359,10 +360,16 @@ def test_staleness_has_the_same_buckets_however_little_was_seen() -> None:
 def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None:
     class Log:
         size_bytes = num_appended = appended_bytes = num_waiting = 0
+        replay_s = 0.0
 
     server = Server(per_worker=True)
     server.metrics = ServerMetrics(
-        server.store, server.service.counts, server.backlog, Log, per_worker=True
+        server.store,
+        server.service.counts,
+        server.backlog,
+        Log,
+        lambda: Replayed(calls=0, load_s=0.0, replay_s=0.0),
+        per_worker=True,
     )
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
     asyncio.run(server.push(10))
@@ -381,15 +388,25 @@ def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None
 def test_figures_of_the_update_log_are_its_own() -> None:
     class Log:
         size_bytes, num_appended, appended_bytes, num_waiting = 1_000, 20, 3_000, 4
+        replay_s = 2.5
 
     server = Server()
-    server.metrics = ServerMetrics(server.store, server.service.counts, server.backlog, Log)
+    server.metrics = ServerMetrics(
+        server.store,
+        server.service.counts,
+        server.backlog,
+        Log,
+        lambda: Replayed(calls=90, load_s=1.0, replay_s=2.0),
+    )
     samples = server.scrape()
 
     assert value(samples, "ctr_ps_update_log_size_bytes") == 1_000
     assert value(samples, "ctr_ps_update_log_records_total") == 20
     assert value(samples, "ctr_ps_update_log_appended_bytes_total") == 3_000
     assert value(samples, "ctr_ps_update_log_waiting_records") == 4
+    assert value(samples, "ctr_ps_update_log_replay_seconds") == 2.5
+    assert value(samples, "ctr_ps_recovery_seconds") == 3.0
+    assert value(samples, "ctr_ps_recovery_calls") == 90
 
 
 def test_refused_calls_are_counted() -> None:
