@@ -147,13 +147,15 @@ class _Answer(Generic[A]):
                 or TransportError(f"{self._call.name} to server {endpoint}: this client is closed")
             )
             return
-        with self._transport.changed:
-            self._rpc = rpc
-            is_failed = self._has_ended
-            if after is not None:
+        if after is None:
+            self._rpc = rpc  # nobody else has this answer yet
+        else:
+            with self._transport.changed:
+                self._rpc = rpc
+                is_failed = self._has_ended
                 self._transport.changed.notify_all()
-        if is_failed:  # meanwhile, by another server's error
-            rpc.cancel()
+            if is_failed:  # meanwhile, by another server's error
+                rpc.cancel()
         rpc.add_done_callback(self._answered)
 
     def _answered(self, rpc: Any) -> None:

@@ -420,6 +420,8 @@ def test_error_of_one_server_does_not_wait_for_another() -> None:
 
         with pytest.raises(AbortedError, match="the disk is gone"):
             results(answers)
+        with pytest.raises(AbortedError, match="the disk is gone"):
+            answers[0].result()  # it waits no more
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
