@@ -9,7 +9,7 @@ Without a role everything is in this process: it is worker 0 of 1, and has the p
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal, NoReturn, TypeVar, overload
 
 from ctr_model.models.model import Model
@@ -209,7 +209,9 @@ class Fleet:
         """Keeps the signature of files that all workers divide, for `agree_on`."""
         is_alone = self.worker_num() == 1
         if not (is_alone or self._has_agreed or len(self._file_lists) == _MOST_LISTS):
-            self._file_lists.append(signature_of(paths, {path: stamp_of(path) for path in paths}))
+            # By name: machines list a folder in any order, which changes nothing.
+            listed = sorted(paths, key=lambda path: (PurePath(path).name, path))
+            self._file_lists.append(signature_of(listed, {path: stamp_of(path) for path in paths}))
 
     def agree_on(self, data: object, call: str) -> None:
         """Has the servers compare what this worker trains on first with what the others do.

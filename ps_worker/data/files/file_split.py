@@ -9,6 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 from typing import Protocol
 
 import numpy as np
@@ -173,11 +174,15 @@ def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit
 def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[FileSplit]]:
     """Assigns splits, heaviest first, to the worker with the least load; each keeps their order.
 
-    Workers that list files in another order assign them alike.
+    Workers that list files in another order, or have them in other folders, assign them alike.
     """
+
+    def rank(split: FileSplit) -> tuple[float, str, str, int]:
+        return -weights[split], PurePath(split.path).name, split.path, split.start
+
     loads = [0.0] * num_workers
     assigned: list[list[FileSplit]] = [[] for _ in range(num_workers)]
-    for split in sorted(weights, key=lambda split: (-weights[split], split.path, split.start)):
+    for split in sorted(weights, key=rank):
         lightest = loads.index(min(loads))
         # An empty split counts as one byte, since opening a file has a cost.
         loads[lightest] += max(weights[split], 1.0)
