@@ -20,6 +20,7 @@
     │   └── UnknownCallerError
     ├── OverloadedError            a server that has no room for more
     ├── NoMemoryError              a process that has no memory left
+    ├── FileError                  a disk that is full, or files that cannot be written
     ├── ProtocolError              a request that breaks the contract
     │   ├── NotJoinedError
     │   ├── PlaceLostError
@@ -202,6 +203,12 @@ class NoMemoryError(CtrPsError):
     """The system gives a process no memory: what it was doing may be done in part, so it ends."""
 
     exit_code = 16
+
+
+class FileError(CtrPsError):
+    """The system refuses to write or read a file, as its disk is full, or to open one more."""
+
+    exit_code = 17
 
 
 class AccessError(CtrPsError):

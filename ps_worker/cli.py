@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protos.errors import RoleError
+from protos.errors import CtrPsError, RoleError
 from protos.role import (
     HeterRole,
     WorkerRole,
@@ -235,7 +235,11 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
             require_heter(job, plan.model)
         precompile(plan, is_in_process=is_in_process(role))
     with ExitStack() as stack:
-        termination = None if is_in_process(role) else stack.enter_context(Termination())
+        termination = None
+        if is_in_process(role):
+            _tell_of_interruptions(job)
+        else:
+            termination = stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster))
 
         def on_joined(run: Run) -> None:
@@ -255,6 +259,34 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
             is_told_to_end=lambda: termination is not None and termination.is_told_to_end,
         )
     return summary.as_json()
+
+
+def _tell_of_interruptions(job: Job) -> None:
+    """Has the first Ctrl-C or SIGTERM say what is saved and how to go on, and then end the process."""
+    from ps_server.checkpoint.publish import resolve
+
+    by_default = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.getsignal(signal.SIGTERM),
+    }
+
+    def tell(number: int, frame: Any) -> None:
+        ends = by_default[signal.Signals(number)]
+        signal.signal(number, ends)
+        text = "nothing is saved, as checkpoint.dir is not set"
+        if job.checkpoint.dir:
+            try:
+                newest = resolve(job.checkpoint.dir).url
+                text = f"the newest checkpoint is {newest}, --set checkpoint.resume=true goes on from it"
+            except CtrPsError:
+                text = f"there is no checkpoint in {job.checkpoint.dir} yet"
+        sys.stderr.write(f"interrupted: {text}\n")
+        if callable(ends):
+            ends(number, frame)
+
+    for number in by_default:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as in the background of a shell
+            signal.signal(number, tell)
 
 
 def _heter(job: Job, device: str | None) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ message are joined, and those of a traceback follow indented, in JSON within `ex
 """
 
 import enum
+import errno
 import json
 import logging
 import os
@@ -19,9 +20,20 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from protos.errors import CtrPsError, UsageError
+from protos.errors import CtrPsError, FileError, UsageError
 from protos.role import HeterRole, Role, ServerRole, role_from_environment
 from protos.runtime.malloc import memory_error_of
+
+_FILE_FAULTS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+}
 
 FORMAT, LEVEL = "CTR_PS_LOG_FORMAT", "CTR_PS_LOG_LEVEL"
 """Variables for what no option says."""
@@ -99,15 +111,27 @@ def log_error(error: CtrPsError) -> None:
 
 @contextmanager
 def errors_as_exit_codes() -> Iterator[None]:
-    """Ends the process with the exit code of an error of ours, or of one that says that memory is short."""
+    """Ends the process with the exit code of an error of ours, or of one that the system gave."""
     try:
         yield
     except Exception as raised:
         error = raised if isinstance(raised, CtrPsError) else memory_error_of(raised)
+        error = error or file_error_of(raised)
         if error is None:
             raise
         log_error(error)
         raise SystemExit(error.exit_code) from raised
+
+
+def file_error_of(error: BaseException) -> FileError | None:
+    """Returns the error of one that says that a file cannot be written, or none be opened; None: another."""
+    if not isinstance(error, OSError) or error.errno not in _FILE_FAULTS:
+        return None
+    name = "" if error.filename is None else f" {str(error.filename)!r}"
+    reason = os.strerror(error.errno or 0)
+    return FileError(
+        f"cannot write or read{name or ' a file'}: {reason}; what was whole before stays"
+    )
 
 
 class TextFormatter(logging.Formatter):

@@ -1,12 +1,23 @@
-"""The shell of `ps-worker`: how an error ends it."""
+"""The shell of `ps-worker`: how an error or a signal ends it."""
 
 import io
+import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from protos.errors import TransportError
 from protos.runtime.logs import errors_as_exit_codes
+from protos.store import SaveRequest
+from ps_server.checkpoint.publish import write_latest
+from ps_worker import cli
+from ps_worker.data.files.atomic_file import atomic_file
+from ps_worker.job import override_job
+from tests.support.disks import mounting_at
+from tests.support.stores import in_process
 
 
 class _Writes(io.StringIO):
@@ -32,3 +43,53 @@ def test_error_is_one_write_so_that_no_log_line_can_come_between(
 
     assert list(filter(None, stderr.writes)) == ["error: server 1 is away\n"]
     assert end.value.code == TransportError.exit_code
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("saved", ["nowhere", "not yet", "once"])
+def test_interruption_says_what_is_saved_and_how_to_go_on(
+    saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if saved == "once":
+        store = in_process()
+        store.save(SaveRequest(url=str(tmp_path / "step-5")))
+        write_latest(tmp_path, "step-5")
+    settings = [] if saved == "nowhere" else [f"checkpoint.dir={tmp_path}"]
+    cli._tell_of_interruptions(override_job({}, settings, source="test"))
+
+    for _ in range(2):  # the second is as without
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+    told = {
+        "nowhere": "nothing is saved, as checkpoint.dir is not set",
+        "not yet": f"there is no checkpoint in {tmp_path} yet",
+        "once": f"the newest checkpoint is {tmp_path}/step-5, --set checkpoint.resume=true goes on from it",
+    }[saved]
+    assert capsys.readouterr().err == f"interrupted: {told}\n"
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_full_disk_is_an_error_that_names_the_file(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(1).bytes(2**20)
+    (tmp_path / "disk").mkdir()
+    path = tmp_path / f"disk/out{suffix}"
+    with mounting_at(tmp_path / "disk") as mount:
+        mount("size=64k")
+        with pytest.raises(SystemExit) as end, errors_as_exit_codes(), atomic_file(path) as file:
+            file.write(random)
+        assert list(path.parent.iterdir()) == []
+
+    assert end.value.code == 17
+    assert f"{str(path)!r}: No space left on device" in capsys.readouterr().err

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protos.errors import CheckpointError, CtrPsError
+from protos.errors import CheckpointError
 from protos.runtime.environment import arguments
-from protos.runtime.logs import log_error, printable
+from protos.runtime.logs import errors_as_exit_codes, printable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.checkpoint.tools.inspection import (
@@ -236,11 +236,8 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
 
 def main() -> None:
     """Entry point of `ps-ckpt`."""
-    try:
+    with errors_as_exit_codes():
         app(arguments())
-    except CtrPsError as error:
-        log_error(error)
-        raise SystemExit(error.exit_code) from error
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from rich.text import Text
 from protos.errors import AccessError, CtrPsError, TransportError, UsageError
 from protos.role import require_endpoints, split_endpoints
 from protos.runtime.environment import arguments
-from protos.runtime.logs import log_error, printable
+from protos.runtime.logs import errors_as_exit_codes, printable
 from protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
 from ps_worker.cluster.watching.servers import Servers
 
@@ -194,13 +194,11 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
 ) -> None:
     """Show the status of a cluster's servers, workers and tables."""
-    try:
-        _top(endpoints or os.environ.get(SERVERS, ""), every, once=once)
-    except CtrPsError as error:
-        log_error(error)
-        raise typer.Exit(error.exit_code) from error
-    except KeyboardInterrupt:
-        raise typer.Exit from None
+    with errors_as_exit_codes():
+        try:
+            _top(endpoints or os.environ.get(SERVERS, ""), every, once=once)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
 
 
 def _top(listed: str, every_s: float, *, once: bool) -> None:

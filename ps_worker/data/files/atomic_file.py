@@ -17,6 +17,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with open_to_write(temporary) as file:
             yield file
         temporary.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # of a write
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

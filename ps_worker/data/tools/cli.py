@@ -10,7 +10,6 @@ ps-data convert 'data/planted/train/*.tsv' --out data/planted/parquet
 
 import re
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -19,9 +18,9 @@ import typer
 from rich.console import Console
 
 from ctr_model.schema import Schema, SchemaError, Transform
-from protos.errors import CtrPsError, DataError, UsageError, counted
+from protos.errors import DataError, UsageError, counted
 from protos.runtime.environment import arguments
-from protos.runtime.logs import configure_logs, log_error, printable
+from protos.runtime.logs import configure_logs, errors_as_exit_codes, printable
 from ps_worker.data.files.atomic_file import atomic_file
 from ps_worker.data.files.listing import matching_files, natural_order
 from ps_worker.data.formats import format_of
@@ -384,12 +383,9 @@ def _numbered(columns: str) -> Schema:
 
 def main() -> None:
     """Entry point of `ps-data`."""
-    try:
+    with errors_as_exit_codes():
         configure_logs()
         app(arguments())
-    except CtrPsError as error:
-        log_error(error)
-        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":
