@@ -35,6 +35,8 @@ from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
 
 logger = logging.getLogger(__name__)
 
+_DELIVERY_S = 0.5
+
 _GONE = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 """A server that is told to end cancels the calls that come meanwhile, or outlast its grace."""
 
@@ -225,7 +227,9 @@ class _Answer(Generic[A]):
         for tell in told:
             tell(error)
         if rpc is not None and not rpc.done():
-            rpc.cancel()  # by another server's error, for who waits for it
+            # By another server's error. Its end wakes who waits for it, but it reaches its server first: a
+            # worker's coming that is lost there alone would be missed by the others.
+            self._transport.later.after(_DELIVERY_S, rpc.cancel)
 
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
         """See `protos.futures.Answer`."""

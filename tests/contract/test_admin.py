@@ -131,7 +131,9 @@ def test_removed_key_reads_and_learns_as_one_that_was_never_there(store: Store) 
 
     np.testing.assert_array_equal(pull(store)["deep"], pull(fresh)["deep"])
     for each in (store, fresh):
-        each.push_grad(Gradients({"deep": grad}), push_id(sequence=1)).result()
+        each.push_grad(
+            Gradients({"deep": grad}), push_id(sequence=1, pulled=each.status().version)
+        ).result()
 
     np.testing.assert_array_equal(pull(store)["deep"], pull(fresh)["deep"])
     assert store.status().tables["deep"].rows == 5

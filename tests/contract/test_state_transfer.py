@@ -84,7 +84,8 @@ def test_model_that_moved_trains_on_as_if_it_had_stayed(
     rows = {name: rows_of(state, name, are_trained(name)) for name in ALL}
     store.push_state(ModelState(rows, state.blocks), push_id(sequence=0)).result()
     for each in (source, store):
-        each.push_grad(random_gradients(7), push_id(sequence=3)).result()
+        current = push_id(sequence=3, pulled=each.status().version)
+        each.push_grad(random_gradients(7), current).result()
 
     assert_same_parameters(source, store)
 
