@@ -139,7 +139,7 @@ def abort_on_each(
         try:
             joined.result()
             transport.call(server, calls.ABORT, abort, ready_s=ready_s).result()
-        except AbortedError:  # it has ended there
+        except (AbortedError, JobError):  # it has ended there, or goes on without this process
             continue
         except CtrPsError as failure:
             logger.warning("the others could not be told of the error: %s", failure)
