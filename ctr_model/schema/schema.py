@@ -31,10 +31,10 @@ from ctr_model.schema.entries import (
 )
 
 _NAMES = ("label", "weight", "id")
+"""Entries that name a column beside the features."""
 
 _BEYOND_FLOAT32 = FLOAT32_MAX + 2.0**103
 """The smallest number that float32 rounds to infinity."""
-"""Entries that name a column beside the features."""
 
 _PACKAGED = resources.files("ctr_model.schema") / "schemas"
 

@@ -163,7 +163,9 @@ class Server:
         except StoppedError:
             return False
         except Exception as error:
-            raise memory_error_of(error) or error from error
+            if (no_memory := memory_error_of(error)) is not None:
+                raise no_memory from error
+            raise
         self._progress = None
         self._serve()
         return True

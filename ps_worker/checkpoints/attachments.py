@@ -100,7 +100,7 @@ def values_of_checkpoint(checkpoint: Checkpoint) -> SlotValues:
         return SlotValues()
     try:
         return SlotValues.from_json(checkpoint.attachment(VALUES_ATTACHMENT))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{checkpoint.attachment_url(VALUES_ATTACHMENT)}: {error}") from error
 
 

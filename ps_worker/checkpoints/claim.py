@@ -93,7 +93,9 @@ class Owner:
         if not self.pid_space or self.pid_space != other.pid_space:
             return None
         state, started = _state_and_start(self.pid)
-        if not state or started != self.started or state in "ZX":
+        if not state:
+            return None if _has_pid(self.pid) else True
+        if started != self.started or state in "ZX":
             return True
         return None if state in "Tt" else False
 
@@ -105,6 +107,17 @@ def _state_and_start(pid: int) -> tuple[str, str]:
     except OSError:
         return "", ""
     return fields[0], fields[19]
+
+
+def _has_pid(pid: int) -> bool:
+    """Whether there is a process, also if /proc hides those of other users."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError, TypeError):  # the last two of an altered file
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 class Claim:

@@ -126,7 +126,7 @@ def abort_on_each(
 ) -> None:
     """Ends the job by an error of a process without a place, on each server where it can take one.
 
-    Servers that are not there are waited for `ready_s` seconds.
+    A server that is not there, or does not answer, is waited for `ready_s` seconds.
     """
     abort = requests.Abort(
         member=join.member, reason=abort_reason(error), comes_again=comes_again(error)
@@ -138,8 +138,8 @@ def abort_on_each(
     for server, joined in enumerate(joining):
         try:
             joined.result()
-            transport.call(server, calls.ABORT, abort).result()
-        except AbortedError:  # it has ended there
+            transport.call(server, calls.ABORT, abort, ready_s=ready_s).result()
+        except (AbortedError, JobError):  # it has ended there, or goes on without this process
             continue
         except CtrPsError as failure:
             logger.warning("the others could not be told of the error: %s", failure)

@@ -1,18 +1,30 @@
 """A file that is mapped into memory, and whether it was changed since."""
 
-import mmap
 import os
-import weakref
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 
 from protos.errors import CheckpointError
 
 
+class _State(NamedTuple):
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        found = os.stat(path)  # noqa: PTH116 - asked twice a look-up, and a Path takes longer
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 class Mapped:
     """The bytes of a file, without a copy where it is mapped; changes of the file show then.
+
+    It keeps no descriptor: a model may have thousands of files.
 
     Attributes:
         content: The bytes.
@@ -21,8 +33,8 @@ class Mapped:
     def __init__(self, content: pa.Buffer) -> None:
         """Takes bytes that nobody changes; `of_file` maps a file."""
         self.content = content
-        self._path, self._descriptor = Path(), -1
-        self._first = (content.size, 0)
+        self._path = ""
+        self._first: _State | None = None
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
@@ -32,16 +44,12 @@ class Mapped:
             OSError: If it cannot be read.
             ValueError: If it is empty.
         """
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            first = os.fstat(descriptor)
-            mapped = cls(pa.py_buffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)))
-        except BaseException:
-            os.close(descriptor)
-            raise
-        weakref.finalize(mapped, os.close, descriptor)
-        mapped._path, mapped._descriptor = path, descriptor
-        mapped._first = (first.st_size, first.st_mtime_ns)
+        first = _State.of(str(path))
+        if not first.size:
+            raise ValueError(f"{path} is empty")
+        with pa.memory_map(str(path)) as source:
+            mapped = cls(source.read_buffer())
+        mapped._path, mapped._first = str(path), first
         return mapped
 
     def require_unchanged(self) -> None:
@@ -50,17 +58,16 @@ class Mapped:
         Raises:
             CheckpointError: If its size or the time of its last change is another one.
         """
-        if (now := self._state()) != self._first:
-            raise CheckpointError(
-                f"{self._path} was changed while it was mapped, from {self._first[0]} bytes to {now[0]}: "
-                f"write checkpoints anew instead of overwriting their files, or do not map them"
-            )
-
-    def _state(self) -> tuple[int, int]:
-        if self._descriptor < 0:
-            return self._first
+        if self._first is None:
+            return
         try:
-            found = os.fstat(self._descriptor)
+            now = _State.of(self._path)
+        except FileNotFoundError:
+            return
         except OSError as error:  # of a network file system
             raise CheckpointError(f"cannot read {self._path}: {error.strerror}") from error
-        return found.st_size, found.st_mtime_ns
+        if now != self._first and now[:2] == self._first[:2]:
+            raise CheckpointError(
+                f"{self._path} was changed while it was mapped, from {self._first.size} bytes to {now.size}: "
+                f"write checkpoints anew instead of overwriting their files, or do not map them"
+            )

@@ -586,6 +586,24 @@ def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
     assert list(tmp_path.glob("segment-*"))
 
 
+def test_recovery_that_fails_says_what_caused_it(monkeypatch, tmp_path):
+    cause = OSError("the disk is away")
+
+    def fail(*_: object, **__: object) -> None:
+        raise CheckpointError("it cannot be read") from cause
+
+    async def body() -> None:
+        await make_log(tmp_path)
+        monkeypatch.setattr("ps_server.rpc.server.recover", fail)
+        server, _ = await logging_server(tmp_path)
+        with pytest.raises(CheckpointError, match="it cannot be read") as raised:
+            await server.recover()
+        await server.stop()
+        assert raised.value.__cause__ is cause
+
+    run(body())
+
+
 def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_path):
     """A server that dies before it removes the log says once more why the job has failed, and removes it."""
     lease = Lease(seconds=0.02, on_worker_loss=WorkerLoss.FAIL)

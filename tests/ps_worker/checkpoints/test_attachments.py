@@ -2,10 +2,18 @@
 
 from pathlib import Path
 
+import pytest
+
+from protos.errors import CheckpointError
 from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
-from ps_worker.checkpoints.attachments import JOB_ATTACHMENT, job_of_checkpoint
+from ps_worker.checkpoints.attachments import (
+    JOB_ATTACHMENT,
+    VALUES_ATTACHMENT,
+    job_of_checkpoint,
+    values_of_checkpoint,
+)
 
 FLAT_STRATEGY = Path("tests/ps_worker/job/files/job.flat_strategy.json")
 
@@ -23,3 +31,14 @@ def test_job_that_an_older_release_saved_is_read(tmp_path: Path) -> None:
     assert (settings.max_staleness, settings.max_merge_dense_num) == (2, 4)
     assert settings.max_delay_ms == 7
     assert job.train.batch_size == 512
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"{", b"[]"], ids=["deep", "cut", "list"])
+def test_values_of_slots_that_cannot_be_read_are_an_error_of_the_checkpoint(
+    content: bytes, tmp_path: Path
+) -> None:
+    url = f"{tmp_path}/model"
+    ParameterStore().save(SaveRequest(url=url, attachments={VALUES_ATTACHMENT: content}))
+
+    with pytest.raises(CheckpointError, match=r"values\.json"):
+        values_of_checkpoint(Checkpoint.open(url))

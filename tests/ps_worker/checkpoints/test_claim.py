@@ -99,6 +99,16 @@ def test_process_elsewhere_is_alive_while_its_file_changes(tmp_path: Path) -> No
         pass
 
 
+def test_process_that_the_system_hides_is_alive_while_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mount of /proc with hidepid=2 does to those of other users."""
+    with claim_of(tmp_path):
+        monkeypatch.setattr(claims, "_state_and_start", lambda _: ("", ""))
+        with pytest.raises(JobError, match="is alive"), claim_of(tmp_path):
+            pass
+
+
 @pytest.mark.parametrize("content", [None, b"", b"[1"], ids=["silent", "empty", "damaged"])
 def test_process_elsewhere_that_is_silent_is_taken_over_from(
     content: bytes | None, tmp_path: Path

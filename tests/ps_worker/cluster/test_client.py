@@ -10,6 +10,7 @@ from protos.chunking import PushChunk
 from protos.errors import (
     AbortedError,
     GradientError,
+    JobError,
     PlaceLostError,
     ProtocolError,
     SpecConflictError,
@@ -153,6 +154,19 @@ def test_process_that_one_server_refuses_for_its_job_tells_the_others() -> None:
     for store in transport.stores:
         with pytest.raises(AbortedError, match="the disk is gone"):
             store.wait_version(1)
+
+
+def test_process_that_is_refused_for_its_settings_does_not_say_that_others_wait(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Servers have ended the job by themselves, or it goes on without this process."""
+    client = ClusterClient(transport_to(3, joins=False))
+    client.join(0, FIRST, terms={"files": "a"}, lease=WAIT).result()
+
+    with pytest.raises(JobError, match="files = b"):
+        client.join(0, FIRST, terms={"files": "b"}, lease=WAIT).result()
+
+    assert "could not be told" not in caplog.text
 
 
 @pytest.mark.parametrize("on_worker_loss", WorkerLoss)

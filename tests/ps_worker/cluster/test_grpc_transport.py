@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
+from queue import Queue
 from threading import Event, Timer
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -26,9 +27,12 @@ from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Message, Missing, Pulled
 from protos.wire import calls, requests
 from protos.wire.calls import Call
+from protos.wire.security.access import token_in
+from protos.wire.security.credentials import Credentials
 from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ps_server.rpc.health import why_not_serving
 from ps_server.store import ParameterStore
+from ps_worker.cluster.client import abort_on_each
 from ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
@@ -74,8 +78,10 @@ class FailingService:
 
 
 @contextmanager
-def failing_server(num_failures: int) -> Iterator[tuple[FailingService, str]]:
-    service = FailingService(num_failures)
+def failing_server(
+    num_failures: int, kind: type[FailingService] = FailingService
+) -> Iterator[tuple[FailingService, str]]:
+    service = kind(num_failures)
     with ThreadPoolExecutor(4) as pool:
         server = grpc.server(pool)
         server.add_generic_rpc_handlers((service.handler,))
@@ -95,6 +101,21 @@ def transport_to(
         yield transport
     finally:
         transport.close()
+
+
+def test_abort_waits_no_longer_for_a_server_that_has_taken_the_place_and_hangs():
+    class Hanging(FailingService):
+        def _answer(self, call: Call, request: bytes, context: grpc.ServicerContext) -> bytes:
+            if call is calls.ABORT:
+                self.ending.wait(20)
+            return super()._answer(call, request, context)
+
+    with failing_server(0, Hanging) as (service, endpoint), transport_to(endpoint) as transport:
+        begun = time.monotonic()
+        join = requests.Join(member=member(0), terms={})
+        abort_on_each(transport, join, AbortedError("no files"), ready_s=0.5)
+        assert time.monotonic() - begun < 10
+        assert service.calls["Join"] == 1
 
 
 def test_pull_is_tried_again_when_a_server_is_unavailable():
@@ -332,6 +353,27 @@ def test_server_without_health_is_asked_to_watch_it_once():
         server.stop(None).wait(20)
 
     assert asked.count("/grpc.health.v1.Health/Watch") == 1
+
+
+def test_open_call_shows_the_token_so_that_an_address_has_any_number_of_workers():
+    credentials = Credentials(token="trainer-0123456789")
+    shown = Queue()
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details: grpc.HandlerCallDetails) -> None:
+            if details.method == "/grpc.health.v1.Health/Watch":
+                shown.put(token_in(details.invocation_metadata))
+
+    with ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        server.add_generic_rpc_handlers((Handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        with closing(GrpcTransport([f"127.0.0.1:{port}"], credentials=credentials)) as transport:
+            with pytest.raises(TransportError, match="UNIMPLEMENTED"):
+                transport.call(0, calls.GET_STATUS, None).result()
+            assert shown.get(timeout=20) == credentials.token
+        server.stop(None).wait(20)
 
 
 def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():

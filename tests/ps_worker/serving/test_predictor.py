@@ -422,3 +422,14 @@ def test_mapped_files_may_be_removed(checkpoints: Path, data: Path, tmp_path: Pa
     remove(tmp_path / "epoch-1")
 
     np.testing.assert_array_equal(predictor.predict(batches[0]), before)
+
+
+def test_mapped_files_take_no_descriptors(checkpoints: Path) -> None:
+    """A model of many tables, servers and deltas has more files than a process may open."""
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+
+    predictor = Predictor.load(checkpoints / "epoch-1", map=True)
+
+    assert len(list(descriptors.iterdir())) == before
+    assert predictor.model_digest
