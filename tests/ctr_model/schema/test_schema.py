@@ -315,8 +315,22 @@ def test_slot_is_found_by_name() -> None:
 
 def test_number_that_float32_does_not_hold_is_told_also_where_its_logarithm_is_one() -> None:
     schema = Schema(dense=(DenseColumn(name="age", transform="log1p"),), slots=("user",))
-    numbers = np.array([[1.0], [1e39], [np.nan], [3.4e38]])
+    numbers = np.array([[1.0], [1e39], [np.nan], [3.4e38], [-1e39], [-3.4e38]])
 
     faults = schema.overflows(numbers, schema.scale_dense(numbers))
 
-    assert faults == {1: "column 'age' is 1e+39, beyond the numbers of float32"}
+    assert faults == {
+        1: "column 'age' is 1e+39, beyond the numbers of float32",
+        4: "column 'age' is -1e+39, beyond the numbers of float32",
+    }
+
+
+def test_number_that_the_largest_of_float32_is_nearest_to_is_held() -> None:
+    """Half a step of float32 further, it would be infinity."""
+    schema = Schema(dense=(DenseColumn(name="age", transform="log1p"),), slots=("user",))
+    nearest = float(np.finfo(np.float32).max) + 2.0**102
+    numbers = np.array([[nearest], [-nearest], [nearest + 2.0**102], [-nearest - 2.0**102]])
+
+    faults = schema.overflows(numbers, schema.scale_dense(numbers))
+
+    assert list(faults) == [2, 3]

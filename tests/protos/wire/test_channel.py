@@ -54,3 +54,13 @@ def test_compressed_message_is_refused_before_it_is_one() -> None:
 
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
     assert asked == [b"plain"]
+
+
+def test_ports_of_a_process_share_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protos.wire.channel.connection_limit", lambda: 900)
+
+    for ports, connections in ((1, 900), (2, 450)):
+        assert (
+            dict(server_options(ports=ports))["grpc.max_allowed_incoming_connections"]
+            == connections
+        )

@@ -97,8 +97,9 @@ def test_address_has_as_many_watches_as_the_limit_and_known_callers_any(
             known = [stub.Watch(request, metadata=metadata, timeout=30) for _ in range(4)]
             for watch in (first, second, *known):
                 assert (await watch.read()).status == SERVING
-            refused = stub.Watch(request, timeout=30)
-            assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            for strange in ((), metadata_of_token(f"{TOKEN}x")):
+                refused = stub.Watch(request, metadata=strange, timeout=30)
+                assert await refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert (await stub.Check(request, timeout=30)).status == SERVING
 
             first.cancel()

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -759,3 +760,41 @@ def test_heter_trainer_that_aborts_the_job_is_named() -> None:
     coordinator.abort(3, "no memory")
 
     assert coordinator.failure == "heter trainer 1 aborted the job: no memory"
+
+
+def differ(workers: Coordinator) -> None:
+    with pytest.raises(JobError):
+        workers.join(Member(1, 7), {"mode": "geo"}, None)
+
+
+def fail_at_a_step(workers: Coordinator, error: Exception) -> None:
+    workers.push_part(Gradients(), push_id(0), 0)
+    workers.push_part(Gradients(), push_id(1), 0)
+    step = workers.take_complete_step()
+    assert step is not None
+    workers.step_failed(step, error)
+
+
+@pytest.mark.parametrize(
+    ("fail", "has_log", "rule", "expected"),
+    [
+        (lambda workers: workers.abort(0, "no host"), True, WorkerLoss.WAIT, True),
+        (lambda workers: workers.abort(0, "no host"), False, WorkerLoss.WAIT, False),
+        (lambda workers: workers.abort(0, "no host"), True, WorkerLoss.CONTINUE, False),
+        (lambda workers: workers.abort(0, "a", comes_again=True), True, WorkerLoss.WAIT, False),
+        (differ, True, WorkerLoss.WAIT, False),
+        (lambda workers: fail_at_a_step(workers, ValueError()), True, WorkerLoss.WAIT, False),
+        (lambda workers: fail_at_a_step(workers, MemoryError()), True, WorkerLoss.WAIT, False),
+    ],
+)
+def test_job_goes_on_from_update_logs_unless_its_error_would_come_again(
+    fail: Callable[[Coordinator], None], has_log: bool, rule: WorkerLoss, expected: bool
+) -> None:
+    workers = Coordinator(Members(2), wait_limit_s=10.0, inbox_bytes=1000, has_update_log=has_log)
+    lease = Lease(seconds=60.0, on_worker_loss=rule)
+    workers.join(Member(0, push_id().incarnation), {"mode": "sync"}, lease)
+
+    fail(workers)
+
+    assert workers.can_resume is expected
+    assert ("start all servers and workers again" in workers.failure) is expected

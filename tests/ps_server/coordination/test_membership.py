@@ -363,3 +363,15 @@ def test_impossible_lease_is_refused(seconds: float) -> None:
         members.join(Member(0, 5), {}, Lease(seconds=seconds, on_worker_loss=WorkerLoss.FAIL))
 
     assert members.incarnation_of(0) is None
+
+
+def test_terms_of_a_process_that_joins_again_bind_the_others() -> None:
+    members = Membership(Members(2))
+    members.join(Member(0, 5), {"mode": "sync"}, None)
+    assert not members.join(Member(0, 5), {"data": "1 file"}, None)
+
+    with pytest.raises(JobError, match=r"data = 2 files \(worker 0 has data = 1 file\)"):
+        members.join(Member(1, 6), {"mode": "sync", "data": "2 files"}, None)
+    members.join(Member(1, 6), {"mode": "sync", "data": "1 file"}, None)
+    with pytest.raises(JobError, match=r"mode = geo \(worker 0 has mode = sync\)"):
+        members.join(Member(1, 6), {"mode": "geo"}, None)

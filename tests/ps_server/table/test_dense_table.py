@@ -168,8 +168,8 @@ def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None
             "initializer 'xavier'",
         ),
         (
-            {"segments": (DenseSegment(length=0, initializer=ZEROS, name="none", shape=(0,)),)},
-            "dense block 'd' has a tensor 'none' without elements: leave it out",
+            {"segments": (DenseSegment(length=-1, initializer=ZEROS, name="none", shape=(-1,)),)},
+            "dense block 'd' has a tensor 'none' with -1 elements",
         ),
         (
             {"segments": (DenseSegment(length=6, initializer=ZEROS, name="bias", shape=(2, 2)),)},
@@ -192,6 +192,17 @@ def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None
 def test_impossible_spec_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         DenseTable(spec_of(**changes))
+
+
+def test_tensor_without_elements_takes_no_place() -> None:
+    """As the weights of numbers that a schema does not have."""
+    none = DenseSegment(length=0, initializer=ZEROS, name="weight", shape=(0,))
+    bias = DenseSegment(length=2, initializer=ZEROS, name="bias", shape=(2,), values=(1.0, 2.0))
+
+    for segments in ((none, bias), (bias, none), (none, bias, none)):
+        out = np.empty(2, np.float32)
+        DenseTable(spec_of(segments=segments)).pull(out)
+        assert out.tolist() == [1, 2]
 
 
 def test_declaring_afresh_keeps_weights_and_takes_the_new_rate() -> None:

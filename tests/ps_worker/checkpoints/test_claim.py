@@ -1,9 +1,11 @@
 """One run at a time has a folder of checkpoints, and who takes over from a dead one is alone."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -78,10 +80,10 @@ def test_claim_of_a_process_that_is_gone_is_taken_over_at_once(
 
 
 @contextmanager
-def elsewhere(folder: Path | str):
-    """A claim of a process on another machine."""
+def elsewhere(folder: Path | str, *, pid_space: str = ""):
+    """A claim of a process on another machine, of whose number another one may be here."""
     root = folder_at(folder)
-    owner = replace(Owner.this(), pid_space="", host="other")
+    owner = replace(Owner.this(), pid_space=pid_space, host="other", started="0")
     root.create_new(OWNER, owner.to_json())
     claim = Claim(root, owner)
     try:
@@ -90,9 +92,10 @@ def elsewhere(folder: Path | str):
         claim.release()
 
 
-def test_process_elsewhere_is_alive_while_its_file_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pid_space", ["", "another boot"])
+def test_process_elsewhere_is_alive_while_its_file_changes(pid_space: str, tmp_path: Path) -> None:
     with (
-        elsewhere(tmp_path),
+        elsewhere(tmp_path, pid_space=pid_space),
         pytest.raises(JobError, match=r"alive, process .* on other"),
         claim_of(tmp_path),
     ):
@@ -183,3 +186,47 @@ def test_of_several_that_come_at_once_one_has_the_folder(
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(run, range(4))) == 1
+
+
+def test_claim_whose_file_was_removed_is_made_again(tmp_path: Path) -> None:
+    """As an error message says to do for a run that is not there any more, by one who errs."""
+    with claim_of(tmp_path) as claim:
+        assert claim is not None
+        (tmp_path / OWNER).unlink()
+        claim.require()
+
+        until = time.monotonic() + LIMIT_S
+        while not (tmp_path / OWNER).exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with (
+            pytest.raises(JobError, match="in use by another run that is alive"),
+            claim_of(tmp_path),
+        ):
+            pass
+
+
+def test_folder_whose_claim_cannot_be_read_any_more_is_not_saved_into(tmp_path: Path) -> None:
+    with claim_of(tmp_path) as claim:
+        assert claim is not None
+        (tmp_path / OWNER).write_bytes(b"of another release")
+
+        with pytest.raises(CheckpointError, match="another run's by now, of an unknown process"):
+            claim.require()
+
+
+def test_process_that_is_stopped_may_go_on(tmp_path: Path) -> None:
+    """It is waited for as one elsewhere."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            started = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+            owner = replace(Owner.this(), pid=process.pid, started=started)
+            assert owner.is_gone_beside(Owner.this()) is False
+
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+            assert owner.is_gone_beside(Owner.this()) is None
+        finally:
+            process.kill()
+    assert owner.is_gone_beside(Owner.this()) is True

@@ -744,3 +744,15 @@ def test_push_with_pulls_is_all_of_a_push() -> None:
 
     with pytest.raises(ProtocolError, match="PushPull has a chunk of a push"):
         transport.call(0, PUSH_PULL, chunk).result()
+
+
+@pytest.mark.parametrize("comes_again", [False, True])
+def test_servers_are_told_whether_the_error_of_an_abort_comes_again(comes_again: bool) -> None:
+    """By that they keep their update logs, or remove them."""
+    transport = transport_to(2)
+    client = joined_client(transport)
+
+    client.abort(0, "the disk is gone", comes_again=comes_again)
+
+    told = [(server, abort.comes_again) for server, _, abort in transport.calls]
+    assert told == [(0, comes_again), (1, comes_again)]

@@ -125,6 +125,13 @@ def test_command_for_data_is_not_run_unless_allowed(piped: Path, use: str) -> No
     (piped.parents[1] / "has_run").unlink()
 
 
+def test_override_of_another_setting_allows_no_code(own_model: Path, piped: Path) -> None:
+    for saved, key in ((own_model, "model.name"), (piped, "data.pipe_command")):
+        with pytest.raises(UsageError, match=f"names code to run, {key} = "):
+            infer(str(saved), [], overrides=["train.batch_size=7"])
+        assert not (saved.parents[1] / "has_run").exists()
+
+
 def test_code_that_the_caller_names_is_allowed(own_model: Path, piped: Path) -> None:
     infer(str(own_model), [], overrides=["model.name=lr"])
     infer(str(piped), [], overrides=['data.pipe_command=awk \'NR <= 100 {print "1 " NR " 1 0"}\''])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from protos.errors import CheckpointError
+from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from protos.spec import (
     AdmissionSpec,
     DenseSegment,
@@ -458,3 +459,22 @@ def test_progress_out_of_its_range_is_refused() -> None:
 
     with pytest.raises(CheckpointError, match="progress of worker 0"):
         require_whole(replace(MANIFEST, workers=workers), "x")
+
+
+@pytest.mark.parametrize(
+    ("number", "num_shards", "message"),
+    [
+        (MAX_TOTAL_SHARDS // 4096 + 1, 4096, r"its tables have 69632 shards, more than 65536"),
+        (2 * MAX_TABLES, 1, r"it has 513 tables and dense blocks, more than 512"),
+    ],
+)
+def test_tables_that_are_too_many_together_are_refused(
+    number: int, num_shards: int, message: str
+) -> None:
+    (table,) = MANIFEST.tables
+    tables = tuple(
+        replace(table, name=f"table-{index}", num_shards=num_shards) for index in range(number)
+    )
+
+    with pytest.raises(CheckpointError, match=message):
+        require_whole(replace(MANIFEST, tables=tables), "x")

@@ -80,9 +80,22 @@ def test_what_lies_within_its_values_is_valid(array: pa.Array) -> None:
         choices([2**32 - 1], TEXT, pa.uint32()),
         choices([0], text([0, 9, 6]), pa.int8()),
         lists([0, 2], choices([0, 7], TEXT, pa.int32())),
+        pa.ListViewArray.from_arrays([3, 0], [4, 6], NUMBERS),
+        pa.LargeListViewArray.from_arrays([0, -1], [6, 2], NUMBERS),
+        pa.MapArray.from_arrays([0, 2], text([0, 9, 6]), NUMBERS[:2]),
     ],
     ids=lambda array: str(array.type),
 )
 def test_what_does_not_is_refused_with_its_column(array: pa.Array) -> None:
     with pytest.raises(pa.ArrowInvalid, match="column 'x': "):
         require_valid(batch(array))
+
+
+def test_slice_is_judged_by_its_own_rows() -> None:
+    """Bounds and indices of a slice begin behind those of the rows before it."""
+    require_valid(batch(text([0, 4, 2, 3, 6])[2:]))
+    require_valid(batch(choices([9, 0, 1], TEXT, pa.int8())[1:]))
+
+    for array in (text([0, 1, 2, 4, 3, 6])[2:], choices([0, 1, 9], TEXT, pa.int8())[2:]):
+        with pytest.raises(pa.ArrowInvalid, match="column 'x': "):
+            require_valid(batch(array))

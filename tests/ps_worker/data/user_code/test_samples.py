@@ -1,5 +1,6 @@
 """Samples of a user's own become the batches that a reader of files would have made."""
 
+import json
 import math
 from collections.abc import Iterator
 
@@ -10,6 +11,7 @@ from ctr_model.batch import Batch
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import DataError, UsageError
+from ps_worker.data.slot_values import Kind, SlotValues
 from ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 
 SCHEMA = Schema(
@@ -143,3 +145,46 @@ def test_loader_of_what_can_be_read_once_is_refused() -> None:
 def test_loader_without_a_batch_size_is_refused() -> None:
     with pytest.raises(UsageError, match="batch_size is 0"):
         SampleLoader([GOOD], SCHEMA, batch_size=0)
+
+
+def test_kinds_of_values_are_told_but_for_missing_ones() -> None:
+    """An empty text is a missing value of keys, too, and makes no text of them."""
+    seen = SlotValues()
+    samples = [(1, [0, 0], ["u", 7, ["", 3]]), (0, [0, 0], ["", "", ""])]
+
+    list(batches_of_samples(samples, SCHEMA, batch_size=1, seen=seen))
+
+    kinds = {"user": ["text"], "ad": ["keys"], "words": ["keys", "lists"]}
+    assert json.loads(seen.to_json()) == kinds
+
+
+REFUSED = None
+
+
+@pytest.mark.parametrize("lists", [(), ("lists",)])
+@pytest.mark.parametrize(
+    ("kinds", "of_7", "of_text"),
+    [
+        ((), REFUSED, key_of(1, "7")),
+        (("text",), REFUSED, key_of(1, "7")),
+        (("integers",), key_of(1, "7"), key_of(1, "7")),
+        (("integers", "text"), key_of(1, "7"), key_of(1, "7")),
+        (("keys",), 7, REFUSED),
+        (("keys", "text"), 7, key_of(1, "7")),
+        (("integers", "keys"), REFUSED, key_of(1, "7")),
+        (("integers", "keys", "text"), REFUSED, key_of(1, "7")),
+    ],
+)
+def test_value_means_what_it_meant_in_the_data_or_is_refused(
+    kinds: tuple[Kind, ...], of_7: int | None, of_text: int | None, lists: tuple[Kind, ...]
+) -> None:
+    meant = SlotValues({"user": [*kinds, *lists]})
+    for value, expected in ((7, of_7), ("7", of_text)):
+        batches = batches_of_samples(
+            [(1, [0, 0], [value, "", ""])], SCHEMA, batch_size=1, meant=meant
+        )
+        if expected is REFUSED:
+            with pytest.raises(DataError, match=r"sample 1: slot 1 \('user'\) has"):
+                list(batches)
+        else:
+            assert next(batches).keys[0] == expected

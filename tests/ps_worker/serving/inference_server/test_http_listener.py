@@ -150,3 +150,22 @@ def test_process_without_descriptors_says_so_once_and_goes_on(
 
     run(body())
     assert caplog.messages == ["cannot accept connections: Too many open files"]
+
+
+def test_silent_connection_gives_way_to_others_of_its_own_address_first() -> None:
+    """Who opens many takes no place from who has one."""
+
+    async def body() -> None:
+        async with listening() as port, AsyncExitStack() as stack:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", port, local_addr=("127.0.0.2", 0)
+            )
+            stack.callback(writer.close)
+            many = [await stack.enter_async_context(connected(port)) for _ in range(2 * MOST)]
+            assert await get(port, "/live") == "live"
+
+            assert await many[0][0].read(1) == b""
+            writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+    run(body())
