@@ -323,3 +323,14 @@ def exchange_table(target: Path, table: FakeTable) -> None:
         ]
 
     alter_manifest(target, change)
+
+
+def sign_attachment(target: Path, name: str, content: bytes) -> None:
+    """Replaces an attachment of a checkpoint; all checksums are right afterwards."""
+
+    def change(document: dict[str, Any]) -> None:
+        sha256 = hashlib.sha256(content).hexdigest()
+        document["attachments"][name] = {"size_bytes": len(content), "sha256": sha256}
+        (target / document["data_folder"] / "attachments" / name).write_bytes(content)
+
+    alter_manifest(target, change)

@@ -80,7 +80,8 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
         _copy_row(table, last, row)
         _copy_words(table, words + last_in_shard, words + row_in_shard)
     table.slab[last] = np.float32(0.0)
-    table.change_words[words + last_in_shard] = np.uint64(0)
+    for word in range(table.change_words.shape[1]):  # without subscribers there are no rows of them
+        table.change_words[words + last_in_shard, word] = np.uint64(0)
     table.num_rows[shard] = last_in_shard
 
 

@@ -95,7 +95,7 @@ class CsvReader:
         """Returns the names of a file's columns.
 
         Raises:
-            DataError: If the file cannot be read, or its header is not UTF-8.
+            DataError: If the file cannot be read, or its header is not UTF-8, or no line of names.
         """
         return self._names(path)[0]
 
@@ -110,7 +110,10 @@ class CsvReader:
             names = line.removeprefix(_BYTE_ORDER_MARK).decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
-        fields = next(csv.reader([names], delimiter=self._dialect.separator), [])
+        try:
+            fields = next(csv.reader([names], delimiter=self._dialect.separator), [])
+        except csv.Error as error:  # a carriage return inside the line, a name of over 128 KiB
+            raise DataError(f"{path}:1: the header is {shown(line)}: {error}") from error
         return fields, len(line) + 1
 
 

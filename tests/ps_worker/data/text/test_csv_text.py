@@ -153,10 +153,17 @@ def test_cut_off_gzip_is_refused(tmp_path: Path) -> None:
         read(str(path))
 
 
-def test_header_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", b"age,us\xff\n1,a\n")
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [(b"age,us\xff", "not UTF-8"), (b"age,us\rer", "new-line"), (b"x" * 2**18, "field limit")],
+    ids=["not-text", "carriage-return", "long-name"],
+)
+def test_header_that_is_no_line_of_names_is_refused(
+    tmp_path: Path, header: bytes, fault: str
+) -> None:
+    path = write(tmp_path / "a.csv", header + b"\n1,a\n")
 
-    with pytest.raises(DataError, match=r"a\.csv:1: the header is .*not UTF-8"):
+    with pytest.raises(DataError, match=rf"a\.csv:1: the header is .*{fault}"):
         read(path)
 
 
