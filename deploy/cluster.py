@@ -163,9 +163,12 @@ def held(log_dir: Path) -> Iterator[None]:
     """Keeps a folder of log files from other launchers, which would write and remove the same files.
 
     Raises:
-        LogDirError: If another launcher has it.
+        LogDirError: If another launcher has it, or it cannot be written to.
     """
-    lock = os.open(log_dir / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        lock = os.open(log_dir / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise LogDirError(f"cannot write to {log_dir}: {error.strerror}") from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,8 +177,11 @@ def held(log_dir: Path) -> Iterator[None]:
             raise LogDirError(
                 f"{log_dir} is in use by ps-launch, process {holder}: each run needs a --log-dir of its own"
             ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            raise LogDirError(f"cannot write to {log_dir}: {error.strerror}") from error
         yield
     finally:
         os.close(lock)

@@ -124,6 +124,7 @@ class ParameterStore:
         self._snapshots = Snapshots(wait_limit_s=wait_limit_s)
         self._before_step: BeforeStep | None = None
         self._step_executor: Executor | None = None
+        self._on_shard: Callable[[], None] = lambda: None  # of a recovery
         self._inline_values = 0
         self._has_update_log = has_update_log
         self.jobs_before = -1
@@ -196,13 +197,14 @@ class ParameterStore:
         return self._coordinator.can_resume
 
     @contextmanager
-    def applying_inline(self) -> Iterator[None]:
-        """Each step is applied by the call that completes it, for the time of the block."""
-        executor, self._step_executor = self._step_executor, None
+    def applying_inline(self, on_shard: Callable[[], None]) -> Iterator[None]:
+        """Each step is applied by the call that completes it, and loads call `on_shard`, within the block."""
+        before = self._step_executor, self._on_shard
+        self._step_executor, self._on_shard = None, on_shard
         try:
             yield
         finally:
-            self._step_executor = executor
+            self._step_executor, self._on_shard = before
 
     # Joining and declaring
 
@@ -721,7 +723,7 @@ class ParameterStore:
         only: Collection[str] = (),
         token: str = "",
         is_between_saves: bool = False,
-        on_shard: Callable[[], None] = lambda: None,
+        on_shard: Callable[[], None] | None = None,
     ) -> None:
         """See `protos.store.Store`; reads this process's shards and pieces.
 
@@ -730,6 +732,7 @@ class ParameterStore:
         with nullcontext() if is_between_saves else self.between_saves("a load"):
             checkpoint = self._roots.open(url)
             checkpoint.require_token(token)
+            on_shard = on_shard or self._on_shard
             self._parameters.load(checkpoint, only, self._snapshots.alone, on_shard)
 
     def resume(

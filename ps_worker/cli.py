@@ -255,6 +255,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
             num_heter=len(role.heter_endpoints),
             heter=heter_trainers(role.heter_endpoints, job, worker=role.worker_index),
             is_in_process=is_in_process(role),
+            servers=role.endpoints,
             on_joined=on_joined,
             is_told_to_end=lambda: termination is not None and termination.is_told_to_end,
         )

@@ -147,7 +147,7 @@ def recover(
     loaded = time.monotonic()
     num_calls, num_bytes, told = 0, 0, loaded
     of_bytes = saved.size_from(segment)
-    with store.applying_inline():  # nobody waits for an answer before the next call
+    with store.applying_inline(progress.step):  # nobody waits for an answer before the next call
         for record in head:
             if record.kind not in (CREATE_TABLE.name, CREATE_DENSE.name):
                 _replay(record, store, replay)

@@ -15,7 +15,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -46,6 +46,7 @@ class Owner:
         pid: Of the process.
         pid_space: Where the pid counts: boot and namespace; empty: not known.
         started: When the process did, which tells it from another one of its pid.
+        servers: Of its job, host:port by commas, which only processes of one job have at a time.
     """
 
     run: str
@@ -54,9 +55,10 @@ class Owner:
     pid: int
     pid_space: str
     started: str
+    servers: str
 
     @classmethod
-    def this(cls) -> "Owner":
+    def this(cls, servers: Sequence[str] = ()) -> "Owner":
         """Returns this process, as of a new run."""
         pid, space = os.getpid(), ""
         with suppress(OSError):
@@ -69,6 +71,7 @@ class Owner:
             pid=pid,
             pid_space=space,
             started=_state_and_start(pid)[1],
+            servers=",".join(servers),
         )
 
     @classmethod
@@ -161,7 +164,10 @@ class Claim:
     def release(self) -> None:
         """Gives the folder back, if it is still this process's."""
         self._is_over.set()
-        self._thread.join()
+        self._thread.join(EXPIRY_S)
+        if self._thread.is_alive():
+            logger.warning("does not wait for storage, which keeps %s busy", self._root.url)
+            return
         try:
             if self._root.has(OWNER):
                 found = Owner.from_json(self._root.read(OWNER))
@@ -173,12 +179,15 @@ class Claim:
 
 
 @contextmanager
-def claimed(job: Job, *, is_of_this_run: bool) -> Iterator[Claim | None]:
+def claimed(
+    job: Job, *, is_of_this_run: bool, servers: Sequence[str] = ()
+) -> Iterator[Claim | None]:
     """Claims the folder of a job's checkpoints for the block; None: it has none.
 
     Args:
         job: Names the folder.
-        is_of_this_run: Whoever has the folder is of this run: this process takes a lost one's place.
+        is_of_this_run: This process takes a lost one's place, whose claim it has if that is of its servers.
+        servers: Of the job.
 
     Raises:
         JobError: If another run has the folder, and is alive; says which.
@@ -189,23 +198,22 @@ def claimed(job: Job, *, is_of_this_run: bool) -> Iterator[Claim | None]:
         return
     root = folder_at(job.checkpoint.dir)
     root.make()
-    claim = Claim(root, _taken(job, root, is_of_this_run=is_of_this_run))
+    claim = Claim(root, _taken(job, root, Owner.this(servers), is_of_this_run=is_of_this_run))
     try:
         yield claim
     finally:
         claim.release()
 
 
-def _taken(job: Job, root: Folder, *, is_of_this_run: bool) -> Owner:
+def _taken(job: Job, root: Folder, own: Owner, *, is_of_this_run: bool) -> Owner:
     """Takes a folder, and returns this process as its owner."""
-    own = Owner.this()
     for _ in range(_TRIES):
         is_new = root.create_new(OWNER, own.to_json())
         if not is_new:
             if not root.has(OWNER):  # released between the two
                 continue
             found = Owner.from_json(root.read(OWNER))
-            if is_of_this_run and found is not None:
+            if is_of_this_run and found is not None and found.servers == own.servers:
                 own = replace(own, run=found.run)
             elif found is None or found.process != own.process:
                 _require_gone(job, root, found, own)

@@ -1,11 +1,12 @@
 """A job checked against all that one process can see: schema, files, model, checkpoints."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
+from protos.errors import DataError, UsageError, counted
 from ps_worker.checkpoints.retention import require_other_folder
 from ps_worker.checkpoints.warm_start import warm_start_of
 from ps_worker.data.files.listing import FileStamp, matching_files, stamp_of
@@ -16,6 +17,10 @@ from ps_worker.job.datasets import evaluated, format_of_job
 from ps_worker.job.model import model_of, trained_model
 from ps_worker.job.specs import with_rates_of_tables
 from ps_worker.training.evaluation.breakdown import breakdown_of
+
+logger = logging.getLogger(__name__)
+
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +77,22 @@ def plan_of(job: Job) -> Plan:
         stamps=stamps,
         signatures={f"data.{name}": signature_of(each, stamps) for name, each in files.items()},
     )
+    _warn_of_overlaps(files)
     _require_rows(plan, "data.test", plan.test_files)
     _require_rows(plan, "data.valid", plan.valid_files)
     return plan
+
+
+def _warn_of_overlaps(files: Mapping[str, Sequence[str]]) -> None:
+    for name in ("test", "valid"):
+        if shared := sorted(set(files["train"]) & set(files[name])):
+            logger.warning(
+                "%s of data.%s %s trained on as well, so its figures say little of new rows: %s",
+                counted(len(shared), "file"),
+                name,
+                "is" if len(shared) == 1 else "are",
+                ", ".join(shared[:_MOST_NAMED]) + (", ..." if len(shared) > _MOST_NAMED else ""),
+            )
 
 
 def model_of_job(job: Job) -> tuple[Schema, Model]:

@@ -6,6 +6,7 @@ Worker 0 loads, shrinks, validates, saves and evaluates; the others wait for it 
 starts in the middle of this: in the epoch, and at the position in its data, that the checkpoint says.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,8 @@ from ps_worker.run.training_job.validation.validator import Validator
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_SETTING = 1000
+
 _NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
 """Settings of [data] that may differ from machine to machine, while what they name is the same."""
 
@@ -46,6 +49,7 @@ def train_job(
     num_heter: int = 0,
     heter: HeterTrainers | None = None,
     is_in_process: bool = True,
+    servers: Sequence[str] = (),
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> Summary:
@@ -59,6 +63,7 @@ def train_job(
         num_heter: See `Run`.
         heter: See `Run`.
         is_in_process: See `Run`.
+        servers: host:port of each, in a cluster.
         on_joined: Called once this process has its place among the workers.
         is_told_to_end: Whether this worker is to end after the step that it is in, and the job goes on.
 
@@ -88,7 +93,7 @@ def train_job(
         without_rows = [] if data.is_shuffled_globally else _without_rows(parts)
         _log_parts(parts, worker, without_rows)
         run_folder = _folder_of(plan.job, run)
-        with _claimed(plan.job, run) as claim:
+        with _claimed(plan.job, run, servers) as claim:
             start = start_of(plan, run, data, claim)
             with run_folder as folder:
                 run.start(data.head(), num_training=num_workers - len(without_rows))
@@ -106,9 +111,11 @@ def train_job(
     return summary
 
 
-def _claimed(job: Job, run: Run) -> AbstractContextManager[Claim | None]:
+def _claimed(job: Job, run: Run, servers: Sequence[str]) -> AbstractContextManager[Claim | None]:
     """Returns the claim on the folder of checkpoints, on worker 0 if the job names one."""
-    return claimed(job, is_of_this_run=run.is_replacement) if run.is_first else nullcontext()
+    if not run.is_first:
+        return nullcontext()
+    return claimed(job, is_of_this_run=run.is_replacement, servers=servers)
 
 
 def _folder_of(job: Job, run: Run) -> AbstractContextManager[RunFolder | None]:
@@ -151,6 +158,14 @@ def _log_parts(
         )
 
 
+def _short(value: str) -> str:
+    """Returns a setting as a term: of a long one, as the names of thousands of columns, a digest too."""
+    if len(value) <= _LONGEST_SETTING:
+        return value
+    digest = hashlib.sha256(value.encode()).hexdigest()[:16]
+    return f"{value[:_LONGEST_SETTING]}... (digest {digest})"
+
+
 def terms_of_plan(plan: Plan) -> dict[str, str]:
     """Returns the settings in which all workers must agree, besides model and strategy."""
     job = plan.job
@@ -158,7 +173,7 @@ def terms_of_plan(plan: Plan) -> dict[str, str]:
         "schema": plan.schema.fingerprint,
         "checkpoint.resume": str(job.checkpoint.resume),
         **{
-            f"data.{name}": str(value)
+            f"data.{name}": _short(str(value))
             for name, value in job.data.model_dump(exclude=_NAMES_OF_FILES).items()
         },
         **plan.signatures,

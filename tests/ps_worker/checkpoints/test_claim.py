@@ -36,8 +36,8 @@ def job_in(folder: Path | str) -> Job:
     return job("sync", f"checkpoint.dir={folder}")
 
 
-def claim_of(folder: Path | str, *, is_of_this_run: bool = False):
-    return claimed(job_in(folder), is_of_this_run=is_of_this_run)
+def claim_of(folder: Path | str, *, is_of_this_run: bool = False, servers: str = "a:1"):
+    return claimed(job_in(folder), is_of_this_run=is_of_this_run, servers=[servers])
 
 
 def test_folder_is_of_one_run_at_a_time_and_is_given_back(tmp_path: Path) -> None:
@@ -230,3 +230,15 @@ def test_process_that_is_stopped_may_go_on(tmp_path: Path) -> None:
         finally:
             process.kill()
     assert owner.is_gone_beside(Owner.this()) is True
+
+
+def test_process_in_a_lost_ones_place_takes_no_claim_of_another_run(tmp_path: Path) -> None:
+    """Another job may have claimed the folder while the place was empty."""
+    with claim_of(tmp_path, servers="b:1") as other:
+        with (
+            pytest.raises(JobError, match="is in use by another run that is alive"),
+            claim_of(tmp_path, is_of_this_run=True, servers="a:1"),
+        ):
+            pass
+        assert other is not None
+        other.require()
