@@ -125,6 +125,7 @@ def test_bound_of_zero_reads_all_that_workers_learnt_in_earlier_steps() -> None:
     assert store.status().staleness.largest <= 1
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 @pytest.mark.parametrize("merges", [(1, 1), (1, 4), (4, 1), (3, 16)])
 @pytest.mark.parametrize("thread_num", [1, 2, 3, 5])
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 4, 5, 8])
