@@ -123,13 +123,19 @@ class AsyncCommunicator:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._applied = max(self._applied, pulled)
             if self._applied >= BATCHES_IN_STEP:
-                self._merger.sparse_batches, self._merger.dense_batches = self._merges
+                self._merge()
             is_first = self._merger.due() is None
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
             # Otherwise the sender knows when it is to send, and a thread that wakes for nothing costs others
             # their turn.
             if is_first or self._merger.is_full:
                 self._changed.notify_all()
+
+    def _merge(self) -> None:
+        merger = self._merger
+        if (merger.sparse_batches, merger.dense_batches) != self._merges:
+            merger.sparse_batches, merger.dense_batches = self._merges
+            self._changed.notify_all()  # those that wait for what is full may wait no longer
 
     def flush(self) -> None:
         """Sends what is queued, and returns when all of it has been applied."""
