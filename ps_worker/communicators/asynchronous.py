@@ -7,8 +7,8 @@
 Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
 with; dense parameters are fetched after each dense push.
 
-The first batches of a run are trained in step: a worker reads rows when its own gradients are in them
-(docs/decisions/0033-the-first-steps-of-async.md).
+The first batches of a model are trained in step: each leaves by itself, and a worker reads rows when its own
+gradients are in them (docs/decisions/0033-the-first-steps-of-async.md).
 """
 
 import time
@@ -30,8 +30,9 @@ MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""
 
 BATCHES_IN_STEP = 1000
-"""Batches of all workers, applied since the model was fresh, before a worker reads rows without its own last
-gradients: while Adagrad's sums are small, what was learnt from old rows is too much at once."""
+"""Batches of all workers, applied since the model was fresh, before a worker merges, and reads rows without
+its own last gradients: while Adagrad's sums are small, what was learnt from old rows is too much at once, and
+dense parameters whose gradients are merged take too few steps."""
 
 
 class AsyncCommunicator:
@@ -69,10 +70,9 @@ class AsyncCommunicator:
         self.push_ids = PushIds(member)
         self._num_params = num_params
         self._mirror = DenseMirror(num_params)
+        self._merges = (max_merge_var_num, max_merge_dense_num)
         self._merger = GradientMerger(
-            sparse_batches=max_merge_var_num,
-            dense_batches=max_merge_dense_num,
-            max_delay_s=max_delay_ms / 1000,
+            sparse_batches=1, dense_batches=1, max_delay_s=max_delay_ms / 1000
         )
         self._queue_size = max(send_queue_size, max_merge_var_num)
         self._is_flushing = False
@@ -122,12 +122,20 @@ class AsyncCommunicator:
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._applied = max(self._applied, pulled)
+            if self._applied >= BATCHES_IN_STEP:
+                self._merge()
             is_first = self._merger.due() is None
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
             # Otherwise the sender knows when it is to send, and a thread that wakes for nothing costs others
             # their turn.
             if is_first or self._merger.is_full:
                 self._changed.notify_all()
+
+    def _merge(self) -> None:
+        merger = self._merger
+        if (merger.sparse_batches, merger.dense_batches) != self._merges:
+            merger.sparse_batches, merger.dense_batches = self._merges
+            self._changed.notify_all()  # those that wait for what is full may wait no longer
 
     def flush(self) -> None:
         """Sends what is queued, and returns when all of it has been applied."""

@@ -64,7 +64,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         self._worker = member.worker
         self._max_staleness = max_staleness
         self._is_alone = is_alone
-        self._merges = (max_merge_var_num, max_merge_dense_num)
+        self._most_merged = (max_merge_var_num, max_merge_dense_num)
         self.begin(thread_num=1)
 
     def begin(self, thread_num: int) -> None:
@@ -78,8 +78,8 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             # Batches that wait to be merged are unfinished, and so is one of each thread that asks ahead.
             ahead = thread_num - 1 if self.is_overlapped else 0
             longest = max(1, self._bound - ahead)
-            self._merger.sparse_batches = min(self._merges[0], longest)
-            self._merger.dense_batches = min(self._merges[1], longest)
+            sparse, dense = self._most_merged
+            self._merges = (min(sparse, longest), min(dense, longest))
 
     def _restart(self) -> None:
         self._begun = 0

@@ -73,7 +73,7 @@ class GradientMerger:
     """Merges the gradients of one worker. Not thread-safe.
 
     Attributes:
-        sparse_batches: Batches to merge for a sparse push, never more.
+        sparse_batches: Batches to merge for a sparse push, never more; both may change while gradients wait.
         dense_batches: Batches to merge for a dense push, never more.
         max_delay_s: Longest that a gradient waits for others to merge with.
     """
@@ -94,8 +94,9 @@ class GradientMerger:
     @property
     def is_full(self) -> bool:
         """Whether gradients of as many batches as leave together wait."""
-        groups = ((self._sparse, self.sparse_batches), (self._dense, self.dense_batches))
-        return any(waiting and waiting[0].batches >= batches for waiting, batches in groups)
+        return _is_full(self._sparse, self.sparse_batches) or _is_full(
+            self._dense, self.dense_batches
+        )
 
     def add(
         self,
@@ -180,9 +181,13 @@ class GradientMerger:
     ) -> _Group | None:
         if not groups:
             return None
-        first = groups[0]
-        is_due = now >= first.since + self.max_delay_s
-        return groups.popleft() if everything or is_due or first.batches >= batches else None
+        is_due = now >= groups[0].since + self.max_delay_s
+        return groups.popleft() if everything or is_due or _is_full(groups, batches) else None
+
+
+def _is_full(groups: deque[_Group], batches: int) -> bool:
+    """Returns whether the first group takes no more steps: others follow it, whatever was merged then."""
+    return len(groups) > 1 or (bool(groups) and groups[0].batches >= batches)
 
 
 def _open_group(groups: deque[_Group], batches: int, now: float, pulled: Version) -> _Group:

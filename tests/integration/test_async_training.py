@@ -26,7 +26,10 @@ LEARNS = (
 
 
 @pytest.mark.parametrize("merges", [(1, 1), (3, 5)])
-def test_cluster_learns_and_counts_every_example(merges: tuple[int, int]) -> None:
+def test_cluster_learns_and_counts_every_example(
+    merges: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous, "BATCHES_IN_STEP", 100)
     settings = job(
         "async",
         f"strategy.async.max_merge_var_num={merges[0]}",
@@ -78,6 +81,7 @@ def test_flushed_parameters_are_read_back() -> None:
     np.testing.assert_allclose(after, before - 0.1 * 1.0 / 10, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 @pytest.mark.parametrize("merges", [(1000, 1000), (1, 1000), (1000, 1)])
 def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
     merges: tuple[int, int],
@@ -162,7 +166,6 @@ def test_trainer_reads_old_rows_only_after_the_first_batches(
 
     status = store.status()
     assert status.version == status.staleness.batches == 50
-    # Batches that are merged are not applied before the last of them is there.
     assert (status.staleness.largest == 0) is (in_step == 1000)
 
 
@@ -185,6 +188,29 @@ def test_rows_that_were_asked_for_ahead_are_read_after_the_push_of_a_young_model
         communicator.close()
 
     assert (version_of_young, version_of_old) == (1, 2)
+
+
+def test_batches_of_a_young_model_are_not_merged() -> None:
+    model, store = small_model(), ParameterStore()
+    declare(store, model, job("async", *LEARNS))
+    applied = Applied(store)
+    communicator = communicator_on(applied, merges=(2, 4), max_delay_ms=1e6)
+    try:
+        for _ in range(3):
+            communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+        communicator.flush()
+        pushed_young = sorted(applied.pushed)
+        applied.pushed.clear()
+        for _ in range(4):
+            communicator.push(
+                gradient(model.num_params, 1.0), 10, pulled=asynchronous.BATCHES_IN_STEP
+            )
+        communicator.flush()
+    finally:
+        communicator.close()
+
+    assert pushed_young == [(DENSE_BLOCK, 10)] * 3 + [("embedding", 10)] * 3
+    assert sorted(applied.pushed) == [(DENSE_BLOCK, 40)] + [("embedding", 20)] * 2
 
 
 def test_in_process_threads_count_every_example() -> None:
@@ -218,7 +244,7 @@ class Applied:
     def __init__(self, store: ParameterStore) -> None:
         self._store = store
         self._changed = threading.Condition()
-        self._pushed: set[str] = set()
+        self.pushed: list[tuple[str, float]] = []
 
     def __getattr__(self, name: str):
         return getattr(self._store, name)
@@ -226,13 +252,16 @@ class Applied:
     def push_grad(self, gradients: Gradients, *arguments, **named):
         answer = self._store.push_grad(gradients, *arguments, **named)
         with self._changed:
-            self._pushed |= {*gradients.sparse, *gradients.dense}
+            self.pushed += [(name, grad.examples) for name, grad in gradients.sparse.items()]
+            self.pushed += [(name, grad.examples) for name, grad in gradients.dense.items()]
             self._changed.notify_all()
         return answer
 
     def all_of(self, names: set[str]) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: names <= self._pushed, LIMIT_S)
+            return self._changed.wait_for(
+                lambda: names <= {name for name, _ in self.pushed}, LIMIT_S
+            )
 
 
 class Busy:

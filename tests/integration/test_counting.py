@@ -42,6 +42,7 @@ def occurrences(batches: Sequence[Batch]) -> dict[int, tuple[int, int]]:
     return {key: (shows[key], clicks[key]) for key in shows}
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 @pytest.mark.parametrize("mode", MODES)
 def test_rows_have_counted_each_occurrence_once(mode: str) -> None:
     setting, *overrides = MODES[mode]

@@ -16,6 +16,8 @@ Mode = Literal["sync", "half_async", "async", "geo", "bounded_staleness"]
 class AsyncSettings(Section):
     """`[strategy.async]`: when a worker's gradients are sent.
 
+    The first batches of a fresh model are not merged (docs/consistency.md#the-first-steps).
+
     Attributes:
         max_merge_var_num: Batches whose sparse gradients are averaged before they are sent.
         max_merge_dense_num: The same for dense gradients.

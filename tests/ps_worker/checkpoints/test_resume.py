@@ -128,6 +128,7 @@ def test_in_process_run_goes_on_from_wherever_it_was_killed(
     assert ended.model_digest == expected.model_digest
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 @pytest.mark.parametrize("mode", ["half_async", "async", "bounded_staleness", "geo"])
 def test_no_row_is_left_out_whatever_the_mode(mode: str, tmp_path: Path) -> None:
     """Every row has a key of its own, and so a row in the table once it was trained on."""

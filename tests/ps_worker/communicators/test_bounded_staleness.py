@@ -129,9 +129,13 @@ def test_bound_of_zero_reads_all_that_workers_learnt_in_earlier_steps() -> None:
 @pytest.mark.parametrize("thread_num", [1, 2, 3, 5])
 @pytest.mark.parametrize("max_staleness", [0, 1, 2, 4, 5, 8])
 def test_threads_of_a_worker_never_wait_for_themselves(
-    max_staleness: int, thread_num: int, merges: tuple[int, int]
+    max_staleness: int,
+    thread_num: int,
+    merges: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The job says one thread; how many there are is heard when training begins."""
+    """The job says one thread; how many there are is heard when training begins. Half are the first steps."""
+    monkeypatch.setattr("ps_worker.communicators.asynchronous.BATCHES_IN_STEP", 10)
     settings = bounded(
         max_staleness,
         "strategy.bounded_staleness.max_delay_ms=1e6",

@@ -50,6 +50,26 @@ def test_merger_is_full_with_the_batches_that_leave_together(sparse: int, dense:
     assert not pending.is_full
 
 
+def test_what_waits_when_more_batches_are_merged_leaves_as_it_is() -> None:
+    """A group that others follow takes no more steps, and would be waited for until it is due."""
+    pending = merger(sparse=1, dense=1)
+    for key in (1, 2):
+        pending.add(gradients(key, 1.0), 10, now=0.0, pulled=0)
+    pending.sparse_batches = pending.dense_batches = 3
+    pending.add(gradients(3, 1.0), 10, now=0.0, pulled=0)
+
+    assert pending.is_full
+    first = pending.take(now=0.0)
+    assert first is not None
+    assert first.batches == first.dense_batches == 1
+    assert not pending.is_full
+    assert pending.take(now=0.0) is None
+    pending.add(gradients(4, 1.0), 10, now=0.0, pulled=0)
+    second = pending.take(now=0.0)
+    assert second is not None
+    assert second.batches == second.dense_batches == 3
+
+
 def test_merged_gradient_is_the_sum_with_all_examples() -> None:
     pending = merger(sparse=2, dense=2)
     pending.add(gradients(1, 1.0, examples=10), 10, now=0.0, pulled=0)

@@ -275,6 +275,7 @@ def test_store_knows_where_in_the_data_training_is(mode: str, thread_num: int) -
     assert (beyond.step, beyond.position) == (8, "")
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 def test_flush_brings_all_that_was_learnt_to_the_store() -> None:
     patient = job(
         "async", "strategy.async.max_merge_var_num=100", "strategy.async.max_delay_ms=100000"

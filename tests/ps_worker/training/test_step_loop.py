@@ -274,6 +274,7 @@ def test_steps_and_train_learn_the_same() -> None:
     assert digests[0] == digests[1]
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 def test_steps_that_are_left_early_lose_nothing(store: ParameterStore) -> None:
     communicator = AsyncCommunicator(
         store,
