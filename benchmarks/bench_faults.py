@@ -36,13 +36,13 @@ import numpy as np
 from benchmarks.bench_table import all_keys
 from benchmarks.bench_train import (
     STEPS,
-    WARMUP_STEPS,
     cluster,
     environment_of,
     free_ports,
     run_worker,
     settings_of,
     start_server,
+    warmup_steps,
     worker_role,
 )
 from benchmarks.fault_worker import STOP, job_of
@@ -119,7 +119,7 @@ def with_log(mode: str, batch_size: int, folder: Path) -> Line:
         LogSizes(Path(logs)) as sizes,
     ):
         result = cluster(mode, batch_size, update_logs=Path(logs))
-    num_batches = NUM_WORKERS * (STEPS[batch_size] + WARMUP_STEPS[batch_size])
+    num_batches = NUM_WORKERS * (STEPS[batch_size] + warmup_steps(mode, batch_size))
     return {**result, "log_kb_a_batch": round(sizes.size_bytes / num_batches / 1e3)}
 
 

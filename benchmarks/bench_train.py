@@ -27,11 +27,14 @@ from typing import Any
 
 from benchmarks import ceiling
 from benchmarks.peers import PeerCase, PeerError, paddle_cases, peer_folder, torch_cases
+from ps_worker.communicators.asynchronous import BATCHES_IN_STEP
 
 BATCH_SIZES = (100, 512, 4096)
 # At B=512, GEO makes ten exchanges, of which only the last does not overlap with training.
 STEPS = {100: 1200, 512: 1000, 4096: 100}
-WARMUP_STEPS = {100: 100, 512: 100, 4096: 12}
+_WARMUP_STEPS = {100: 100, 512: 100, 4096: 12}
+
+NUM_WORKERS = 2  # of a cluster
 
 # Async: batches merged before a sparse and a dense push (docs/consistency.md).
 MERGES = {100: (4, 40), 512: (2, 16), 4096: (1, 4)}
@@ -197,12 +200,18 @@ def servers_at(
             process.wait()
 
 
+def warmup_steps(mode: str, batch_size: int) -> int:
+    """Returns the steps of a worker before the clock starts; async is young before, and slower."""
+    is_young = mode in ("async", "bounded_staleness")
+    return max(_WARMUP_STEPS[batch_size], BATCHES_IN_STEP // NUM_WORKERS * is_young)
+
+
 def worker_arguments(mode: str, batch_size: int) -> list[str]:
     """Returns the arguments of benchmarks.train_worker for one case."""
     values = {
         "batch-size": batch_size,
         "steps": STEPS[batch_size],
-        "warmup": WARMUP_STEPS[batch_size],
+        "warmup": warmup_steps(mode, batch_size),
     }
     arguments = [part for name, value in values.items() for part in (f"--{name}", str(value))]
     return arguments + [f"--set={setting}" for setting in settings_of(mode, batch_size)]
