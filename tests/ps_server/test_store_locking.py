@@ -208,9 +208,9 @@ def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Pat
         held.store.barrier("b", 0, step=1),
     ]
 
-    held.end(MemoryError("no room"))
+    held.end(ValueError("no room"))
 
-    with pytest.raises(MemoryError):
+    with pytest.raises(ValueError, match="no room"):
         push.result(LIMIT_S)
     for call in waiting:
         with pytest.raises(CtrPsError, match="step 0 could not be applied"):
@@ -243,7 +243,7 @@ def test_step_that_fails_in_the_executor_is_logged_and_raised(
     for worker in range(2):
         push = held.store.push_grad(random_gradients(worker), push_id(worker), at=0)
 
-    held.end(MemoryError("no room"))
+    held.end(ValueError("no room"))
 
     with pytest.raises(CtrPsError, match="no room"):
         push.result()
@@ -331,7 +331,7 @@ def test_step_for_which_there_is_no_thread_fails_for_all(held: HeldStep) -> None
     with pytest.raises(RuntimeError, match="can't start new thread"):
         held.push(1, 0).result(LIMIT_S)
 
-    with pytest.raises(CtrPsError, match=r"step 0 could not be applied .*can't start new thread"):
+    with pytest.raises(CtrPsError, match=r"step 0 could not be applied: .*can't start new thread"):
         waiting.result()
 
 
