@@ -13,7 +13,7 @@ from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
 from protos.store import Missing, SaveRequest, Store
 from ps_server.store import ParameterStore
 from tests.support.cluster import cluster
-from tests.support.stores import DEEP, KEYS, push_id
+from tests.support.stores import DEEP, KEYS, NEWEST, push_id
 
 EXACT = AdmissionSpec(threshold=8, default_value=0.25)
 BLOOM = AdmissionSpec(threshold=8, counter="bloom", expected_keys=300, default_value=0.25)
@@ -31,7 +31,9 @@ def push(store: Store, sequence: int) -> None:
     counts = np.stack([shows, shows // 2], axis=1).astype(np.uint32)
     values = random.normal(size=(keys.size, DEEP.dim)).astype(np.float32)
     grad = SparseGrad(keys, values, 8, counts)
-    store.push_grad(Gradients({"admitting": grad}), push_id(sequence=sequence)).result()
+    store.push_grad(
+        Gradients({"admitting": grad}), push_id(sequence=sequence, pulled=NEWEST)
+    ).result()
 
 
 def trained(pushes: int, admission: AdmissionSpec | None) -> ParameterStore:

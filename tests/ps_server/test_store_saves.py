@@ -24,7 +24,7 @@ from protos.store import InferenceSettings, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_server.table.sparse_table import SparseTable
-from tests.support.stores import in_process, pull, push_id, random_gradients
+from tests.support.stores import NEWEST, in_process, pull, push_id, random_gradients
 
 LIMIT_S = 20.0
 SOON_S = 0.2  # for what must not happen: too short a wait hides a fault, but never makes one
@@ -75,7 +75,7 @@ def while_pushing(store: ParameterStore) -> Iterator[None]:
                 if is_over.is_set():
                     return
                 gradients = twin_push(keys + np.uint64(sequence % 1000))
-                store.push_grad(gradients, push_id(worker, sequence)).result()
+                store.push_grad(gradients, push_id(worker, sequence, pulled=NEWEST)).result()
         except BaseException as error:
             errors.append(error)
 

@@ -66,6 +66,10 @@ def member(worker: int = 0) -> Member:
     return Member(worker, INCARNATION)
 
 
+NEWEST = 2**40
+"""Of a push: its gradients are of no older parameters than those that it changes."""
+
+
 def push_id(worker=0, sequence=None, examples=1, batches=1, pulled=0) -> PushId:
     """Returns the push id of another push, unless a sequence is given."""
     sequence = next(_SEQUENCES) if sequence is None else sequence
