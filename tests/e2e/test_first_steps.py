@@ -63,5 +63,5 @@ def test_first_pass_learns_what_sync_learns(mode: str, name: str, first_pass: Fi
 
 
 def test_more_workers_are_no_worse_than_a_constant(first_pass: FirstPass) -> None:
-    """.467 and .471 by itself, .514 in a run of all tests: the more waits for processors, the older gradients."""
+    """.467 and .471 by itself, .514 in a run of all tests: busy processors make gradients older."""
     assert first_pass("async", workers=4)["pass"] < WORSE_THAN_A_CONSTANT
