@@ -67,11 +67,11 @@ class Table(threading.Event):
         self._waited_for = 0
         store._parameters.apply = self._begin
 
-    def _begin(self, *arguments: object, step: int) -> None:
+    def _begin(self, *arguments: object, **moment: int) -> None:
         self.num_begun += 1
         if self.num_begun == self._waited_for:
             self.set()
-        self._apply(*arguments, step=step)
+        self._apply(*arguments, **moment)
 
     @contextmanager
     def locked(self, num_pushes: int) -> Iterator[None]:

@@ -21,6 +21,8 @@ import json, sys
 from collections import Counter
 from pathlib import Path
 
+from numba.core.dispatcher import Dispatcher
+
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
 from ps_worker.run.plan import plan_of
@@ -35,8 +37,8 @@ def compiled():
     for name, module in list(sys.modules.items()):
         if name.startswith(PACKAGES):
             for attribute, value in vars(module).items():
-                if getattr(value, "__module__", None) == name:
-                    found[f"{name}.{attribute}"] = len(getattr(value, "signatures", ()))
+                if isinstance(value, Dispatcher) and value.__module__ == name:
+                    found[f"{name}.{attribute}"] = len(value.signatures)
     return +found
 
 

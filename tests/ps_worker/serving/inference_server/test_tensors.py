@@ -82,12 +82,12 @@ def test_rows_of_a_request_are_samples() -> None:
 def test_number_of_float64_that_a_model_does_not_hold_is_refused_with_its_row() -> None:
     price = tensor_of_values("price", "FP64", [2], [1.5, 1e39])
     tensors = [price, texts("user", b"u", b"v"), texts("tags", b"a", b"b")]
-    samples = samples_of(tensors, SCHEMA, max_rows=2)
+    rows = samples_of(tensors, SCHEMA, max_rows=2, values=SlotValues())
 
     with pytest.raises(
         DataError, match=r"^sample 2: column 'price' is 1e\+39, beyond the numbers of"
     ):
-        list(batches_of_samples(samples, SCHEMA, batch_size=2))
+        list(batches_of_samples(rows, SCHEMA, batch_size=2))
 
 
 def test_a_missing_number_of_json_is_nan() -> None:
