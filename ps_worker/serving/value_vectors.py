@@ -16,7 +16,7 @@ from ps_server.checkpoint.storage.folders import Folder
 from ps_server.checkpoint.tools.reshard import import_rows
 from ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.tools.slot_values import SlotValues, keys_of
+from ps_worker.data.tools.distinct_values import DistinctValues, keys_of
 from ps_worker.serving.vector_files import (
     VectorFormat,
     Vectors,
@@ -98,7 +98,7 @@ def export_values(
     schema = schema_of_checkpoint(checkpoint)
     bad_rows = BadRows(bad_row_limit)
     try:
-        values = SlotValues(files, schema, slot, format=format, bad_rows=bad_rows)
+        values = DistinctValues(files, schema, slot, format=format, bad_rows=bad_rows)
     except SchemaError as error:
         raise UsageError(f"--slot: {error}") from error
     saved = SavedModel(checkpoint, maps=True, verifies=True)
@@ -140,7 +140,7 @@ def export_values(
 
 
 def _require_rows(
-    found: dict[str, int], wanted: Sequence[str], values: SlotValues, slot: str
+    found: dict[str, int], wanted: Sequence[str], values: DistinctValues, slot: str
 ) -> None:
     """Refuses an export in which a table that was named, or every table, has no row of any value."""
     empty = [

@@ -48,10 +48,12 @@ class ValueTexts:
 
     def _read(self, slot: str, missing: set[int]) -> None:
         # Imported late: most evaluations have no slices, and not all files are Arrow's to read.
-        from ps_worker.data.tools.slot_values import SlotValues
+        from ps_worker.data.tools.distinct_values import DistinctValues
 
         bad_rows = silent_bad_rows()  # the evaluation has told of them
-        values = SlotValues(self._files, self._schema, slot, format=self._format, bad_rows=bad_rows)
+        values = DistinctValues(
+            self._files, self._schema, slot, format=self._format, bad_rows=bad_rows
+        )
         wanted = np.array(sorted(missing), np.uint64)
         try:
             for texts, keys in values:

@@ -10,7 +10,7 @@ from ps_worker.data.columnar.distinct import distinct_values
 from ps_worker.data.columnar.record_batches import Columns
 from ps_worker.data.formats import format_of
 from ps_worker.data.tools.columns import FORMATS, columns_of, slots_only
-from ps_worker.data.tools.slot_values import keys_of
+from ps_worker.data.tools.distinct_values import keys_of
 
 _MAX_SHOWN = 24
 

@@ -17,9 +17,9 @@ from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.columnar.parquet import ParquetReader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.tools.convert import convert
+from ps_worker.data.tools.distinct_values import DistinctValues
 from ps_worker.data.tools.proposal.samples import sample_of
 from ps_worker.data.tools.row_split import split_rows
-from ps_worker.data.tools.slot_values import SlotValues
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))
@@ -190,7 +190,7 @@ READERS = {
     "split": lambda path, out: split_rows([path], out, ratio=(1, 1), seed=1),
     "convert": lambda path, out: convert([path], out, Schema(dense=(), slots=("user",))),
     "values": lambda path, out: list(
-        SlotValues([path], Schema(dense=(), slots=("user",)), "user", bad_rows=BadRows())
+        DistinctValues([path], Schema(dense=(), slots=("user",)), "user", bad_rows=BadRows())
     ),
 }
 

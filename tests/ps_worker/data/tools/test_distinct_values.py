@@ -7,7 +7,7 @@ import pytest
 from ctr_model.schema import Schema
 from protos.errors import BadRowError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.tools.slot_values import SlotValues
+from ps_worker.data.tools.distinct_values import DistinctValues
 from tests.reference.features import key_of
 
 
@@ -19,7 +19,7 @@ def test_slot_that_shares_the_keys_of_another_is_hashed_as_that_one(tmp_path: Pa
     found = {
         slot: dict(
             pair
-            for block in SlotValues([str(path)], schema, slot, bad_rows=BadRows())
+            for block in DistinctValues([str(path)], schema, slot, bad_rows=BadRows())
             for pair in zip(block[0].to_pylist(), block[1].tolist(), strict=True)
         )
         for slot in ("item", "last")
@@ -36,7 +36,7 @@ def test_value_of_any_earlier_file_is_not_new(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.csv" for number in range(3)]
     for path, text in zip(paths, (*texts, "\n".join(texts)), strict=True):
         path.write_text(f"item\n{text}\n")
-    values = SlotValues(list(map(str, paths)), schema, "item", bad_rows=BadRows())
+    values = DistinctValues(list(map(str, paths)), schema, "item", bad_rows=BadRows())
 
     found = [value.decode() for block, _ in values for value in block.to_pylist()]
 
@@ -50,7 +50,8 @@ def test_malformed_rows_are_counted_up_to_the_limit(tmp_path: Path) -> None:
     schema = Schema(dense=(), slots=("item",))
 
     within, beyond = (
-        SlotValues([str(path)], schema, "item", bad_rows=BadRows(limit=limit)) for limit in (2, 1)
+        DistinctValues([str(path)], schema, "item", bad_rows=BadRows(limit=limit))
+        for limit in (2, 1)
     )
 
     assert [value for values, _ in within for value in values.to_pylist()] == [b"red", b"blue"]

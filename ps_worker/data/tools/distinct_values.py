@@ -21,7 +21,7 @@ from ps_worker.data.tools.columns import columns_of, slots_only
 Keys = NDArray[np.uint64]
 
 
-class SlotValues:
+class DistinctValues:
     """The distinct values of one slot in files, in one pass. For one thread.
 
     Attributes:
