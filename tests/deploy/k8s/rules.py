@@ -11,7 +11,7 @@ from typer.main import get_command
 
 import ps_server.cli
 from deploy.plan import exit_code_of
-from protos.errors import JobError, RoleError
+from protos.errors import JobError, NoMemoryError, RoleError
 from protos.role import ServerRole, WorkerRole, role_from_environment
 from ps_server.rpc import health
 from ps_server.settings import bytes_of_size
@@ -376,7 +376,9 @@ def killed_pods_are_made_again(documents: Sequence[Document]) -> Iterator[str]:
             *codes["values"]
         } >= KILLS:
             yield f"{name} fails by {failed}"
-        if min(codes["values"]) <= 128 or codes["values"] != sorted(codes["values"]):
+        errors = [code for code in codes["values"] if code <= 128]
+        replaced = [NoMemoryError.exit_code] if name == "server" else []
+        if errors != replaced or codes["values"] != sorted(codes["values"]):
             yield f"exit codes of {name} to be replaced: {codes['values']}"
         if codes["containerName"] != job["template"]["spec"]["containers"][0]["name"]:
             yield f"exit codes of a container {codes['containerName']}, which {name} has not"

@@ -327,6 +327,12 @@ dir = "output/model"
             put("JobSet", f"{REPLICATED}/0/template/{EXIT_CODES}/values", [12, *REPLACED]),
             "exit codes of server",
         ),
+        (
+            "jobset",
+            put("JobSet", f"{REPLICATED}/0/template/{EXIT_CODES}/values", REPLACED),
+            "exit codes of server",
+        ),
+        ("local", put("Job", f"{EXIT_CODES}/values", [16, *REPLACED]), "exit codes of worker"),
         ("local", put("Job", "spec/backoffLimit", 0), "worker: 0 restarts"),
         (
             "paddle",
