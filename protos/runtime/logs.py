@@ -10,6 +10,7 @@ message are joined, and those of a traceback follow indented, in JSON within `ex
 
 import enum
 import errno
+import faulthandler
 import json
 import logging
 import os
@@ -69,7 +70,7 @@ def configure_logs(
     level: LogLevel | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Has this process log to stderr, unless it has configured logging.
+    """Has this process log to stderr, unless it has configured logging; a crash of a library, too.
 
     Args:
         log_format: None: that of the variable, else text.
@@ -88,6 +89,7 @@ def configure_logs(
     )
     logging.basicConfig(level=level.name, handlers=[handler])
     logging.captureWarnings(capture=True)
+    faulthandler.enable()
 
 
 def printable(text: str) -> str:

@@ -4,11 +4,13 @@ A case is an input of a seed and a number; an input that ends otherwise than wit
 of ours, is a finding. What a finding needs to come again is printed.
 """
 
+import faulthandler
 import hashlib
 import json
 import mmap
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +34,13 @@ START_LIMIT_S = 600.0
 
 MEMORY_LIMIT_BYTES = 4 * 2**30
 _LOOK_S = 0.02
-_CPP_EXCEPTION = b"terminate called after throwing"
+_LIBRARY_CRASHES = re.compile(
+    rb"terminate called after throwing|"
+    rb'Current thread .*\(most recent call first\):\n  File ".*/pyarrow/orc\.py"'
+)
+"""By an exception of Arrow's C++ code, and within ORC's decoder, which trusts its file (docs/security.md)."""
+
+_CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Report:
     Attributes:
         answered: Of the inputs.
         refused: Of the inputs.
-        aborted: Cases in which Arrow ended the process by an exception of its own.
+        aborted: Cases in which Arrow, or ORC's decoder in it, ended the process.
         digest: Of all answers, up to the last abort.
         finding: Empty, or what was found and how it comes again.
     """
@@ -169,7 +177,7 @@ def _watched(name: str, seed: int, first: int, count: int, seconds: float) -> Re
         return Report(**json.loads(output))
     number = int.from_bytes(state[8:16], "little") - 1
     answered, refused = (int.from_bytes(state[i : i + 4], "little") for i in (0, 4))
-    if child.returncode == -signal.SIGABRT and _CPP_EXCEPTION in text:
+    if child.returncode in _CRASHES and _LIBRARY_CRASHES.search(text):
         return Report(answered, refused, 1)
     place = f"--first {number} --count 1" if number >= 0 else "--count 0"
     finding = (
@@ -207,6 +215,7 @@ def _watch(child: subprocess.Popen[bytes], state: mmap.mmap) -> str:
 
 def child_main(target: Target, name: str, state: int, **limits: Any) -> int:
     """Runs cases and prints their report, with a finding a traceback; `state` is a descriptor."""
+    faulthandler.enable()
     try:
         print(json.dumps(run_cases(target, corpus_of(name), mmap.mmap(state, 16), **limits)))
     except BaseException:

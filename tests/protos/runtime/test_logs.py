@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 
@@ -130,6 +131,22 @@ def test_level_is_the_least_that_is_written(level: str, number: int) -> None:
     lines = logged(CTR_PS_LOG_FORMAT="json", CTR_PS_LOG_LEVEL=level).splitlines()
 
     assert len(lines) == number
+
+
+def test_crash_of_a_library_says_where() -> None:
+    program = "import os, signal; from protos.runtime.logs import configure_logs; configure_logs()"
+
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\nos.kill(os.getpid(), signal.SIGSEGV)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == -signal.SIGSEGV
+    assert "Segmentation fault" in done.stderr
+    assert 'File "<string>", line 2 in <module>' in done.stderr
 
 
 def test_option_comes_before_the_variable() -> None:
