@@ -15,6 +15,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from protos.chunking import PushChunk
 from protos.errors import (
     AbortedError,
     BindError,
@@ -30,7 +31,8 @@ from protos.errors import (
     TransportError,
     WaitTimeoutError,
 )
-from protos.store import Lease, Member, WorkerLoss
+from protos.placement import FIRST_EPOCH
+from protos.store import Lease, Member, PushId, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from protos.wire.grpc_status import error_of
@@ -43,7 +45,7 @@ from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import GrpcTransport
 from ps_worker.cluster.watching.servers import Servers
-from tests.support.stores import DEEP, joined, member, trained_chain
+from tests.support.stores import DEEP, INCARNATION, NEWEST, joined, member, trained_chain
 
 FREE = "127.0.0.1:0"
 
@@ -568,6 +570,48 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
         assert bool(list(tmp_path.glob("segment-*"))) == has_log
 
     run(body())
+
+
+def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkeypatch, tmp_path):
+    """The others need not hear of it: the server that is started again applies the step."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 1. GiB")
+
+    step = requests.PushGrad(
+        chunk=PushChunk([], []),
+        push_id=PushId(
+            worker=0,
+            incarnation=INCARNATION,
+            sequence=0,
+            step=0,
+            examples=1,
+            batches=1,
+            pulled=NEWEST,
+        ),
+        shard_map_epoch=FIRST_EPOCH,
+        at=0,
+    )
+
+    async def body() -> None:
+        store = ParameterStore(num_workers=1, has_update_log=True)
+        server = Server(
+            store, settings(update_log=str(tmp_path), stay=True, linger_s=600), address=FREE
+        )
+        port = await server.start()
+        await server.recover()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+            monkeypatch.setattr(store._parameters, "apply", fail)
+            monkeypatch.setattr(store, "_inline_values", -1)  # as a large step, in a thread
+            with pytest.raises(grpc.aio.AioRpcError, match="no memory left"):
+                await ask(channel, calls.PUSH_GRAD, step)
+            with pytest.raises(NoMemoryError, match="step 0 could not be applied: no memory left"):
+                await server.wait()
+        await server.stop()
+
+    run(body())
+    assert list(tmp_path.glob("segment-*"))
 
 
 def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
