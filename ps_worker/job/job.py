@@ -1,5 +1,6 @@
 """A whole job: all its sections, checked."""
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, PrivateAttr, ValidationError, model_validator
@@ -19,6 +20,7 @@ from ps_worker.job.sections.section import (
     ModelSection,
     Section,
     TrainSection,
+    is_utf8,
 )
 from ps_worker.job.sections.strategy import StrategySection
 from ps_worker.job.sections.valid import ValidSection
@@ -27,6 +29,19 @@ from ps_worker.job.sections.valid import ValidSection
 def _model_of_name(value: object) -> object:
     """Reads `model = "name"` as `[model] name = "name"`."""
     return {"name": value} if isinstance(value, str) else value
+
+
+def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
+    """Yields each text of a tree, also of its keys, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _texts(key, path)
+            yield from _texts(each, (*path, key))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each, path)
 
 
 class Job(Section):
@@ -51,6 +66,19 @@ class Job(Section):
         """Keeps the origin that validation was given as its context."""
         if isinstance(context, Origin):
             self._origin = context
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_utf8(cls, data: object) -> object:
+        error = PydanticCustomError("not_utf8", "expected text that can be written as UTF-8")
+        faults = [
+            InitErrorDetails(type=error, loc=path, input=text)
+            for path, text in _texts(data)
+            if not is_utf8(text)
+        ]
+        if faults:
+            raise ValidationError.from_exception_data("job", faults)
+        return data
 
     @model_validator(mode="after")
     def _refuse_validation_without_use(self) -> Self:

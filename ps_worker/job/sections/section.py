@@ -48,17 +48,24 @@ class Section(BaseModel):
         return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
 
 
+def is_utf8(text: str) -> bool:
+    """Returns whether a text has a place in job.json: no file name that is not UTF-8, no half of a pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def require_json(value: Any) -> Any:
     """Returns an option of a model; raises ValueError if a checkpoint's job.json would not give it back."""
     match value:
-        case None | bool() | int() | str():
+        case None | bool() | int():
+            pass
+        case str() if is_utf8(value):
             pass
         case float() if math.isfinite(value):
             pass
         case list() | tuple():
             for each in value:
                 require_json(each)
-        case dict() if all(isinstance(key, str) for key in value):
+        case dict() if all(isinstance(key, str) and is_utf8(key) for key in value):
             for each in value.values():
                 require_json(each)
         case _:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_model.models.origin import origin_of
 from ctr_model.schema import Schema
 from protos.errors import UsageError
 from ps_worker.checkpoints.attachments import JOB_ATTACHMENT
@@ -24,12 +25,20 @@ def test_model_is_saved_as_name_and_options() -> None:
     assert saved == {"name": "ctr_dnn", "dim": 4, "hidden": [8, 2]}
 
 
-def test_option_that_cannot_be_saved_is_an_error_before_training() -> None:
-    model = CtrDnn(SCHEMA, hidden=np.array([8, 2]))
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ({"hidden": np.array([8, 2])}, r"hidden: array\(\[8, 2\]\)"),
+        ({"output_bias": "\ud800"}, r"output_bias: '\\ud800'"),
+    ],
+)
+def test_option_that_cannot_be_saved_is_an_error_before_training(
+    option: dict[str, object], named: str
+) -> None:
+    model = CtrDnn(SCHEMA)
+    origin_of(model).options.update(option)
 
-    with pytest.raises(
-        UsageError, match=r"option hidden: array\(\[8, 2\]\) cannot be saved with the model"
-    ):
+    with pytest.raises(UsageError, match=f"option {named} cannot be saved with the model"):
         Task(model=model, job=job("sync"))
 
 

@@ -130,6 +130,8 @@ def test_model_alone_is_short_for_its_name(name: str, tmp_path: Path) -> None:
         ("model.top=inf", "model.top is inf: inf cannot be saved with the model"),
         ("model.tops=[1.5, nan]", "model.tops .*nan cannot be saved with the model"),
         ("model.day=1979-05-27", "model.day .*cannot be saved with the model"),
+        ("model.top=\udce9", r"model.top is '\\udce9': expected text that can be written as UTF-8"),
+        ("data.train=caf\udce9.tsv", r"data.train is 'caf\\udce9.tsv': expected text that"),
     ],
 )
 def test_wrong_override_is_refused_by_name(override: str, message: str) -> None:
