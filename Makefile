@@ -5,8 +5,8 @@ BIN    := $(VENV)/bin
 CODE   := protos ps_server ps_worker ctr_model deploy
 
 # numba's cache notices a change only in the file that holds a kernel, not in those whose functions it inlines:
-# so one cache folder for each state of the sources.
-export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba/$(shell cat $$(find $(CODE) -name '*.py' | sort) /dev/null | sha256sum | cut -c1-16)
+# so one cache folder for each state of the sources, and one for kernels that check their indices.
+export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba/$(shell cat $$(find $(CODE) -name '*.py' | sort) /dev/null | sha256sum | cut -c1-16)$(addprefix -checked-,$(NUMBA_BOUNDSCHECK))
 
 .PHONY: setup demo test check format lint types imports generated bench clean
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.support.needs import IN_CI
+
 # Kernels compile in the first example; a deadline would blame that example.
 settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
-IN_CI = os.environ.get("CI") == "true"
 JOIN_S = 10.0
 
 
