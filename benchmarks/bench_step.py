@@ -35,7 +35,7 @@ from benchmarks.train_worker import OPTIMIZERS
 from ctr_model.batch import Batch
 from ctr_model.registry import build_model
 from ctr_model.schema import criteo_schema
-from protos.futures import Combined, Future
+from protos.futures import Answer, Answered
 from protos.runtime.malloc import keep_freed_memory
 from protos.store import Member
 from protos.wire.calls import Call
@@ -74,6 +74,19 @@ class Clock:
             self.seconds[part] += time.thread_time() - start
 
 
+class _AtOnce(Answered[Any]):
+    """An answer that was there from the start."""
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def when_failed(self, tell: Callable[[Exception], None]) -> None:
+        """No-op: it has not failed."""
+
+    def fail(self, error: Exception) -> None:
+        """No-op: it has ended."""
+
+
 class TimedTransport:
     """Calls stores of this process as servers would be called, under a clock."""
 
@@ -88,7 +101,7 @@ class TimedTransport:
 
     def call(
         self, server: int, call: Call[Any, Any], argument: Any, *, ready_s: float | None = None
-    ) -> Future[Any]:
+    ) -> Answer[Any]:
         """Answers at once, all but a synchronous step that lacks parts."""
         handlers, clock = self._handlers[server], self._clock
 
@@ -102,7 +115,7 @@ class TimedTransport:
             ]
 
         answered = self._through(call.answer, answer_of_parts(carried_out()))
-        return Combined(lambda: answered)
+        return _AtOnce(answered)
 
     def _through(self, codec: Codec[T], value: T) -> T:
         data = self._clock.timed("encode", lambda: codec.encode(value))

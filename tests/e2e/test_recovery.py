@@ -213,9 +213,11 @@ def test_log_without_its_end_ends_the_job(mode: str, data: Path, tmp_path: Path)
     """As after a machine that goes down with `--log-sync os`: workers know what was acknowledged."""
     with RunningJob(tmp_path, training(settings_of(data, mode, train__epochs="20"))) as job:
         job.wait_for_steps()
+        joined = segments(job, "server.1")[-1].stat().st_size
+        job.wait_for("worker.0", r" step=\d{3,} ")
         job.kill("server.1")
         last = segments(job, "server.1")[-1]
-        os.truncate(last, last.stat().st_size // 2)
+        os.truncate(last, (joined + last.stat().st_size) // 2)
 
         job.start("server.1")
         codes = job.wait(*job.workers, limit_s=SOON_S)

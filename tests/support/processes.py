@@ -1,12 +1,13 @@
 """Processes that no test leaves behind, and `ps-server` as one of them."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy import tether
@@ -56,9 +57,18 @@ def heeded(number: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """Lends a port of the loopback interface that nothing listens on."""
+    """Lends a port of the loopback interface that nothing listens on.
+
+    It is none of those that the system gives to sockets without a wish, so that it stays free until its process
+    has started: in a network of its own, where nobody holds it, a metrics port would else take it now and then.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [*range(10_000, low), *range(high + 1, 2**16)] or [0]
     with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
+        while True:
+            with suppress(OSError):
+                held.bind(("127.0.0.1", secrets.choice(ports)))
+                break
         yield held.getsockname()[1]
 
 
