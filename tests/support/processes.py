@@ -60,7 +60,7 @@ def free_port() -> Iterator[int]:
     """Lends a port of the loopback interface that nothing listens on.
 
     It is none of those that the system gives to sockets without a wish, so that it stays free until its
-    process has started: in a network of its own nobody holds it, and a metrics port would take it now and then.
+    process has started: in a network of its own nobody holds it, and metrics ports would take it at times.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [*range(10_000, low), *range(high + 1, 2**16)] or [0]
