@@ -72,7 +72,7 @@ def test_early_stopping_ends_with_the_model_of_the_first_epoch(
     """More epochs overfit; steps of a cluster have as many examples as those of one process."""
     arguments = [
         ROOT / "examples/ctr_dnn.toml",
-        f"--set=data.train={criteo_sample}/part-[01].tsv.gz",
+        f"--set=data.train={criteo_sample}/part-[0-3].tsv.gz",
         f"--set=data.valid={criteo_sample}/part-4.tsv.gz",
         f"--set=data.test={criteo_sample}/part-5.tsv.gz",
     ]
