@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -89,7 +89,8 @@ def configure_logs(
     )
     logging.basicConfig(level=level.name, handlers=[handler])
     logging.captureWarnings(capture=True)
-    faulthandler.enable()
+    with suppress(OSError):  # a stderr without a descriptor, as where a program captures it
+        faulthandler.enable()
 
 
 def printable(text: str) -> str:
