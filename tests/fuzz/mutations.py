@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 Place = tuple[Any, ...]
@@ -60,7 +61,7 @@ def mutate_document(document: Any, rng: random.Random) -> None:
         elif isinstance(value, list) and value and rng.random() < 0.5:
             place[last] = rng.choice([value[:-1], value[::-1], value * 2])
         else:
-            place[last] = rng.choice(VALUES)
+            place[last] = deepcopy(rng.choice(VALUES))  # it may be changed in turn
 
 
 def mutated_json(text: bytes, rng: random.Random) -> bytes:
