@@ -8,7 +8,7 @@ import pytest
 
 from ctr_model.features import key_of
 from ctr_model.schema import Schema, criteo_schema
-from ps_worker.data.tools import slot_values
+from ps_worker.data.tools import distinct_values
 from ps_worker.data.tools.convert import convert
 from ps_worker.training.evaluation import value_texts
 from ps_worker.training.evaluation.value_texts import ValueTexts
@@ -46,7 +46,7 @@ def test_text_that_is_not_there_is_sought_once(file: str, monkeypatch: pytest.Mo
     keys = [key_of(2, "a"), key_of(2, "unknown")]
     expected = texts.find("site", keys)
 
-    monkeypatch.setattr(slot_values, "SlotValues", None)
+    monkeypatch.setattr(distinct_values, "DistinctValues", None)
 
     assert texts.find("site", keys) == expected == {keys[0]: "a"}
 
