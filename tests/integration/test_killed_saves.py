@@ -131,7 +131,6 @@ def test_killed_while_saving_old_or_new_is_whole(
 def test_killed_at_many_moments_old_or_new_is_whole(
     targets: Targets, url: str, tmp_path: Path
 ) -> None:
-    num_kills = (
-        40 if url.startswith("s3:") else 100
-    )  # a save on S3 is ten times as long, and more are cut
+    # A save on S3 takes ten times as long, and more of them are cut.
+    num_kills = 40 if url.startswith("s3:") else 100
     assert kill_while_saving(targets, url, tmp_path, num_kills) > num_kills // 10
