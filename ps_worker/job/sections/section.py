@@ -50,7 +50,11 @@ class Section(BaseModel):
 
 def is_utf8(text: str) -> bool:
     """Returns whether a text has a place in job.json: no file name that is not UTF-8, no half of a pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def require_json(value: Any) -> Any:

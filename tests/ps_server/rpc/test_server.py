@@ -32,7 +32,7 @@ from protos.errors import (
     WaitTimeoutError,
 )
 from protos.placement import FIRST_EPOCH
-from protos.store import Lease, Member, PushId, WorkerLoss
+from protos.store import Lease, Member, WorkerLoss
 from protos.wire import calls, requests
 from protos.wire.calls import Call
 from protos.wire.grpc_status import error_of
@@ -45,7 +45,7 @@ from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 from ps_worker.cluster.grpc_transport import GrpcTransport
 from ps_worker.cluster.watching.servers import Servers
-from tests.support.stores import DEEP, INCARNATION, NEWEST, joined, member, trained_chain
+from tests.support.stores import DEEP, NEWEST, joined, member, push_id, trained_chain
 
 FREE = "127.0.0.1:0"
 
@@ -580,15 +580,7 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
 
     step = requests.PushGrad(
         chunk=PushChunk([], []),
-        push_id=PushId(
-            worker=0,
-            incarnation=INCARNATION,
-            sequence=0,
-            step=0,
-            examples=1,
-            batches=1,
-            pulled=NEWEST,
-        ),
+        push_id=push_id(pulled=NEWEST),
         shard_map_epoch=FIRST_EPOCH,
         at=0,
     )
