@@ -144,20 +144,19 @@ def until_training(process: subprocess.Popen[str]) -> None:
         assert line, "the launcher ended before it trained"
 
 
-@pytest.mark.parametrize("lost", ["nothing", "PSERVER", "TRAINER"])
+@pytest.mark.parametrize("lost", ["PSERVER", "TRAINER"])
 def test_result_is_that_of_processes_whichever_actor_is_killed(
     lost: str, address: str, job: list[str], expected: dict[str, object], tmp_path: Path
 ) -> None:
     with started([*on_ray(address), "--durability", "log", *job]) as process:
-        if lost != "nothing":
-            until_training(process)
-            _, actor = min(owned(lost, tmp_path))
-            os.kill(actor, signal.SIGKILL)
+        until_training(process)
+        _, actor = min(owned(lost, tmp_path))
+        os.kill(actor, signal.SIGKILL)
         out, err = process.communicate(timeout=LIMIT_S)
 
     assert process.returncode == 0, err
     assert result_of(out) == expected
-    assert json.loads(out.splitlines()[-1])["restarts"] == (lost != "nothing")
+    assert json.loads(out.splitlines()[-1])["restarts"] == 1
     assert not Path("log/update-log").exists()
     assert_nothing_left(tmp_path)
 
@@ -201,7 +200,7 @@ launch.main()
 """
 
 
-def test_cluster_without_room_is_refused_with_what_is_free_and_nothing_stays_reserved(
+def test_cluster_without_room_is_refused_and_the_next_job_gives_the_result_of_processes(
     address: str, expected: dict[str, object], job: list[str], tmp_path: Path
 ) -> None:
     options = ["--on", "ray", "--address", address, "--server-num", "2", "--worker-num", "5"]
@@ -215,10 +214,19 @@ def test_cluster_without_room_is_refused_with_what_is_free_and_nothing_stays_res
     assert "error: Ray found no place for 2 servers and 5 workers within 1 s" in done.stderr
     assert "free are 4" in done.stderr  # the servers have their place
     assert "--address" not in done.stderr
-    with started([*on_ray(address), *job]) as process:
+
+    own = os.environ | {"CTR_PS_TOKEN": "a-token-of-this-test", "CTR_PS_LOG_FORMAT": "json"}
+    with started([*on_ray(address), "--durability", "log", *job], own) as process:
         out, err = process.communicate(timeout=LIMIT_S)
+
     assert process.returncode == 0, err
     assert result_of(out) == expected
+    assert json.loads(out.splitlines()[-1])["restarts"] == 0
+    assert not Path("log/update-log").exists()
+    for index in range(2):
+        first, *_ = Path(f"log/pserver.{index}.log").read_text().splitlines()
+        assert json.loads(first)["role"] == "server"  # the launcher's variables reach its processes
+    assert_nothing_left(tmp_path)
 
 
 def test_address_without_a_cluster_is_named(job: list[str]) -> None:
@@ -238,7 +246,7 @@ def variables_of(process: int) -> dict[str, str]:
     return {name: value for name, _, value in (each.partition("=") for each in entries)}
 
 
-def test_servers_are_on_nodes_of_their_own_and_all_know_a_token(
+def test_servers_have_nodes_of_their_own_all_know_a_token_and_ctrl_c_ends_them_in_order(
     address: str, job: list[str], tmp_path: Path
 ) -> None:
     with started([*on_ray(address), *job, "--set", "train.epochs=1000"]) as process:
@@ -252,20 +260,10 @@ def test_servers_are_on_nodes_of_their_own_and_all_know_a_token(
     assert (len(nodes), len(tokens)) == (2, 4)
     assert len({*tokens}) == 1
     assert tokens[0]
-    assert_nothing_left(tmp_path)
-
-
-def test_variables_of_the_launcher_reach_its_processes(
-    address: str, job: list[str], tmp_path: Path
-) -> None:
-    own = os.environ | {"CTR_PS_TOKEN": "a-token-of-this-test", "CTR_PS_LOG_FORMAT": "json"}
-    with started([*on_ray(address), *job, "--set", "train.epochs=1"], own) as process:
-        _, err = process.communicate(timeout=LIMIT_S)
-
-    assert process.returncode == 0, err
+    assert process.returncode == 128 + signal.SIGINT
     for index in range(2):
-        lines = Path(f"log/pserver.{index}.log").read_text().splitlines()
-        assert json.loads(lines[0])["role"] == "server"
+        assert "ended reason='SIGTERM'" in Path(f"log/pserver.{index}.log").read_text()
+    assert_nothing_left(tmp_path)
 
 
 def test_update_logs_are_removed_on_the_node_of_each_server(
@@ -321,16 +319,4 @@ def test_failure_ends_all_and_is_shown(address: str, job: list[str], tmp_path: P
 
     assert process.returncode == 2, err
     assert "batch_size" in err
-    assert_nothing_left(tmp_path)
-
-
-def test_ctrl_c_ends_all_in_order(address: str, job: list[str], tmp_path: Path) -> None:
-    with started([*on_ray(address), *job, "--set", "train.epochs=1000"]) as process:
-        until_training(process)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=LIMIT_S)
-
-    assert process.returncode == 128 + signal.SIGINT
-    for index in range(2):
-        assert "ended reason='SIGTERM'" in Path(f"log/pserver.{index}.log").read_text()
     assert_nothing_left(tmp_path)
