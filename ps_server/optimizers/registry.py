@@ -126,21 +126,25 @@ class Tuning:
             if not self._scheduled:
                 raise SpecError(f"optimizer {spec.name!r} has no learning rate for a schedule")
             require_schedule(spec.schedule)
-        self._constant = AtStep(self._hyper, np.float32(self._decay))
+        hypers = [self._hyper]
+        if hasattr(self._hyper, "staleness"):
+            hypers = [
+                self._hyper._replace(staleness=np.float32(s)) for s in range(MAX_STALENESS + 1)
+            ]
+        self._unscheduled = [
+            AtStep(hyper, np.float32(self._decay)) for hyper in hypers
+        ]  # by staleness
 
     def at(self, step: int, staleness: int = 0) -> AtStep:
         """Returns what an update applies after `step` batches of all workers."""
-        staleness = min(staleness, MAX_STALENESS) if hasattr(self._hyper, "staleness") else 0
-        if self._schedule is None and not staleness:
-            return self._constant
-        factor, changed = 1.0, {}
-        if self._schedule is not None:
-            factor = factor_at(self._schedule, step)
-            base = getattr(self._hyper, self._scheduled)
-            changed[self._scheduled] = np.float32(float(base) * factor)
-        if staleness:
-            changed["staleness"] = np.float32(staleness)
-        return AtStep(self._hyper._replace(**changed), np.float32(self._decay * factor))
+        found = self._unscheduled[min(staleness, len(self._unscheduled) - 1)]
+        if self._schedule is None:
+            return found
+        factor = factor_at(self._schedule, step)
+        rate = np.float32(float(getattr(self._hyper, self._scheduled)) * factor)
+        return AtStep(
+            found.hyper._replace(**{self._scheduled: rate}), np.float32(self._decay * factor)
+        )
 
     def rate_at(self, step: int) -> float:
         """Returns the learning rate after `step` batches; 0 for an optimizer without one."""

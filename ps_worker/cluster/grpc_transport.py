@@ -125,7 +125,7 @@ class _Answer(Generic[A]):
         self._timeout_s = timeout_s
         self._retry = Retry(budget_s)
         self._awaited = awaited(argument)
-        # The transport's lock is held to change these.
+        # The transport's lock is held to change these, but at the end by an answer.
         self._rpc: Any = None  # of the last try
         self._has_ended = False
         self._error: Exception | None = None
@@ -164,8 +164,9 @@ class _Answer(Generic[A]):
         try:
             failure = rpc.exception()
             if failure is None:
-                with self._transport.changed:
-                    self._has_ended, self._on_failure = True, []
+                # Without the lock, which all answers share: where another server's error comes meanwhile,
+                # either may be first, and nobody has to be told of this one.
+                self._has_ended, self._on_failure = True, []
             else:
                 self._failed(failure)
         except Exception as error:  # carried to the waiting thread, as an executor does
