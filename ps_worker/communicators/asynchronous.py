@@ -7,8 +7,9 @@
 Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
 with; dense parameters are fetched after each dense push.
 
-The first batches of a model are trained in step: each leaves by itself, and a worker reads rows when its own
-gradients are in them (docs/decisions/0033-the-first-steps-of-async.md).
+The first batches of a model are worker 0's, while the others wait; the next ones are trained in step: each
+leaves by itself, and a worker reads rows when its own gradients are in them
+(docs/decisions/0033-the-first-steps-of-async.md).
 """
 
 import time
@@ -19,7 +20,7 @@ from queue import SimpleQueue
 from protos.futures import Shared
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
-from protos.store import Future, Member, Missing, Parameters, Pulled, Version
+from protos.store import Coordination, Future, Member, Missing, Parameters, Pulled, Version
 from ps_worker.communicators.background import Background
 from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
@@ -33,6 +34,13 @@ BATCHES_IN_STEP = 1000
 """Batches of all workers, applied since the model was fresh, before a worker merges, and reads rows without
 its own last gradients: while Adagrad's sums are small, what was learnt from old rows is too much at once, and
 dense parameters whose gradients are merged take too few steps."""
+
+FIRST_BATCHES = 32
+"""Batches, applied since the model was fresh, before workers other than worker 0 begin: of large batches, two
+at once are too much for a model that knows nothing."""
+
+_FAR = 2**40
+"""The clock of a worker for whom nobody waits: it has so many steps behind it."""
 
 
 class AsyncCommunicator:
@@ -53,6 +61,7 @@ class AsyncCommunicator:
         send_queue_size: int,
         max_delay_ms: float,
         stall_limit_s: float = 600.0,
+        clocks: Coordination | None = None,
     ) -> None:
         """Starts sender and receiver, and reads the dense parameters once.
 
@@ -65,8 +74,12 @@ class AsyncCommunicator:
             send_queue_size: Batches waiting to be sent before `push` waits.
             max_delay_ms: Longest that a gradient waits for others to merge with.
             stall_limit_s: Longest that `push` and `flush` wait for the sender.
+            clocks: By which others than worker 0 wait for the first batches; None: they do not.
         """
         self._store = store
+        self._worker = member.worker
+        self._head_start = clocks
+        self._has_begun = False
         self.push_ids = PushIds(member)
         self._num_params = num_params
         self._mirror = DenseMirror(num_params)
@@ -100,7 +113,17 @@ class AsyncCommunicator:
         """Pulls once no push is on its way, and none is ready to be."""
         with self._changed:
             self._background.wait_until(lambda: not self._outstanding and not self._merger.is_full)
+        self._keep_order()
         return self._store.pull_sparse(keys, missing=Missing.INITIAL).result()
+
+    def _keep_order(self) -> None:
+        """As worker 0, lets the others begin when the first batches are trained; as another, waits for that."""
+        if self._head_start is None or self._has_begun:
+            return
+        is_first, is_early = self._worker == 0, self._applied < FIRST_BATCHES
+        if is_first != is_early:  # who has come to a barrier before, or has left, is not waited for
+            self._head_start.advance(self._worker, _FAR, at_least=int(is_early)).result()
+        self._has_begun = not (is_first and is_early)
 
     @contextmanager
     def params(self) -> Iterator[Values]:
@@ -149,6 +172,10 @@ class AsyncCommunicator:
 
     def rejoin(self, version: Version) -> None:
         """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
+        self._applied = max(self._applied, version)
+        self._has_begun = False  # a barrier sets all clocks to 0
+        if self._applied >= FIRST_BATCHES:
+            self._keep_order()
         self._receive()
 
     def close(self) -> None:

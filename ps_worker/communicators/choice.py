@@ -26,6 +26,7 @@ def communicator_of(
     member: Member,
     num_workers: int = 1,
     num_training: int | None = None,
+    num_heter: int = 0,
     is_in_process: bool = False,
     is_heter_trainer: bool = False,
     batches_before: int = 0,
@@ -39,6 +40,7 @@ def communicator_of(
         member: This process, in its worker's place.
         num_workers: Workers of the job.
         num_training: Those that have rows to train on; None: all.
+        num_heter: Heter trainers of the job, whose clocks stand still.
         is_in_process: The store is in this process, and there is nothing to gain from sending in the
             background.
         is_heter_trainer: This process trains dense parameters alone, each step with fresh ones.
@@ -81,6 +83,7 @@ def communicator_of(
                 _sent_as(strategy.async_, store),
                 member=member,
                 num_params=num_params,
+                clocks=store if num_workers > 1 and not num_heter else None,
                 **_sending(strategy.async_, job),
             )
 

@@ -273,6 +273,7 @@ class Run:
             member=self._membership.member,
             num_workers=self.num_workers,
             num_training=num_training,
+            num_heter=self._members.num_heter,
             is_in_process=self._is_in_process,
             is_heter_trainer=self.worker >= self.num_workers,
             batches_before=status.batches - status.version,

@@ -2,20 +2,23 @@
 
 import functools
 import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from ctr_model.batch import Batch
 from protos.errors import CtrPsError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.store import Missing
+from protos.store import Future, Missing, PushId, Version
 from ps_server.store import ParameterStore
 from ps_worker.communicators import asynchronous
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
 from tests.support.cluster import cluster
-from tests.support.stores import member
+from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 LIMIT_S = 20.0
@@ -57,6 +60,78 @@ def test_cluster_learns_and_counts_every_example(
 
     assert examples == {0: 150 * 32, 1: 100 * 32}
     assert progresses[0].mean_loss < 0.6  # a coin has 0.693
+
+
+@pytest.mark.parametrize("ends_early", [False, True], ids=["batches", "barrier"])
+def test_others_begin_when_worker_0_has_trained_the_first_batches(
+    ends_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or when it has come to a barrier, as it has no more."""
+    monkeypatch.setattr(asynchronous, "FIRST_BATCHES", 5)
+    settings = job("async", *LEARNS)
+    data = [random_batches(3 if ends_early else 20, 32, seed=1), random_batches(20, 32, seed=2)]
+    pushed: list[int] = []
+    store = ParameterStore(num_workers=2)
+    push_grad = store.push_grad
+
+    # Worker 1 comes to its first batch before worker 0 reads one, and trains it before worker 0's last.
+    waits, begins = threading.Event(), threading.Event()
+
+    def recorded(gradients: Gradients, push_id: PushId, **named: Any) -> Future[Version]:
+        pushed.append(push_id.worker)
+        if push_id.worker == 1:
+            begins.set()
+        return push_grad(gradients, push_id, **named)
+
+    monkeypatch.setattr(store, "push_grad", recorded)
+    advance = store.advance
+
+    def told(worker: int, clock: int, *, at_least: int) -> Future[int]:
+        if worker == 1:
+            waits.set()
+        return advance(worker, clock, at_least=at_least)
+
+    monkeypatch.setattr(store, "advance", told)
+
+    def late(batches: Sequence[Batch]) -> Iterator[Batch]:
+        assert waits.wait(LIMIT_S)
+        yield from batches[:10]
+        assert ends_early or begins.wait(LIMIT_S)
+        yield from batches[10:]
+
+    together(
+        *(
+            functools.partial(
+                train_worker,
+                store,
+                data[worker] if worker else late(data[0]),
+                settings,
+                worker=worker,
+                num_workers=2,
+                is_in_process=False,
+            )
+            for worker in range(2)
+        )
+    )
+
+    assert pushed[: 3 if ends_early else 5] == [0] * (3 if ends_early else 5)
+    assert sorted(pushed) == [0] * len(data[0]) + [1] * 20
+
+
+def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them() -> None:
+    """As of a process that takes a lost one's place, while worker 0 trains on."""
+    model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.0)
+    joined(store)
+    declare(store, model, job("async", *LEARNS))
+    communicator = communicator_on(store, worker=1, clocks=store)
+    try:
+        communicator.rejoin(asynchronous.FIRST_BATCHES)
+
+        rows = communicator.pull({"embedding": np.arange(3, dtype=np.uint64)}).result().rows
+    finally:
+        communicator.close()
+
+    assert rows["embedding"].shape == (3, 4)
 
 
 def test_flushed_parameters_are_read_back() -> None:
@@ -284,14 +359,17 @@ class Busy:
 def communicator_on(
     store,
     *,
+    worker: int = 0,
+    clocks: ParameterStore | None = None,
     merges: tuple[int, int] = (1, 1),
     max_delay_ms: float = 100,
     send_queue_size: int = 16,
 ):
     return AsyncCommunicator(
         store,
-        member=member(),
+        member=member(worker),
         num_params=small_model().num_params,
+        clocks=clocks,
         max_merge_var_num=merges[0],
         max_merge_dense_num=merges[1],
         send_queue_size=send_queue_size,
