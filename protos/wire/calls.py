@@ -1,4 +1,4 @@
-"""The calls to a server: one row an RPC, with its codecs and its deadline.
+"""The calls to a server: one row an RPC, which says all that tells it from the others.
 
     client: argument --request.encode--> bytes ~~~> bytes --request.decode--> argument: server
     server: answer --answer.encode--> bytes ~~~> bytes --answer.decode--> answer: client
@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.spec import TableSpec
+from protos.spec import DenseSpec, TableSpec
 from protos.store import (
     Changed,
     Joined,
@@ -87,6 +87,33 @@ class Deadline(enum.Enum):
     """As long as a pass over all rows, or over a checkpoint."""
 
 
+class Moves(enum.Flag):
+    """The data that a call moves. A server that is overloaded refuses these calls: they are the many."""
+
+    NOTHING = 0
+    TO_SERVER = enum.auto()
+    """Gradients, rows or dense parameters."""
+    FROM_SERVER = enum.auto()
+    """Rows or dense parameters."""
+    TO_WORKER = enum.auto()
+    """A message to another worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a call waits for at its server until other workers come.
+
+    Attributes:
+        kind: Told once in a while, however many calls wait for it.
+        place: In lines of the log.
+        workers: Who is to come, where the call says it: servers know all, and name them when they give up.
+    """
+
+    kind: str
+    place: str
+    workers: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call(Generic[Q, A]):
     """One RPC.
@@ -98,6 +125,12 @@ class Call(Generic[Q, A]):
         answer: What it answers.
         deadline: How long it may take.
         access: What its caller must be allowed to do.
+        is_logged: Whether it changes what a server holds or knows, so that a recovery carries it out again.
+        moves: The data that it moves.
+        is_long: Whether it looks at all rows, reaches a file system, or applies the steps that it completes.
+        declares: Returns what an argument declares, for which kernels may have to be compiled; None: it
+            declares nothing.
+        awaits: Returns what an argument waits for, None if for no other worker; None: none of them does.
     """
 
     service: str
@@ -106,6 +139,11 @@ class Call(Generic[Q, A]):
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
     access: Access = Access.TRAINER
+    is_logged: bool = False
+    moves: Moves = Moves.NOTHING
+    is_long: bool = False
+    declares: Callable[[Q], TableSpec | DenseSpec] | None = None
+    awaits: Callable[[Q], Awaited | None] | None = None
 
     @property
     def path(self) -> str:
@@ -118,21 +156,15 @@ CodecOf = Callable[[Descriptor], Codec[T]]
 
 
 def call_of(
-    method: MethodDescriptor,
-    request: CodecOf[Q],
-    answer: CodecOf[A],
-    *,
-    deadline: Deadline = Deadline.PLAIN,
-    access: Access = Access.TRAINER,
+    method: MethodDescriptor, request: CodecOf[Q], answer: CodecOf[A], **columns: Any
 ) -> Call[Q, A]:
-    """Returns the row of an RPC; see `Call`."""
+    """Returns the row of an RPC, with the columns of `Call` that are not as for most."""
     return Call(
         service=method.containing_service.full_name,
         name=method.name,
         request=request(method.input_type),
         answer=answer(method.output_type),
-        deadline=deadline,
-        access=access,
+        **columns,
     )
 
 
@@ -146,16 +178,8 @@ def record(class_: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
     return lambda message: record_codec(class_, message, **columns)
 
 
-def _call(
-    name: str,
-    request: CodecOf[Q],
-    answer: CodecOf[A],
-    *,
-    deadline: Deadline = Deadline.PLAIN,
-    access: Access = Access.TRAINER,
-) -> Call[Q, A]:
-    method = _SERVICE.methods_by_name[name]
-    return call_of(method, request, answer, deadline=deadline, access=access)
+def _call(name: str, request: CodecOf[Q], answer: CodecOf[A], **columns: Any) -> Call[Q, A]:
+    return call_of(_SERVICE.methods_by_name[name], request, answer, **columns)
 
 
 def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
@@ -168,17 +192,44 @@ def _whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
     return lambda message: whole_codec(class_, message, codec)
 
 
+def _at_step(step: Version | None) -> Awaited | None:
+    return None if step is None else Awaited("step", f"step {step}")
+
+
+def _at_barrier(arrival: Barrier | AllReduce) -> Awaited:
+    return Awaited(f"barrier {arrival.name}", f"barrier {arrival.name}")
+
+
+def _in_exchange(call: Post | Take, workers: str = "") -> Awaited:
+    return Awaited(f"exchange {call.exchange}", f"exchange {call.exchange}", workers)
+
+
 # It may wait for a lease to run out.
-JOIN: Call[Join, Joined] = _call("Join", record(Join), record(Joined), deadline=Deadline.WORKERS)
+JOIN: Call[Join, Joined] = _call(
+    "Join",
+    record(Join),
+    record(Joined),
+    deadline=Deadline.WORKERS,
+    is_logged=True,
+    awaits=lambda _: Awaited("join", "join"),
+)
+# Its sign of life is logged where it decides who has a place, by a record of its own.
 RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields)
 CREATE_TABLE: Call[TableSpec, None] = _call(
-    "CreateTable", _value("spec", TableSpec), no_fields, deadline=Deadline.KERNELS
+    "CreateTable",
+    _value("spec", TableSpec),
+    no_fields,
+    deadline=Deadline.KERNELS,
+    is_logged=True,
+    declares=lambda spec: spec,
 )
 CREATE_DENSE: Call[CreateDense, None] = _call(
     "CreateDense",
     record(CreateDense, values=columns.VALUES),
     no_fields,
     deadline=Deadline.KERNELS,
+    is_logged=True,
+    declares=lambda request: request.spec,
 )
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
@@ -186,6 +237,8 @@ PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     _whole(Pulled, columns.PULLED),
     deadline=Deadline.VERSION,
     access=Access.READER,
+    moves=Moves.FROM_SERVER,
+    awaits=lambda pull: _at_step(pull.at),
 )
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
@@ -193,17 +246,24 @@ PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     _whole(PulledPieces, columns.PULLED_PIECES),
     deadline=Deadline.VERSION,
     access=Access.READER,
+    moves=Moves.FROM_SERVER,
+    awaits=lambda pull: _at_step(pull.at),
 )
 PULL_CHANGED: Call[PullChanged, Changed] = _call(
     "PullChanged",
     record(PullChanged),
     record(Changed, rows=columns.CHANGED_ROWS),
+    moves=Moves.FROM_SERVER,
+    is_long=True,
 )
 PUSH_GRAD: Call[PushGrad, Version] = _call(
     "PushGrad",
     record(PushGrad, chunk=columns.CHUNK),
     _value("version", Version),
+    is_logged=True,
+    moves=Moves.TO_SERVER,
 )
+# Its parts are logged, as the calls that they are.
 PUSH_PULL: Call[PushPull, PushedPulled] = _call(
     "PushPull",
     record(
@@ -219,70 +279,115 @@ PUSH_PULL: Call[PushPull, PushedPulled] = _call(
         dense=PULL_DENSE.answer.fields,
     ),
     deadline=Deadline.VERSION,
+    moves=Moves.TO_SERVER | Moves.FROM_SERVER,
+    awaits=lambda both: _at_step(both.at),
 )
 PULL_STATE: Call[PullState, StateChunk] = _call(
     "PullState",
     record(PullState, keys=columns.KEYS),
     _value("state", StateChunk, columns.STATE),
+    moves=Moves.FROM_SERVER,
 )
 PUSH_STATE: Call[PushState, Version] = _call(
     "PushState",
     record(PushState, chunk=columns.STATE),
     _value("version", Version),
+    is_logged=True,
+    moves=Moves.TO_SERVER,
 )
 POST: Call[Post, None] = _call(
     "Post",
     record(Post),
     no_fields,
     deadline=Deadline.WORKERS,
+    is_logged=True,
+    moves=Moves.TO_WORKER,
+    awaits=lambda post: _in_exchange(post, f"[{post.message.receiver}] "),
 )
+# What it takes is gone.
 TAKE: Call[Take, Sequence[Message]] = _call(
     "Take",
     record(Take),
     _value("messages", Sequence[Message]),
     deadline=Deadline.WORKERS,
+    is_logged=True,
+    awaits=_in_exchange,
 )
 WAIT_VERSION: Call[WaitVersion, Version] = _call(
     "WaitVersion",
     record(WaitVersion),
     _value("version", Version),
     deadline=Deadline.WORKERS,
+    awaits=lambda wait: _at_step(wait.at),
 )
 BARRIER: Call[Barrier, Version] = _call(
-    "Barrier", record(Barrier), _value("version", Version), deadline=Deadline.WORKERS
+    "Barrier",
+    record(Barrier),
+    _value("version", Version),
+    deadline=Deadline.WORKERS,
+    is_logged=True,
+    awaits=_at_barrier,
 )
 ALL_REDUCE: Call[AllReduce, Reduced] = _call(
     "AllReduce",
     record(AllReduce),
     record(Reduced),
     deadline=Deadline.WORKERS,
+    is_logged=True,
+    awaits=_at_barrier,
 )
 ADVANCE: Call[Advance, int] = _call(
-    "Advance", record(Advance), _value("slowest", int), deadline=Deadline.WORKERS
+    "Advance",
+    record(Advance),
+    _value("slowest", int),
+    deadline=Deadline.WORKERS,
+    is_logged=True,
+    awaits=lambda clock: _at_step(clock.at_least),
 )
-LEAVE: Call[Leave, None] = _call("Leave", record(Leave), no_fields)
+LEAVE: Call[Leave, None] = _call("Leave", record(Leave), no_fields, is_logged=True, is_long=True)
+# It ends the log.
 ABORT: Call[Abort, None] = _call("Abort", record(Abort), no_fields)
 CHECK_FOLDER: Call[CheckFolder, None] = _call(
-    "CheckFolder", record(CheckFolder), no_fields, access=Access.ADMIN
+    "CheckFolder", record(CheckFolder), no_fields, access=Access.ADMIN, is_long=True
 )
-# It may wait for another save to end.
+# It may wait for another save to end. A segment of the log begins with it.
 SNAPSHOT: Call[Snapshot, None] = _call(
-    "Snapshot", record(Snapshot), no_fields, deadline=Deadline.WORKERS, access=Access.ADMIN
+    "Snapshot",
+    record(Snapshot),
+    no_fields,
+    deadline=Deadline.WORKERS,
+    access=Access.ADMIN,
+    is_long=True,
 )
-# Answers with the server's entries of the manifest, as JSON.
+# Answers with the server's entries of the manifest, as JSON. Changes files, of which the log has a record.
 SAVE: Call[Save, str] = _call(
-    "Save", record(Save), _value("share", str), deadline=Deadline.CHECKPOINT, access=Access.ADMIN
+    "Save",
+    record(Save),
+    _value("share", str),
+    deadline=Deadline.CHECKPOINT,
+    access=Access.ADMIN,
+    is_long=True,
 )
 LOAD: Call[Load, None] = _call(
-    "Load", record(Load), no_fields, deadline=Deadline.CHECKPOINT, access=Access.ADMIN
+    "Load",
+    record(Load),
+    no_fields,
+    deadline=Deadline.CHECKPOINT,
+    access=Access.ADMIN,
+    is_logged=True,
+    is_long=True,
 )
-RESUME: Call[Resume, None] = _call("Resume", record(Resume), no_fields, access=Access.ADMIN)
+RESUME: Call[Resume, None] = _call(
+    "Resume", record(Resume), no_fields, access=Access.ADMIN, is_logged=True
+)
 SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
     "Shrink",
     record(Shrink),
     _value("tables", Mapping[str, Shrunk]),
     deadline=Deadline.CHECKPOINT,
     access=Access.ADMIN,
+    is_logged=True,
+    is_long=True,
 )
 GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
     "GetDigest",
@@ -290,6 +395,7 @@ GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
     _value("shards", Mapping[tuple[str, int], bytes], columns.DIGESTS),
     deadline=Deadline.CHECKPOINT,
     access=Access.READER,
+    is_long=True,
 )
 GET_STATUS: Call[None, ServerStatus] = _call(
     "GetStatus", no_fields, record(ServerStatus), access=Access.READER

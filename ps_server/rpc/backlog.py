@@ -7,8 +7,10 @@ Beyond a limit it refuses calls before it decodes them, and says when to try aga
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from protos.errors import OverloadedError
+from protos.wire.calls import Call
 
 logger = logging.getLogger(__name__)
 
@@ -24,20 +26,6 @@ MAX_BYTES = 512 * 2**20
 
 RETRY_AFTER_S = 1.0
 """Until then, a good part of a full backlog is done."""
-
-REFUSABLE = frozenset(
-    {
-        "PullSparse",
-        "PullDense",
-        "PullChanged",
-        "PullState",
-        "PushGrad",
-        "PushPull",
-        "PushState",
-        "Post",
-    }
-)
-"""Calls that move data, and are many. The others are few, and tell of a job, end it or save it."""
 
 
 class Backlog:
@@ -78,9 +66,9 @@ class Backlog:
             self._num_calls -= 1
             self._num_bytes -= request_bytes
 
-    def require_room(self, call: str) -> None:
-        """Raises OverloadedError if `call` may be refused and the backlog is at a limit."""
-        if call not in REFUSABLE:
+    def require_room(self, call: Call[Any, Any]) -> None:
+        """Raises OverloadedError if `call` moves data and the backlog is at a limit."""
+        if not call.moves:
             return
         is_full = self._num_calls >= self._max_calls or self._num_bytes >= self._max_bytes
         if is_full and not self._is_refusing:
@@ -92,7 +80,7 @@ class Backlog:
             self._num_refused += 1
             raise OverloadedError(
                 f"{self._num_calls} calls with {self._num_bytes} bytes wait for this server, which takes "
-                f"up to {self._max_calls} with {self._max_bytes}: try {call} again in {RETRY_AFTER_S:g} s; "
-                f"if this lasts, use more servers or fewer workers",
+                f"up to {self._max_calls} with {self._max_bytes}: try {call.name} again in "
+                f"{RETRY_AFTER_S:g} s; if this lasts, use more servers or fewer workers",
                 retry_after_s=RETRY_AFTER_S,
             )

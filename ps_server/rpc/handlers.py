@@ -32,8 +32,6 @@ from protos.store import (
 )
 from protos.wire.calls import (
     CALLS,
-    CREATE_DENSE,
-    CREATE_TABLE,
     PULL_DENSE,
     PULL_SPARSE,
     PUSH_GRAD,
@@ -71,14 +69,6 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 P = TypeVar("P", Pulled, PulledPieces)
 
-_LONG_CALLS = frozenset(
-    {"PullChanged", "Leave", "CheckFolder", "Snapshot", "Save", "Load", "Shrink", "GetDigest"}
-)
-"""Calls that look at all rows, reach a file system, or apply the steps that they complete."""
-
-_DECLARATIONS = frozenset({CREATE_TABLE.name, CREATE_DENSE.name})
-"""Calls for which kernels may have to be compiled first."""
-
 _REMEMBERED_SHRINKS = 4096
 _REMEMBERED_LOADS = 64
 
@@ -104,12 +94,6 @@ def _member_of(request: Any) -> Member | None:
         return Member(request.push_id.worker, request.push_id.incarnation)
     member: Member | None = getattr(request, "member", None)
     return member
-
-
-def _spec_of(declaration: Any) -> TableSpec | DenseSpec:
-    """Returns what a call of `_DECLARATIONS` declares."""
-    spec: TableSpec | DenseSpec = getattr(declaration, "spec", declaration)
-    return spec
 
 
 def _require_answer_fits(num_bytes: int, what: str) -> None:
@@ -212,8 +196,8 @@ class Handlers:
         """Compiles what a call declares or loads; before any lock is held."""
         if self._kernels is None:
             return
-        if call.name in _DECLARATIONS:
-            self._kernels.prepare(_spec_of(argument))
+        if call.declares is not None:
+            self._kernels.prepare(call.declares(argument))
         elif isinstance(argument, Load):
             self._kernels.prepare_loading()
 
@@ -319,9 +303,9 @@ class Handlers:
                 return self._values_of(argument)
             case PushGrad() | PushState():
                 return argument.chunk.num_chunks * argument.chunk.num_values
-        if call.name in _DECLARATIONS:
-            return self._work_of_declaration(_spec_of(argument))
-        return math.inf if call.name in _LONG_CALLS else 0
+        if call.declares is not None:
+            return self._work_of_declaration(call.declares(argument))
+        return math.inf if call.is_long else 0
 
     def _work_of_declaration(self, spec: TableSpec | DenseSpec) -> float:
         if self._kernels is not None and not self._kernels.are_ready(spec):

@@ -44,27 +44,6 @@ from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
 
-LOGGED = frozenset(
-    call.name
-    for call in (
-        calls.JOIN,
-        calls.CREATE_TABLE,
-        calls.CREATE_DENSE,
-        calls.PUSH_GRAD,
-        calls.PUSH_STATE,
-        calls.POST,
-        calls.TAKE,
-        calls.BARRIER,
-        calls.ALL_REDUCE,
-        calls.ADVANCE,
-        calls.LEAVE,
-        calls.LOAD,
-        calls.RESUME,
-        calls.SHRINK,
-    )
-)
-"""Calls that change what a server holds or knows; not snapshots and saves, nor Abort, which ends the log."""
-
 STATE, SAVED, LOST, BACK = "state", "saved", "lost", "back"
 NEW_JOB, MESSAGE = "new job", "message"
 """Kinds of records besides the calls."""
@@ -270,7 +249,7 @@ class UpdateJournal:
         self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
     ) -> AbstractContextManager[None]:
         """See `Journal`."""
-        if call.name not in LOGGED or (isinstance(argument, requests.Shrink) and argument.dry_run):
+        if not call.is_logged or (isinstance(argument, requests.Shrink) and argument.dry_run):
             return nullcontext()
         if payload is None:
             payload = call.request.encode(argument)

@@ -25,7 +25,6 @@ from protos.wire.requests import PullSparse
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers, answer_of_parts
-from ps_server.rpc.journal import LOGGED
 from ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
 from ps_server.rpc.metrics.hot_keys import HotKeys
 
@@ -212,7 +211,7 @@ class Service:
                 counts.received(len(request))
                 if (refusal := self._why_not()) is not None:
                     raise refusal
-                self._backlog.require_room(call.name)
+                self._backlog.require_room(call)
                 parts = self._handlers.parts_of(call, call.request.decode(request))
                 # A part has no bytes of its own: a log that needs them encodes it again.
                 payload = request if len(parts) == 1 else None
@@ -246,6 +245,6 @@ class Service:
             with self._backlog.holding(num_bytes):
                 answer = await asyncio.to_thread(start)
         answered = await answering.settled(answer)
-        if call.name in LOGGED:
+        if call.is_logged:
             await answering.settled(self._handlers.durable(), is_shared=True)
         return answered

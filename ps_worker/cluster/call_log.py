@@ -7,21 +7,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-from protos.wire.requests import (
-    Advance,
-    AllReduce,
-    Barrier,
-    Join,
-    Post,
-    PullDense,
-    PullSparse,
-    PushPull,
-    Take,
-    WaitVersion,
-)
+from protos.wire.calls import Awaited
 
 logger = logging.getLogger(__name__)
 
@@ -29,43 +16,6 @@ FIRST_WAIT_S = 5.0
 """Of a wait before it is told, and between looks at whether it is to be told again."""
 NEXT_WAIT_S = 30.0
 SENT_AGAIN_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """What a call waits for at its server until other workers come.
-
-    Attributes:
-        kind: Told once in a while, however many calls wait for it.
-        place: In lines of the log.
-        workers: Who is to come, where the call says it: servers know all, and name them when they give up.
-    """
-
-    kind: str
-    place: str
-    workers: str = ""
-
-
-def awaited(argument: Any) -> Awaited | None:
-    """Returns what a call with this argument may wait for; None: for no other worker."""
-    match argument:
-        case Join():
-            return Awaited("join", "join")
-        case Barrier(name=name) | AllReduce(name=name):
-            return Awaited(f"barrier {name}", f"barrier {name}")
-        case (
-            PullSparse(at=int(at))
-            | PullDense(at=int(at))
-            | PushPull(at=int(at))
-            | WaitVersion(at=at)
-            | Advance(at_least=at)
-        ):
-            return Awaited("step", f"step {at}")
-        case Post(exchange=exchange, message=message):
-            return Awaited(f"exchange {exchange}", f"exchange {exchange}", f"[{message.receiver}] ")
-        case Take(exchange=exchange):
-            return Awaited(f"exchange {exchange}", f"exchange {exchange}")
-    return None
 
 
 class CallLog:

@@ -10,24 +10,13 @@ from dataclasses import dataclass
 from random import Random
 
 from protos.errors import UsageError
-from protos.wire.calls import (
-    CALLS,
-    PULL_CHANGED,
-    PULL_DENSE,
-    PULL_SPARSE,
-    PULL_STATE,
-    PUSH_GRAD,
-    PUSH_PULL,
-    PUSH_STATE,
-)
+from protos.wire.calls import CALLS, Moves
 
 CHAOS = "CTR_PS_CHAOS"
 
 _CALLS: Mapping[str, frozenset[str]] = {
-    "pushes": frozenset({PUSH_GRAD.name, PUSH_PULL.name, PUSH_STATE.name}),
-    "pulls": frozenset(
-        {PULL_SPARSE.name, PULL_DENSE.name, PULL_CHANGED.name, PULL_STATE.name, PUSH_PULL.name}
-    ),
+    "pushes": frozenset(name for name, call in CALLS.items() if Moves.TO_SERVER in call.moves),
+    "pulls": frozenset(name for name, call in CALLS.items() if Moves.FROM_SERVER in call.moves),
     "calls": frozenset(CALLS),
 }
 _KINDS = ("drop", "duplicate", "delay")

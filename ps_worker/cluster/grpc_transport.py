@@ -28,7 +28,7 @@ from protos.wire.calls import CALLS, Call, Deadline
 from protos.wire.grpc_status import error_of
 from protos.wire.security.credentials import Credentials, Metadata, WatchedFiles, open_channel
 from ps_worker.cluster import call_log
-from ps_worker.cluster.call_log import CallLog, awaited
+from ps_worker.cluster.call_log import CallLog
 from ps_worker.cluster.chaos import disturbed
 from ps_worker.cluster.delays import Delays
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
@@ -124,7 +124,7 @@ class _Answer(Generic[A]):
         self._request = call.request.encode(argument)
         self._timeout_s = timeout_s
         self._retry = Retry(budget_s)
-        self._awaited = awaited(argument)
+        self._awaited = None if call.awaits is None else call.awaits(argument)
         # The transport's lock is held to change these, but at the end by an answer.
         self._rpc: Any = None  # of the last try
         self._has_ended = False

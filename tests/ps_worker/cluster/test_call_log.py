@@ -1,15 +1,17 @@
 """What a worker says of calls that take long: enough to know why nothing moves, and no more."""
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 from protos.placement import FIRST_EPOCH
 from protos.store import Message, Missing, ReduceOp
-from protos.wire import requests
+from protos.wire import calls, requests
+from protos.wire.calls import Awaited, Call
 from ps_worker.cluster import call_log
-from ps_worker.cluster.call_log import Awaited, CallLog, awaited
+from ps_worker.cluster.call_log import CallLog
 from tests.support.cluster import cluster
 from tests.support.stores import member
 
@@ -27,31 +29,46 @@ def pull_at(at: int | None) -> requests.PullDense:
     return requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH)
 
 
-PLACES = {
-    "join": (requests.Join(member=member(), terms={}, lease=None), "join"),
-    "barrier": (requests.Barrier(name="start", member=member(), step=0, number=1), "barrier start"),
+PLACES: dict[str, tuple[Call[Any, Any], Any, str]] = {
+    "join": (calls.JOIN, requests.Join(member=member(), terms={}, lease=None), "join"),
+    "barrier": (
+        calls.BARRIER,
+        requests.Barrier(name="start", member=member(), step=0, number=1),
+        "barrier start",
+    ),
     "all-reduce": (
+        calls.ALL_REDUCE,
         requests.AllReduce(
             name="sum", member=member(), values=np.ones(1), op=ReduceOp.SUM, step=0, number=1
         ),
         "barrier sum",
     ),
-    "dense": (pull_at(7), "step 7"),
+    "dense": (calls.PULL_DENSE, pull_at(7), "step 7"),
     "sparse": (
+        calls.PULL_SPARSE,
         requests.PullSparse(keys={}, missing=Missing.ZEROS, at=7, shard_map_epoch=FIRST_EPOCH),
         "step 7",
     ),
-    "version": (requests.WaitVersion(at=7), "step 7"),
-    "clock": (requests.Advance(member=member(), clock=9, at_least=7, after_barrier=1), "step 7"),
-    "take": (requests.Take(exchange="rows", member=member(), received=0), "exchange rows"),
+    "version": (calls.WAIT_VERSION, requests.WaitVersion(at=7), "step 7"),
+    "clock": (
+        calls.ADVANCE,
+        requests.Advance(member=member(), clock=9, at_least=7, after_barrier=1),
+        "step 7",
+    ),
+    "take": (
+        calls.TAKE,
+        requests.Take(exchange="rows", member=member(), received=0),
+        "exchange rows",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", PLACES)
 def test_wait_for_others_has_a_place(case: str) -> None:
-    argument, place = PLACES[case]
+    call, argument, place = PLACES[case]
 
-    wait = awaited(argument)
+    assert call.awaits is not None
+    wait = call.awaits(argument)
 
     assert wait is not None
     assert (wait.place, wait.workers) == (place, "")
@@ -59,16 +76,16 @@ def test_wait_for_others_has_a_place(case: str) -> None:
 
 def test_message_waits_for_its_receiver() -> None:
     message = Message(sender=0, receiver=3, sequence=0, content=b"")
+    post = requests.Post(exchange="rows", message=message, member=member())
 
-    wait = awaited(requests.Post(exchange="rows", message=message, member=member()))
-
-    assert wait == Awaited("exchange rows", "exchange rows", "[3] ")
+    assert calls.POST.awaits is not None
+    assert calls.POST.awaits(post) == Awaited("exchange rows", "exchange rows", "[3] ")
 
 
 def test_call_that_needs_no_other_worker_waits_for_none() -> None:
-    assert awaited(pull_at(None)) is None
-    assert awaited(requests.Leave(member=member(), step=0)) is None
-    assert awaited(None) is None
+    assert calls.PULL_DENSE.awaits is not None
+    assert calls.PULL_DENSE.awaits(pull_at(None)) is None
+    assert calls.LEAVE.awaits is None
 
 
 def test_wait_of_many_threads_is_told_once_and_then_now_and_then(

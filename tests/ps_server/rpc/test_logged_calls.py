@@ -1,0 +1,199 @@
+"""Which calls the update log has: each that changes a server, seen by what a recovery makes of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protos.chunking import PushChunk
+from protos.errors import LogError
+from protos.gradients import SparseGrad
+from protos.placement import FIRST_EPOCH
+from protos.store import Message, ReduceOp, RowStates, StateChunk
+from protos.wire import calls, requests
+from protos.wire.calls import CALLS, Call
+from protos.wire.security.access import Access
+from ps_server.coordination.push_ledger import progress_of
+from ps_server.durability.saved_log import read_log
+from ps_server.durability.segment_format import Record
+from ps_server.durability.update_log import UpdateLog
+from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.journal import UpdateJournal, state_records
+from ps_server.rpc.recovery import recover
+from ps_server.settings import LogSync
+from ps_server.store import ParameterStore
+from tests.support.stores import DEEP, KEYS, TOWER, in_process, member, push_id, trained_chain
+
+Calls = Sequence[tuple[Call[Any, Any], Any]]
+
+LIMIT_S = 5.0
+GRADIENTS = SparseGrad(KEYS, np.ones((KEYS.size, DEEP.dim), np.float32), 1)
+ROWS = RowStates(
+    keys=KEYS[:1],
+    weights=np.ones((1, DEEP.dim), np.float32),
+    state=np.ones((1, DEEP.dim), np.float32),
+    optimizer=DEEP.optimizer.name,
+)
+PUSH = (
+    calls.PUSH_GRAD,
+    requests.PushGrad(
+        chunk=PushChunk([("deep", GRADIENTS)], []),
+        push_id=push_id(sequence=0),
+        shard_map_epoch=FIRST_EPOCH,
+    ),
+)
+POST = (
+    calls.POST,
+    requests.Post(
+        exchange="rows",
+        message=Message(sender=0, receiver=1, sequence=0, content=b"a"),
+        member=member(0),
+    ),
+)
+
+CHANGES: dict[str, Callable[[Path], Calls]] = {
+    "Join": lambda _: [(calls.JOIN, requests.Join(member=member(1), terms={}))],
+    "CreateTable": lambda _: [(calls.CREATE_TABLE, replace(DEEP, name="more"))],
+    "CreateDense": lambda _: [
+        (calls.CREATE_DENSE, requests.CreateDense(spec=replace(TOWER, name="more"), values=None))
+    ],
+    "PushGrad": lambda _: [PUSH],
+    "PushState": lambda _: [
+        (
+            calls.PUSH_STATE,
+            requests.PushState(
+                chunk=StateChunk([("deep", ROWS)], []),
+                push_id=push_id(sequence=0),
+                shard_map_epoch=FIRST_EPOCH,
+            ),
+        )
+    ],
+    "Post": lambda _: [POST],
+    "Take": lambda _: [
+        POST,
+        (calls.TAKE, requests.Take(exchange="rows", member=member(1), received=1)),
+    ],
+    "Barrier": lambda _: [
+        (calls.BARRIER, requests.Barrier(name="start", member=member(), step=0, number=1))
+    ],
+    "AllReduce": lambda _: [
+        (
+            calls.ALL_REDUCE,
+            requests.AllReduce(
+                name="sum",
+                member=member(),
+                values=np.ones(1),
+                op=ReduceOp.SUM,
+                step=0,
+                number=1,
+            ),
+        )
+    ],
+    "Advance": lambda _: [
+        (calls.ADVANCE, requests.Advance(member=member(), clock=7, at_least=0, after_barrier=0))
+    ],
+    "Leave": lambda _: [(calls.LEAVE, requests.Leave(member=member(), step=0))],
+    "Load": lambda folder: [
+        (calls.LOAD, requests.Load(url=f"{folder}/model/0", member=member(), number=1))
+    ],
+    "Resume": lambda _: [
+        (
+            calls.RESUME,
+            requests.Resume(
+                version=70,
+                batches=90,
+                progress={0: progress_of(push_id(sequence=6))},
+                member=member(),
+            ),
+        )
+    ],
+    "Shrink": lambda _: [
+        PUSH,
+        (calls.SHRINK, requests.Shrink(member=member(), number=1, max_norm=1e9)),
+    ],
+}
+"""Calls that change a server of two workers, of which the last is the one named; given a folder."""
+
+NOT_LOGGED = {
+    "Renew": "that a process keeps its place has a record of its own",
+    "PullChanged": "of a server that was restarted it is unknown what changed, and all rows are fetched",
+    "PullState": "it reads",
+    "PushPull": "its parts are logged",
+    "WaitVersion": "it reads",
+    "Abort": "the job ends, and its log",
+    "CheckFolder": "it reads",
+    "Snapshot": "a segment begins with it",
+    "Save": "it has a record of its own",
+}
+"""Calls that need more than a reader's access, and why no log has them."""
+
+
+State = tuple[list[Record], str]
+
+
+def state_of(store: ParameterStore, handlers: Handlers) -> State:
+    """Returns all that a server knows, as a segment begins with it, and the digest of what it holds."""
+    return state_records(store, handlers.completed(), base=""), store.digest()
+
+
+def before_and_after_a_restart(name: str, folder: Path) -> tuple[State, State]:
+    """Carries out a call of CHANGES, and those before it, on a server with a log, and recovers another."""
+    trained_chain(folder / "model", 0)
+    store = in_process(num_workers=2)
+    handlers = Handlers(store)
+    head, _ = state_of(store, handlers)
+    log = UpdateLog.create(read_log(folder / "log"), sync=LogSync.OS, head=head)
+    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    for worker in range(1 if name == "Join" else 2):
+        handlers.start(calls.JOIN, requests.Join(member=member(worker), terms={}))
+    for call, argument in CHANGES[name](folder):
+        handlers.start(call, argument)
+    log.close()
+    again = in_process(num_workers=2)
+    recovered = Handlers(again)
+    recover(
+        again,
+        read_log(folder / "log"),
+        replay=recovered.replay,
+        restore_completed=recovered.restore_completed,
+    )
+    return state_of(store, handlers), state_of(again, recovered)
+
+
+@contextmanager
+def not_logged(name: str) -> Iterator[None]:
+    object.__setattr__(CALLS[name], "is_logged", False)
+    try:
+        yield
+    finally:
+        object.__setattr__(CALLS[name], "is_logged", True)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_logged_call_is_carried_out_again(name: str, tmp_path: Path) -> None:
+    before, after = before_and_after_a_restart(name, tmp_path)
+
+    assert after == before
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_recovery_would_lose_each_logged_call_if_it_were_not(name: str, tmp_path: Path) -> None:
+    with not_logged(name):
+        try:
+            before, after = before_and_after_a_restart(name, tmp_path)
+        except LogError:  # a call after it cannot be carried out
+            return
+
+    assert after != before
+
+
+def test_every_call_that_changes_a_server_is_logged() -> None:
+    assert {name for name, call in CALLS.items() if call.is_logged} == CHANGES.keys()
+    others = {
+        name for name, call in CALLS.items() if not (call.is_logged or call.access is Access.READER)
+    }
+    assert others == NOT_LOGGED.keys()
