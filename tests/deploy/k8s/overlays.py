@@ -1,8 +1,9 @@
 """The overlays of deploy/k8s, rendered, and the pods that they make, whatever resource makes them."""
 
-import copy
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,27 +14,42 @@ import yaml
 
 FOLDER = Path(__file__).parents[3] / "deploy/k8s"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+ANOTHER_SIZE = (5, 3)
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 REPLICA_INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
 PADDLE_PORT = "2379"
 """The port that Paddle's operator gives to all processes."""
 
+USERS_CLAIMS = {"ctr-ps-data"}
+SECRETS = {"ctr-ps-token", "ctr-ps-tls"}
+"""What docs/kubernetes.md has the user make."""
+
 Document = dict[str, Any]
 
 
 @cache
-def _rendered(overlay: str) -> list[Document]:
-    folder = FOLDER / "overlays" / overlay
-    done = subprocess.run(
-        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
-    )
+def _rendered(overlay: str, size: tuple[int, int] | None) -> list[Document]:
+    with tempfile.TemporaryDirectory() as copied:
+        folder = FOLDER / "overlays" / overlay
+        if size is not None:
+            folder = Path(shutil.copytree(FOLDER, f"{copied}/k8s")) / "overlays" / overlay
+            config = yaml.safe_load((folder / "size.yaml").read_text())
+            config["data"] = {"servers": str(size[0]), "workers": str(size[1])}
+            (folder / "size.yaml").write_text(yaml.safe_dump(config))
+        command = ["kubectl", "kustomize", folder]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 
 
-def documents_of(overlay: str) -> list[Document]:
-    """Returns what `kubectl apply -k` sends of an overlay, for the caller to change."""
-    return copy.deepcopy(_rendered(overlay))
+def documents_of(overlay: str, size: tuple[int, int] | None = None) -> list[Document]:
+    """Returns what `kubectl apply -k` sends of an overlay.
+
+    Args:
+        overlay: Its folder.
+        size: Servers and workers, as a user changes two numbers in one file; None: as they are there.
+    """
+    return _rendered(overlay, size)
 
 
 def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:

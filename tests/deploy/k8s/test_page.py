@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.k8s.overlays import FOLDER, OVERLAYS, documents_of, of_kind, pods_of
-from tests.deploy.k8s.rules import SECRETS, USERS_CLAIMS
+from tests.deploy.k8s.overlays import (
+    FOLDER,
+    OVERLAYS,
+    SECRETS,
+    USERS_CLAIMS,
+    documents_of,
+    of_kind,
+    pods_of,
+)
 from tests.support.needs import is_missing
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,7 @@ from typer.main import get_command
 
 from ps_worker.serving.inference_server import cli
 from ps_worker.serving.inference_server.http_service import OPEN_PATHS
-from tests.deploy.k8s.overlays import FOLDER, Document
-from tests.deploy.k8s.rules import SECRETS
+from tests.deploy.k8s.overlays import FOLDER, SECRETS, Document
 from tests.deploy.k8s.test_overlays import NEWEST
 
 SERVICE, DEPLOYMENT = yaml.safe_load_all((FOLDER / "serve/serve.yaml").read_text())

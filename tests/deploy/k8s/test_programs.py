@@ -1,0 +1,264 @@
+"""Every overlay of deploy/k8s read as its programs read it: roles, ports, options, files and exit codes."""
+
+import signal
+import tomllib
+from collections.abc import Iterator, Sequence
+
+import pytest
+from typer.main import get_command
+
+import ps_server.cli
+from deploy.plan import exit_code_of
+from protos.errors import NoMemoryError
+from protos.role import ServerRole, WorkerRole, role_from_environment
+from ps_server.settings import bytes_of_size
+from ps_worker.job import override_job
+from tests.deploy.k8s.overlays import (
+    ANOTHER_SIZE,
+    OVERLAYS,
+    SECRETS,
+    USERS_CLAIMS,
+    Document,
+    Pods,
+    documents_of,
+    of_kind,
+    pods_of,
+    values_of,
+)
+from tests.support.needs import is_missing
+
+pytestmark = pytest.mark.skipif(is_missing("kubectl"), reason="kubectl is not installed")
+
+WORK = "/work"
+"""The image's working directory, to which paths of a job are relative."""
+
+KILLS = {
+    exit_code_of(-number)
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
+}
+
+
+@pytest.fixture(params=OVERLAYS)
+def overlay(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=[None, ANOTHER_SIZE], ids=["as-it-is", "5-and-3"])
+def documents(request: pytest.FixtureRequest, overlay: str) -> Sequence[Document]:
+    return documents_of(overlay, request.param)
+
+
+def both(documents: Sequence[Document]) -> Iterator[tuple[Pods, Pods]]:
+    """Yields servers and workers, each with the others."""
+    servers, workers = pods_of(documents)
+    yield servers, workers
+    yield workers, servers
+
+
+def options(arguments: Sequence[str], name: str) -> list[str]:
+    return [each.partition("=")[2] for each in arguments if each.partition("=")[0] == name]
+
+
+def jobs_of(documents: Sequence[Document]) -> Iterator[tuple[str, Document]]:
+    """Yields the role and the spec of each Job of Kubernetes, of a JobSet those of its Jobs."""
+    yield from (("worker", each["spec"]) for each in of_kind(documents, "Job"))
+    for jobset in of_kind(documents, "JobSet"):
+        yield from (
+            (each["name"], each["template"]["spec"]) for each in jobset["spec"]["replicatedJobs"]
+        )
+
+
+def test_pods_have_the_roles_that_programs_read(documents: Sequence[Document]) -> None:
+    servers, workers = pods_of(documents)
+    (port,) = (each["containerPort"] for each in servers.main["ports"] if each["name"] == "grpc")
+    endpoints = tuple(f"{servers.host.format(index)}:{port}" for index in range(servers.count))
+
+    for index in range(servers.count):
+        role = role_from_environment(servers.environment(index, workers))
+        assert isinstance(role, ServerRole)
+        assert (role.server_index, role.endpoints, role.num_workers) == (
+            index,
+            endpoints,
+            workers.count,
+        )
+    for index in range(workers.count):
+        role = role_from_environment(workers.environment(index, servers))
+        assert isinstance(role, WorkerRole)
+        assert (role.worker_index, role.endpoints, role.num_workers) == (
+            index,
+            endpoints,
+            workers.count,
+        )
+
+
+def test_all_pods_of_a_job_run_at_once_since_they_wait_for_each_other(
+    documents: Sequence[Document],
+) -> None:
+    for _, job in jobs_of(documents):
+        assert job["completions"] == job["parallelism"]
+        assert job["completionMode"] == "Indexed"
+
+
+def test_programs_listen_where_services_probes_and_prometheus_look(
+    documents: Sequence[Document],
+) -> None:
+    for pods, others in both(documents):
+        ports = {each["name"]: each["containerPort"] for each in pods.main["ports"]}
+        assert pods.environment(0, others)["CTR_PS_METRICS"] == f"0.0.0.0:{ports['metrics']}"
+    servers, workers = pods_of(documents)
+    ports = {each["name"]: each["containerPort"] for each in servers.main["ports"]}
+    assert servers.environment(0, workers)["PADDLE_PORT"] == str(ports["grpc"])
+    has_tls = "CTR_PS_TLS_CERT" in servers.environment(0, workers)
+    for name in ("startup", "readiness", "liveness"):
+        probe = servers.main[f"{name}Probe"]
+        assert has_tls == ("grpc" not in probe)  # which is plain
+        assert {ports.get(port, port) for port in values_of("port", probe)} <= {ports["grpc"]}
+        assert probe.get("exec", {}).get("command", ["ps-server", "--check"])[1:] == ["--check"]
+    for service in of_kind(documents, "Service"):
+        for each in service["spec"]["ports"]:
+            assert ports[each["targetPort"]] == each["port"]
+
+
+def test_workers_alone_reach_the_servers(documents: Sequence[Document]) -> None:
+    servers, workers = pods_of(documents)
+
+    (policy,) = (
+        each["spec"]
+        for each in of_kind(documents, "NetworkPolicy")
+        if each["spec"]["podSelector"] == {"matchLabels": servers.labels}
+    )
+    assert policy["policyTypes"] == ["Ingress"]
+    (calls,) = (
+        each for each in policy["ingress"] if any(port["port"] == "grpc" for port in each["ports"])
+    )
+    assert calls["from"] == [{"podSelector": {"matchLabels": workers.labels}}]
+
+
+def test_options_exist_and_the_job_is_one(documents: Sequence[Document]) -> None:
+    servers, workers = pods_of(documents)
+    known = {name for each in get_command(ps_server.cli.app).params for name in each.opts}
+    (text,) = values_of("job.toml", documents)
+    settings = options(workers.main["args"], "--set")
+    path = next(each for each in workers.main["args"] if each.endswith(".toml"))
+    volumes = {volume["name"]: volume for volume in workers.spec["volumes"]}
+
+    assert {each.partition("=")[0] for each in servers.main["args"][1:]} <= known
+    assert override_job(tomllib.loads(text), settings, source="job.toml").cluster.on_worker_loss
+    assert "cluster.on_worker_loss=wait" in settings  # for the one that is made again
+    assert "configMap" in volumes[workers.volume_at(path) or ""]
+    for limit in options(servers.main["args"], "--memory-limit"):
+        most = servers.main["resources"]["limits"]["memory"].removesuffix("i")
+        assert bytes_of_size(limit) <= 0.9 * bytes_of_size(most)
+    for pods, _ in both(documents):  # the image's entry point is kept
+        assert not any("command" in container for container in pods.containers)
+
+
+def test_servers_stay_unless_a_job_runs_them_which_needs_their_end(
+    documents: Sequence[Document],
+) -> None:
+    servers, _ = pods_of(documents)
+    arguments = servers.main["args"]
+
+    assert ("--stay" in arguments) == (servers.owner == "StatefulSet")
+    assert ("--sigterm-exit-code=143" in arguments) == (servers.owner != "StatefulSet")
+
+
+def test_checkpoints_and_update_logs_outlive_their_pods(documents: Sequence[Document]) -> None:
+    servers, workers = pods_of(documents)
+    (job,) = (tomllib.loads(text) for text in values_of("job.toml", documents))
+    folder = f"{WORK}/{job['checkpoint']['dir']}"
+    for pods in (servers, workers):
+        assert pods.claims[pods.volume_at(folder) or ""] == "ctr-ps-output"
+    (root,) = options(servers.main["args"], "--checkpoint-root")
+    assert f"{folder}/".startswith(f"{root}/")
+    own = {  # of each server
+        claim["metadata"]["name"]
+        for each in of_kind(documents, "StatefulSet")
+        for claim in each["spec"]["volumeClaimTemplates"]
+    }
+
+    logs = set()
+    for index in range(servers.count):
+        (log,) = options(servers.arguments(index, workers), "--update-log")
+        volume = servers.volume_at(log)
+        assert "$(" not in log
+        assert volume in {*own, *servers.claims}
+        assert log not in servers.mounts()  # whose root may have files of its file system
+        logs.add((index if volume in own else 0, log))
+
+    assert len(logs) == servers.count
+
+
+def test_what_pods_refer_to_is_in_the_overlay_or_made_by_the_user(
+    documents: Sequence[Document],
+) -> None:
+    made = {
+        kind: {each["metadata"]["name"] for each in of_kind(documents, kind)}
+        for kind in ("ConfigMap", "PersistentVolumeClaim")
+    }
+    known = {
+        ("configMap", "name"): made["ConfigMap"],
+        ("persistentVolumeClaim", "claimName"): USERS_CLAIMS | made["PersistentVolumeClaim"],
+        ("secret", "secretName"): SECRETS,
+    }
+
+    for pods, _ in both(documents):
+        for (source, key), names in known.items():
+            assert {each[key] for each in values_of(source, pods.spec["volumes"])} <= names
+        if of_kind(documents, "TFJob"):
+            assert pods.spec["containers"][0]["name"] == "tensorflow"  # the operator looks for it
+
+
+def test_credentials_are_files_of_mounted_secrets_and_workers_have_no_key(
+    documents: Sequence[Document],
+) -> None:
+    servers, workers = pods_of(documents)
+    for pods, others in both(documents):
+        secrets = {each["name"]: each.get("secret") for each in pods.spec["volumes"]}
+        files = {
+            name: path
+            for name, path in pods.environment(0, others).items()
+            if name == "CTR_PS_TOKEN_FILE"
+            or (name.startswith("CTR_PS_TLS") and path.startswith("/"))
+        }
+        assert "CTR_PS_TOKEN_FILE" in files
+        for name, path in files.items():
+            secret = secrets[pods.volume_at(path) or ""]
+            shown = {each["path"] for each in secret.get("items", [])}
+            of = "ctr-ps-token" if name == "CTR_PS_TOKEN_FILE" else "ctr-ps-tls"
+            assert secret["secretName"] == of
+            assert not shown or path.rpartition("/")[2] in shown
+
+    for volume in workers.spec["volumes"]:
+        if volume.get("secret", {}).get("secretName") == "ctr-ps-tls":
+            assert [each["key"] for each in volume["secret"]["items"]] == ["ca.crt"]
+    speaks_tls = "CTR_PS_TLS_CERT" in servers.environment(0, workers)
+    assert speaks_tls == ("CTR_PS_TLS_CA" in workers.environment(0, servers))
+
+
+def test_killed_pods_are_made_again_and_failed_ones_are_not(documents: Sequence[Document]) -> None:
+    for role, job in jobs_of(documents):
+        drained, failed = job["podFailurePolicy"]["rules"]
+        made_again = {*failed["onExitCodes"]["values"]}
+
+        assert drained == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+        assert (failed["action"], failed["onExitCodes"]["operator"]) == ("FailJob", "NotIn")
+        assert made_again >= KILLS
+        errors = {code for code in made_again if code <= 128}
+        assert errors == ({NoMemoryError.exit_code} if role == "server" else set())
+        assert job["backoffLimit"] >= 1
+
+
+def test_pods_are_confined_and_ask_for_what_they_need(documents: Sequence[Document]) -> None:
+    """As PodSecurity's level `restricted` wants it."""
+    for pods, _ in both(documents):
+        assert pods.spec["securityContext"]["runAsNonRoot"] is True
+        assert pods.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pods.spec["automountServiceAccountToken"] is False
+        for container in pods.containers:
+            confined, resources = container["securityContext"], container["resources"]
+            assert confined["allowPrivilegeEscalation"] is False
+            assert confined["readOnlyRootFilesystem"] is True
+            assert confined["capabilities"] == {"drop": ["ALL"]}
+            assert resources["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in resources["limits"]
