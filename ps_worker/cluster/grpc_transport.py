@@ -235,9 +235,10 @@ class _Answer(Generic[A]):
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
         """See `protos.futures.Answer`."""
         with self._transport.changed:
+            self._on_failure.append(tell)
             if not self._has_ended:
-                self._on_failure.append(tell)
                 return
+            self._on_failure = []
         if self._error is not None:
             tell(self._error)
 

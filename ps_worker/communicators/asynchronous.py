@@ -1,22 +1,24 @@
-"""Asynchronous training: no worker waits for another.
+"""Asynchronous training: no worker waits for another, but for worker 0 at the start of a fresh model.
 
     training threads --push--> merger --sender thread--> servers
     training threads <--lend-- mirror <--receiver thread-- servers       dense parameters
     training threads <--pull-------------------------- servers           embeddings, a batch ahead
 
-Nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to merge
-with; dense parameters are fetched after each dense push.
+Else nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to
+merge with; dense parameters are fetched after each dense push.
 
-The first batches of a model are worker 0's, while the others wait; the next ones are trained in step: each
-leaves by itself, and a worker reads rows when its own gradients are in them
+Worker 0 trains the first batches of a fresh model while the others wait, as one thread should. The next ones
+are trained in step: each leaves by itself, and a worker reads rows when its own gradients are in them
 (docs/decisions/0033-the-first-steps-of-async.md).
 """
 
+import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
+from protos.errors import WaitTimeoutError
 from protos.futures import Shared
 from protos.gradients import Gradients, Values
 from protos.keys import Keys
@@ -26,6 +28,8 @@ from ps_worker.communicators.dense_mirror import DenseMirror
 from ps_worker.communicators.merging import GradientMerger, MergedPush
 from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 from ps_worker.job.model import DENSE_BLOCK
+
+logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 4
 """Pushes on the way before the sender waits for the oldest to be acknowledged."""
@@ -117,12 +121,20 @@ class AsyncCommunicator:
         return self._store.pull_sparse(keys, missing=Missing.INITIAL).result()
 
     def _keep_order(self) -> None:
-        """As worker 0, lets the others begin when the first batches are trained; as another, waits for that."""
+        """Worker 0 lets the others begin when the first batches are trained, and they wait for that."""
         if self._head_start is None or self._has_begun:
             return
         is_first, is_early = self._worker == 0, self._applied < FIRST_BATCHES
-        if is_first != is_early:  # who has come to a barrier before, or has left, is not waited for
-            self._head_start.advance(self._worker, _FAR, at_least=int(is_early)).result()
+        if is_first and not is_early:
+            self._head_start.advance(0, _FAR, at_least=0).result()
+        elif is_early and not is_first:
+            logger.info("waits until worker 0 has trained the first batches num=%d", FIRST_BATCHES)
+            try:
+                self._head_start.advance(self._worker, _FAR, at_least=1).result()
+            except WaitTimeoutError as error:
+                logger.warning(
+                    "trains without waiting for the first batches of worker 0: %s", error
+                )
         self._has_begun = not (is_first and is_early)
 
     @contextmanager
@@ -174,6 +186,8 @@ class AsyncCommunicator:
         """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
         self._applied = max(self._applied, version)
         self._has_begun = False  # a barrier sets all clocks to 0
+        if self._worker and self._head_start is not None:  # worker 0 alone is waited for
+            self._head_start.advance(self._worker, _FAR, at_least=0).result()
         if self._applied >= FIRST_BATCHES:
             self._keep_order()
         self._receive()

@@ -134,6 +134,30 @@ def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them() -> None:
     assert rows["embedding"].shape == (3, 4)
 
 
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_worker_0_alone_is_waited_for_and_no_longer_than_servers_let_it(
+    is_idle: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, store = small_model(), ParameterStore(num_workers=3, wait_limit_s=0.5)
+    joined(store)
+    declare(store, model, job("async", *LEARNS))
+    worker_1, worker_2 = (communicator_on(store, worker=each, clocks=store) for each in (1, 2))
+    try:
+        for each in (worker_1, worker_2):
+            each.rejoin(0)
+        if not is_idle:
+            store.advance(0, 1, at_least=0).result()
+
+        rows = worker_1.pull({"embedding": np.arange(3, dtype=np.uint64)}).result().rows
+    finally:
+        worker_1.close()
+        worker_2.close()
+
+    assert rows["embedding"].shape == (3, 4)
+    warnings = ["trains without waiting for the first batches of worker 0"] * is_idle
+    assert [text.partition(":")[0] for text in caplog.messages] == warnings
+
+
 def test_flushed_parameters_are_read_back() -> None:
     model, store = small_model(), ParameterStore()
     settings = job(

@@ -11,6 +11,7 @@ import ps_server.cli
 from deploy.plan import exit_code_of
 from protos.errors import NoMemoryError
 from protos.role import ServerRole, WorkerRole, role_from_environment
+from ps_server.rpc.health import SERVICE
 from ps_server.settings import bytes_of_size
 from ps_worker.job import override_job
 from tests.deploy.k8s.overlays import (
@@ -32,6 +33,8 @@ pytestmark = pytest.mark.skipif(is_missing("kubectl"), reason="kubectl is not in
 WORK = "/work"
 """The image's working directory, to which paths of a job are relative."""
 
+CHECK = {"command": ["ps-server", "--check"]}
+CERTIFICATE_NAME = "ps-server"
 KILLS = {
     exit_code_of(-number)
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
@@ -112,8 +115,14 @@ def test_programs_listen_where_services_probes_and_prometheus_look(
     for name in ("startup", "readiness", "liveness"):
         probe = servers.main[f"{name}Probe"]
         assert has_tls == ("grpc" not in probe)  # which is plain
+        if "grpc" in probe:  # whether the process lives is asked without a name
+            assert probe["grpc"].get("service") == (None if name == "liveness" else SERVICE)
+        limit_s = probe["periodSeconds"] * probe.get("failureThreshold", 3)
+        assert (
+            limit_s >= {"startup": 600, "readiness": 10, "liveness": 60}[name]
+        )  # it loads, it saves
         assert {ports.get(port, port) for port in values_of("port", probe)} <= {ports["grpc"]}
-        assert probe.get("exec", {}).get("command", ["ps-server", "--check"])[1:] == ["--check"]
+        assert probe.get("exec", CHECK) == CHECK
     for service in of_kind(documents, "Service"):
         for each in service["spec"]["ports"]:
             assert ports[each["targetPort"]] == each["port"]
@@ -163,12 +172,16 @@ def test_servers_stay_unless_a_job_runs_them_which_needs_their_end(
     assert ("--sigterm-exit-code=143" in arguments) == (servers.owner != "StatefulSet")
 
 
-def test_checkpoints_and_update_logs_outlive_their_pods(documents: Sequence[Document]) -> None:
+def test_data_is_mounted_and_checkpoints_and_update_logs_outlive_their_pods(
+    documents: Sequence[Document],
+) -> None:
     servers, workers = pods_of(documents)
     (job,) = (tomllib.loads(text) for text in values_of("job.toml", documents))
     folder = f"{WORK}/{job['checkpoint']['dir']}"
     for pods in (servers, workers):
         assert pods.claims[pods.volume_at(folder) or ""] == "ctr-ps-output"
+    for path in (job["data"]["train"], job["data"]["test"]):
+        assert workers.volume_at(f"{WORK}/{path}") is not None
     (root,) = options(servers.main["args"], "--checkpoint-root")
     assert f"{folder}/".startswith(f"{root}/")
     own = {  # of each server
@@ -232,6 +245,9 @@ def test_credentials_are_files_of_mounted_secrets_and_workers_have_no_key(
     for volume in workers.spec["volumes"]:
         if volume.get("secret", {}).get("secretName") == "ctr-ps-tls":
             assert [each["key"] for each in volume["secret"]["items"]] == ["ca.crt"]
+    names = {*values_of("serverName", list(documents))}
+    names |= {each.environment(0, of).get("CTR_PS_TLS_NAME") for each, of in both(documents)}
+    assert names <= {CERTIFICATE_NAME, None}
     speaks_tls = "CTR_PS_TLS_CERT" in servers.environment(0, workers)
     assert speaks_tls == ("CTR_PS_TLS_CA" in workers.environment(0, servers))
 
@@ -246,19 +262,57 @@ def test_killed_pods_are_made_again_and_failed_ones_are_not(documents: Sequence[
         assert made_again >= KILLS
         errors = {code for code in made_again if code <= 128}
         assert errors == ({NoMemoryError.exit_code} if role == "server" else set())
+        container = job["template"]["spec"]["containers"][0]["name"]
+        assert failed["onExitCodes"]["containerName"] == container
         assert job["backoffLimit"] >= 1
+        assert job["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_pods_of_operators_are_restarted_where_they_are(documents: Sequence[Document]) -> None:
+    if of_kind(documents, "PaddleJob"):
+        assert [pods.spec["restartPolicy"] for pods, _ in both(documents)] == ["OnFailure"] * 2
+    for jobset in of_kind(documents, "JobSet"):  # else two pods may have one update log
+        servers = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+        assert servers["podReplacementPolicy"] == "Failed"
+
+
+def test_servers_keep_their_names_and_apply_restarts_none(documents: Sequence[Document]) -> None:
+    servers, _ = pods_of(documents)
+    for each in of_kind(documents, "StatefulSet"):
+        (service,) = of_kind(documents, "Service")
+        assert service["spec"]["clusterIP"] == "None"
+        assert (
+            service["spec"]["publishNotReadyAddresses"] is True
+        )  # workers look for one that loads
+        assert service["spec"]["selector"] == servers.labels
+        assert each["spec"]["serviceName"] == service["metadata"]["name"]
+        assert each["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    for jobset in of_kind(documents, "JobSet"):
+        assert jobset["spec"]["network"]["enableDNSHostnames"] is True
+
+
+def test_servers_end_after_the_workers_that_need_them(documents: Sequence[Document]) -> None:
+    servers, workers = pods_of(documents)
+    first_s = servers.main["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+    assert first_s >= 9  # of a worker after SIGTERM: 8, and one to free its place
+    assert servers.spec["terminationGracePeriodSeconds"] >= first_s + 10
+    assert workers.spec["terminationGracePeriodSeconds"] >= 10
 
 
 def test_pods_are_confined_and_ask_for_what_they_need(documents: Sequence[Document]) -> None:
     """As PodSecurity's level `restricted` wants it."""
     for pods, _ in both(documents):
         assert pods.spec["securityContext"]["runAsNonRoot"] is True
+        assert pods.spec["securityContext"]["runAsUser"] == 10001  # the image names its user
         assert pods.spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert pods.spec["automountServiceAccountToken"] is False
         for container in pods.containers:
             confined, resources = container["securityContext"], container["resources"]
             assert confined["allowPrivilegeEscalation"] is False
             assert confined["readOnlyRootFilesystem"] is True
+            written = {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert written >= {"/tmp", "/var/cache/numba"}
             assert confined["capabilities"] == {"drop": ["ALL"]}
             assert resources["requests"].keys() >= {"cpu", "memory"}
             assert "memory" in resources["limits"]

@@ -98,6 +98,7 @@ def test_store_has_the_steps_of_a_worker_that_settles_or_saves(
     assert store.status().version == 1
 
 
+@pytest.mark.usefixtures("past_the_first_steps")
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("on_worker_loss", ["wait", "continue"])
 def test_worker_that_ends_early_leaves_its_place_and_no_gradient(
