@@ -16,7 +16,6 @@ from tests.support.commands import ROOT, result_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MAX_GAP = 0.005
-WORSE_THAN_A_CONSTANT = 0.53
 
 FirstPass = Callable[..., dict[str, Any]]
 
@@ -62,6 +61,6 @@ def test_first_pass_learns_what_sync_learns(mode: str, name: str, first_pass: Fi
     assert found["test"] <= sync["test"] + MAX_GAP
 
 
-def test_more_workers_are_no_worse_than_a_constant(first_pass: FirstPass) -> None:
-    """.467 and .471 by itself, .514 in a run of all tests: busy processors make gradients older."""
-    assert first_pass("async", workers=4)["pass"] < WORSE_THAN_A_CONSTANT
+def test_more_workers_learn_it_nearly_as_well(first_pass: FirstPass) -> None:
+    """.457; without the first batches of worker 0 .467, and .514 once while all tests ran."""
+    assert first_pass("async", workers=4)["pass"] < 0.49
