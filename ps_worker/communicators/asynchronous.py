@@ -7,8 +7,8 @@
 Else nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to
 merge with; dense parameters are fetched after each dense push.
 
-Worker 0 trains the first batches of a fresh model while the others wait, as one thread should. The next ones
-are trained in step: each leaves by itself, and a worker reads rows when its own gradients are in them
+Worker 0 trains the first batches of a fresh model while the others wait. The next ones are trained in step:
+each leaves by itself, and a worker reads rows when its own gradients are in them
 (docs/decisions/0033-the-first-steps-of-async.md).
 """
 
@@ -82,7 +82,7 @@ class AsyncCommunicator:
         """
         self._store = store
         self._worker = member.worker
-        self._head_start = clocks
+        self._start_clocks = clocks
         self._has_begun = False
         self.push_ids = PushIds(member)
         self._num_params = num_params
@@ -122,20 +122,22 @@ class AsyncCommunicator:
 
     def _keep_order(self) -> None:
         """Worker 0 lets the others begin when the first batches are trained, and they wait for that."""
-        if self._head_start is None or self._has_begun:
+        if self._start_clocks is None or self._has_begun:
             return
-        is_first, is_early = self._worker == 0, self._applied < FIRST_BATCHES
-        if is_first and not is_early:
-            self._head_start.advance(0, _FAR, at_least=0).result()
-        elif is_early and not is_first:
+        is_early = self._applied < FIRST_BATCHES
+        if self._worker == 0:
+            if is_early:
+                return
+            self._start_clocks.advance(0, _FAR, at_least=0).result()
+        elif is_early:
             logger.info("waits until worker 0 has trained the first batches num=%d", FIRST_BATCHES)
             try:
-                self._head_start.advance(self._worker, _FAR, at_least=1).result()
+                self._start_clocks.advance(self._worker, _FAR, at_least=1).result()
             except WaitTimeoutError as error:
                 logger.warning(
                     "trains without waiting for the first batches of worker 0: %s", error
                 )
-        self._has_begun = not (is_first and is_early)
+        self._has_begun = True
 
     @contextmanager
     def params(self) -> Iterator[Values]:
@@ -186,8 +188,8 @@ class AsyncCommunicator:
         """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
         self._applied = max(self._applied, version)
         self._has_begun = False  # a barrier sets all clocks to 0
-        if self._worker and self._head_start is not None:  # worker 0 alone is waited for
-            self._head_start.advance(self._worker, _FAR, at_least=0).result()
+        if self._worker and self._start_clocks is not None:  # worker 0 alone is waited for
+            self._start_clocks.advance(self._worker, _FAR, at_least=0).result()
         if self._applied >= FIRST_BATCHES:
             self._keep_order()
         self._receive()

@@ -1,4 +1,4 @@
-"""Update logs of a few small records, and what is read back from them."""
+"""Update logs of a few small records or of a server's calls, and what is read back from them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -7,6 +7,12 @@ from pathlib import Path
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.segment_format import Record
 from ps_server.durability.update_log import LogSync, UpdateLog
+from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.journal import UpdateJournal, state_records
+from ps_server.rpc.recovery import recover
+from ps_server.store import ParameterStore
+
+LIMIT_S = 5.0
 
 
 @contextmanager
@@ -46,3 +52,24 @@ def read_head(folder: Path, segment: int) -> list[Record]:
 def last_segment(folder: Path) -> Path:
     """Returns the file of the last segment."""
     return max(folder.glob("segment-*.log"))
+
+
+def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]:
+    """Returns the handlers of a store that log what they do from now on."""
+    handlers = Handlers(store)
+    head = state_records(store, handlers.completed(), base="")
+    log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
+    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    return handlers, log
+
+
+def recovered(folder: Path, store: ParameterStore) -> Handlers:
+    """Returns the handlers of an empty store that has become what the log says."""
+    handlers = Handlers(store)
+    recover(
+        store,
+        read_log(folder),
+        replay=handlers.replay,
+        restore_completed=handlers.restore_completed,
+    )
+    return handlers

@@ -60,8 +60,7 @@ from tests.support.stores import (
     train,
     trained_chain,
 )
-
-LIMIT_S = 5.0
+from tests.support.update_logs import LIMIT_S, begun_log, recovered
 
 
 def test_calls_are_carried_out_while_the_log_is_synced(
@@ -175,30 +174,9 @@ def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) ->
         recover(store, read_log(tmp_path / "log"), replay=replay, restore_completed=lambda _: None)
 
 
-def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]:
-    """Returns the handlers of a store that log what they do from now on."""
-    head = state_records(store, CompletedState(), base="")
-    log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
-    handlers = Handlers(store)
-    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
-    return handlers, log
-
-
 def begin_segment(handlers: Handlers, log: UpdateLog, store: ParameterStore) -> None:
     """Begins a segment, as a snapshot does, of a store whose parameters are fresh."""
     log.begin_segment(state_records(store, handlers.completed(), base=""))
-
-
-def recovered(folder: Path, store: ParameterStore) -> Handlers:
-    """Returns the handlers of an empty store that has become what the log says."""
-    handlers = Handlers(store)
-    recover(
-        store,
-        read_log(folder),
-        replay=handlers.replay,
-        restore_completed=handlers.restore_completed,
-    )
-    return handlers
 
 
 def join(

@@ -18,19 +18,15 @@ from protos.wire import calls, requests
 from protos.wire.calls import CALLS, Call
 from protos.wire.security.access import Access
 from ps_server.coordination.push_ledger import progress_of
-from ps_server.durability.saved_log import read_log
 from ps_server.durability.segment_format import Record
-from ps_server.durability.update_log import UpdateLog
 from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.journal import UpdateJournal, state_records
-from ps_server.rpc.recovery import recover
-from ps_server.settings import LogSync
+from ps_server.rpc.journal import state_records
 from ps_server.store import ParameterStore
 from tests.support.stores import DEEP, KEYS, TOWER, in_process, member, push_id, trained_chain
+from tests.support.update_logs import begun_log, recovered
 
 Calls = Sequence[tuple[Call[Any, Any], Any]]
 
-LIMIT_S = 5.0
 GRADIENTS = SparseGrad(KEYS, np.ones((KEYS.size, DEEP.dim), np.float32), 1)
 ROWS = RowStates(
     keys=KEYS[:1],
@@ -144,24 +140,14 @@ def before_and_after_a_restart(name: str, folder: Path) -> tuple[State, State]:
     """Carries out a call of CHANGES, and those before it, on a server with a log, and recovers another."""
     trained_chain(folder / "model", 0)
     store = in_process(num_workers=2)
-    handlers = Handlers(store)
-    head, _ = state_of(store, handlers)
-    log = UpdateLog.create(read_log(folder / "log"), sync=LogSync.OS, head=head)
-    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    handlers, log = begun_log(folder / "log", store)
     for worker in range(1 if name == "Join" else 2):
         handlers.start(calls.JOIN, requests.Join(member=member(worker), terms={}))
     for call, argument in CHANGES[name](folder):
         handlers.start(call, argument)
     log.close()
     again = in_process(num_workers=2)
-    recovered = Handlers(again)
-    recover(
-        again,
-        read_log(folder / "log"),
-        replay=recovered.replay,
-        restore_completed=recovered.restore_completed,
-    )
-    return state_of(store, handlers), state_of(again, recovered)
+    return state_of(store, handlers), state_of(again, recovered(folder / "log", again))
 
 
 @contextmanager
