@@ -15,6 +15,7 @@ from protos.store import Future, Missing, PushId, Version
 from ps_server.store import ParameterStore
 from ps_worker.communicators import asynchronous
 from ps_worker.communicators.asynchronous import AsyncCommunicator
+from ps_worker.communicators.choice import communicator_of
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import declare
 from tests.support.cluster import cluster
@@ -22,6 +23,8 @@ from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 LIMIT_S = 20.0
+IN_VAIN = "trains without waiting for the first batches of worker 0"
+ROWS_OF_THREE = {"embedding": np.arange(3, dtype=np.uint64)}
 LEARNS = (
     "optimizer.sparse={name='adagrad', learning_rate=0.1, initial_accumulator=0.0}",
     "optimizer.dense=adam",
@@ -69,8 +72,9 @@ def test_others_begin_when_worker_0_has_trained_the_first_batches(
     """Or when it has come to a barrier, as it has no more."""
     monkeypatch.setattr(asynchronous, "FIRST_BATCHES", 5)
     settings = job("async", *LEARNS)
+    num_first = 3 if ends_early else 5
     data = [random_batches(3 if ends_early else 20, 32, seed=1), random_batches(20, 32, seed=2)]
-    pushed: list[int] = []
+    pushed: list[PushId] = []
     store = ParameterStore(num_workers=2)
     push_grad = store.push_grad
 
@@ -78,7 +82,7 @@ def test_others_begin_when_worker_0_has_trained_the_first_batches(
     waits, begins = threading.Event(), threading.Event()
 
     def recorded(gradients: Gradients, push_id: PushId, **named: Any) -> Future[Version]:
-        pushed.append(push_id.worker)
+        pushed.append(push_id)
         if push_id.worker == 1:
             begins.set()
         return push_grad(gradients, push_id, **named)
@@ -87,7 +91,7 @@ def test_others_begin_when_worker_0_has_trained_the_first_batches(
     advance = store.advance
 
     def told(worker: int, clock: int, *, at_least: int) -> Future[int]:
-        if worker == 1:
+        if worker == 1 and at_least:
             waits.set()
         return advance(worker, clock, at_least=at_least)
 
@@ -114,11 +118,44 @@ def test_others_begin_when_worker_0_has_trained_the_first_batches(
         )
     )
 
-    assert pushed[: 3 if ends_early else 5] == [0] * (3 if ends_early else 5)
-    assert sorted(pushed) == [0] * len(data[0]) + [1] * 20
+    workers = [push.worker for push in pushed]
+    assert workers[:num_first] == [0] * num_first
+    assert sorted(workers) == [0] * len(data[0]) + [1] * 20
+    first_of_worker_1 = pushed[workers.index(1)]
+    assert first_of_worker_1.pulled >= num_first  # what it learns from has them
 
 
-def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them() -> None:
+def test_worker_0_lets_others_begin_when_rows_have_the_first_batches_and_no_sooner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, store = small_model(), ParameterStore(num_workers=2)
+    joined(store)
+    declare(store, model, job("async", *LEARNS))
+    told: list[int] = []
+    advance = store.advance
+
+    def recorded(worker: int, clock: int, *, at_least: int) -> Future[int]:
+        told.append(worker)
+        return advance(worker, clock, at_least=at_least)
+
+    monkeypatch.setattr(store, "advance", recorded)
+    communicator = communicator_on(store, clocks=store)
+    found = []
+    try:
+        communicator.rejoin(0)
+        for pulled in (0, asynchronous.FIRST_BATCHES - 1, asynchronous.FIRST_BATCHES):
+            communicator.push(gradient(model.num_params, 1.0), 10, pulled=pulled)
+            communicator.pull(ROWS_OF_THREE).result()
+            found.append(list(told))
+    finally:
+        communicator.close()
+
+    assert found == [[], [], [0]]
+
+
+def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """As of a process that takes a lost one's place, while worker 0 trains on."""
     model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.0)
     joined(store)
@@ -132,6 +169,31 @@ def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them() -> None:
         communicator.close()
 
     assert rows["embedding"].shape == (3, 4)
+    assert not caplog.messages  # that it waited in vain
+
+
+def test_after_a_barrier_others_wait_again_for_the_first_batches(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As after a pass with fewer batches: that worker 0 was done with it let the others begin."""
+    model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.5)
+    joined(store)
+    declare(store, model, job("async", *LEARNS))
+    communicator = communicator_on(store, worker=1, clocks=store)
+    try:
+        communicator.rejoin(0)
+        of_worker_0 = store.barrier("pass", 0, step=0)
+        communicator.pull(ROWS_OF_THREE).result()
+        assert not caplog.messages
+        store.barrier("pass", 1, step=0).result()
+        of_worker_0.result()
+
+        communicator.rejoin(asynchronous.FIRST_BATCHES - 1)
+        communicator.pull(ROWS_OF_THREE).result()
+    finally:
+        communicator.close()
+
+    assert [text.partition(":")[0] for text in caplog.messages] == [IN_VAIN]
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
@@ -148,13 +210,35 @@ def test_worker_0_alone_is_waited_for_and_no_longer_than_servers_let_it(
         if not is_idle:
             store.advance(0, 1, at_least=0).result()
 
-        rows = worker_1.pull({"embedding": np.arange(3, dtype=np.uint64)}).result().rows
+        pulled = [worker_1.pull(ROWS_OF_THREE).result() for _ in range(2)]
     finally:
         worker_1.close()
         worker_2.close()
 
-    assert rows["embedding"].shape == (3, 4)
-    warnings = ["trains without waiting for the first batches of worker 0"] * is_idle
+    assert [each.rows["embedding"].shape for each in pulled] == [(3, 4)] * 2
+    warnings = [IN_VAIN] * is_idle  # once: it waits at its first batch alone
+    assert [text.partition(":")[0] for text in caplog.messages] == warnings
+
+
+@pytest.mark.parametrize("num_heter", [0, 1])
+def test_nobody_waits_for_worker_0_in_a_job_with_heter_trainers(
+    num_heter: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their clocks stand still."""
+    settings = job("async", *LEARNS)
+    model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.0)
+    joined(store)
+    declare(store, model, settings)
+    communicator = communicator_of(
+        settings, store, model, member=member(1), num_workers=2, num_heter=num_heter
+    )
+    try:
+        communicator.rejoin(0)
+        communicator.pull(ROWS_OF_THREE).result()
+    finally:
+        communicator.close()
+
+    warnings = [] if num_heter else [IN_VAIN]
     assert [text.partition(":")[0] for text in caplog.messages] == warnings
 
 
