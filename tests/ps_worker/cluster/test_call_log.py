@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protos.chunking import PushChunk
 from protos.placement import FIRST_EPOCH
 from protos.store import Message, Missing, ReduceOp
 from protos.wire import calls, requests
@@ -13,7 +14,7 @@ from protos.wire.calls import Awaited, Call
 from ps_worker.cluster import call_log
 from ps_worker.cluster.call_log import CallLog
 from tests.support.cluster import cluster
-from tests.support.stores import member
+from tests.support.stores import member, push_id
 
 
 class Clock:
@@ -27,6 +28,17 @@ class Clock:
 
 def pull_at(at: int | None) -> requests.PullDense:
     return requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH)
+
+
+def push_with_pulls_at(at: int | None) -> requests.PushPull:
+    push = requests.PushGrad(
+        chunk=PushChunk([], []), push_id=push_id(), shard_map_epoch=FIRST_EPOCH
+    )
+    return requests.PushPull(push=push, sparse=rows_at(at), dense=pull_at(at))
+
+
+def rows_at(at: int | None) -> requests.PullSparse:
+    return requests.PullSparse(keys={}, missing=Missing.ZEROS, at=at, shard_map_epoch=FIRST_EPOCH)
 
 
 PLACES: dict[str, tuple[Call[Any, Any], Any, str]] = {
@@ -44,11 +56,8 @@ PLACES: dict[str, tuple[Call[Any, Any], Any, str]] = {
         "barrier sum",
     ),
     "dense": (calls.PULL_DENSE, pull_at(7), "step 7"),
-    "sparse": (
-        calls.PULL_SPARSE,
-        requests.PullSparse(keys={}, missing=Missing.ZEROS, at=7, shard_map_epoch=FIRST_EPOCH),
-        "step 7",
-    ),
+    "sparse": (calls.PULL_SPARSE, rows_at(7), "step 7"),
+    "push with pulls": (calls.PUSH_PULL, push_with_pulls_at(7), "step 7"),
     "version": (calls.WAIT_VERSION, requests.WaitVersion(at=7), "step 7"),
     "clock": (
         calls.ADVANCE,
@@ -72,6 +81,8 @@ def test_wait_for_others_has_a_place(case: str) -> None:
 
     assert wait is not None
     assert (wait.place, wait.workers) == (place, "")
+    # Many threads wait for steps, each for its own, and that is told once; of barriers and exchanges each is.
+    assert wait.kind == ("step" if place == "step 7" else place)
 
 
 def test_message_waits_for_its_receiver() -> None:
