@@ -258,6 +258,22 @@ def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     run(body)
 
 
+def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
+    service = Service()
+    durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
+    service.handlers.durable = lambda: durable
+
+    async def body() -> None:
+        push = asyncio.create_task(service.push())
+        await asyncio.sleep(0.01)
+        await service.pull()
+        assert not push.done()
+        durable.set_result(None)
+        await push
+
+    run(body)
+
+
 def test_push_in_chunks_counts_when_all_have_come():
     service = Service()
 
