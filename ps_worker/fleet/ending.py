@@ -1,10 +1,11 @@
 """The end of a script that has not finished its role.
 
 A worker that disappears, or a server that never serves, would keep the others waiting for minutes. So a
-worker that ends without an error leaves as `fleet.stop_worker()` does, one that ends by an error ends the
-job, and a server that has not served ends with an exit code that says so.
+worker that ends by an error, or without `fleet.stop_worker()`, ends the job, and a server that has not served
+ends with an exit code that says so.
 
-    exception, sys.exit(message) --> the script has ended --> abort --> exit code of the error, or 1
+    exception        --> the script has ended --> abort --> exit code of the error, or 1
+    no stop_worker() --> the script has ended --> abort --> exit code 2, whatever `sys.exit` was given
     SIGTERM --handler--> a flag --thread--> abort --> the script's calls fail --> it ends --> exit code 143
 """
 
@@ -17,7 +18,6 @@ import sys
 import threading
 import time
 from queue import SimpleQueue
-from typing import NoReturn
 
 from protos.errors import AbortedError, CtrPsError, TransportError
 from ps_worker.fleet.fleet import Fleet
@@ -25,7 +25,7 @@ from ps_worker.run.termination import EXIT_CODE, GRACE_S
 
 logger = logging.getLogger(__name__)
 
-_NOT_SERVED = 2
+_LACKS_A_CALL = 2
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def _watch_server(fleet: Fleet, what: str, call: str) -> None:
             f"fleet.is_{call.removeprefix('run_')}()\n"
         )
         sys.stdout.flush()
-        os._exit(_NOT_SERVED)  # an exception would not change the exit code any more
+        os._exit(_LACKS_A_CALL)  # an exception would not change the exit code any more
 
     atexit.register(require_served)
 
@@ -102,60 +102,40 @@ class _Sigterm:
             logger.warning("other workers could not be told: %s", failure)
 
 
-class _Exits:
-    """Remembers the error that `sys.exit` was given: nothing else tells that end of a script from a good one.
+class ScriptEndedError(CtrPsError):
+    """A worker's script has ended without `fleet.stop_worker()`; what it has not sent is lost."""
 
-    Attributes:
-        error: Of the last call in the main thread; None: there was none, or it was given no error.
-    """
-
-    def __init__(self) -> None:
-        self.error: SystemExit | None = None
-
-    def record(self) -> None:
-        """Records the calls of `sys.exit` from now on."""
-
-        def exit_and_record(status: object = None, /) -> NoReturn:
-            error = SystemExit(status)
-            if threading.current_thread() is threading.main_thread():
-                self.error = error if status else None
-            raise error
-
-        sys.exit = exit_and_record
+    exit_code = _LACKS_A_CALL
+    comes_again = True
 
 
 def _watch_worker(fleet: Fleet) -> None:
-    """Has this process leave or abort the run when its script ends, if it has not left by then."""
-    sigterm, exits = _Sigterm(fleet), _Exits()
+    """Has this process abort the run when its script ends by an error, or without `fleet.stop_worker()`."""
+    sigterm = _Sigterm(fleet)
     sigterm.watch()
-    exits.record()
+    error: BaseException | None = None
 
-    def leave_at_end() -> None:
+    def abort_at_end() -> None:
+        nonlocal error
         threading.main_thread().join()
-        if (error := _uncaught_error() or exits.error) is not None:
-            fleet.abandon(error)
-            return
-        if not fleet.is_running:
-            return
-        logger.warning(
-            "the script has ended without fleet.stop_worker(): this worker leaves now, call it at the end"
-        )
-        try:
-            fleet.stop_worker()
-        except Exception as error:
-            logger.exception("this worker could not leave")
-            code = _exit_code(error, was_told=sigterm.was_received)
-            os._exit(code or 1)  # an exception in a thread would not change the exit code
+        error = _uncaught_error()
+        if error is None and fleet.needs_stop_worker:
+            error = ScriptEndedError(
+                "the script has ended without fleet.stop_worker(): call it at the end, and end by an "
+                "exception, not sys.exit(), where something is wrong"
+            )
+            sys.stderr.write(f"error: {error}\n")
+        fleet.abandon(error)
 
     def end_with_code() -> None:
-        code = _exit_code(_uncaught_error(), was_told=sigterm.was_received)
+        code = _exit_code(error, was_told=sigterm.was_received)
         if code is not None:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)  # an exception would not change the exit code any more
 
     # A thread instead of atexit: that comes after threads that wait for work, and may start none for a call.
-    threading.Thread(target=leave_at_end, name="leave-at-end").start()
+    threading.Thread(target=abort_at_end, name="abort-at-end").start()
     atexit.register(end_with_code)
 
 
@@ -166,7 +146,7 @@ def _exit_code(error: BaseException | None, *, was_told: bool) -> int | None:
         error: Uncaught; None: there is none.
         was_told: Whether there was a SIGTERM, of which calls that fail are a consequence.
     """
-    if was_told and isinstance(error, AbortedError | TransportError):
+    if was_told and isinstance(error, AbortedError | TransportError | ScriptEndedError):
         return EXIT_CODE
     return error.exit_code if isinstance(error, CtrPsError) else None
 

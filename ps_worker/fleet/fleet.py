@@ -72,6 +72,12 @@ class Fleet:
         return self._run is not None
 
     @property
+    def needs_stop_worker(self) -> bool:
+        """Whether this worker has a model to train, and others to wait for it until `stop_worker`."""
+        has_failed_to_join = self._has_called and self._run is None
+        return self._task is not None and not (self._is_over or has_failed_to_join)
+
+    @property
     def has_served(self) -> bool:
         """Whether this server has served."""
         return self._is_over
