@@ -97,13 +97,7 @@ SUFFIXES: dict[str, str] = {
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
-    """Returns a reader for a file.
-
-    Args:
-        path: The file, which is not opened.
-        schema: The columns to read.
-        bad_rows: Counts malformed rows.
-        format: None: determined by the suffix.
+    """Returns a reader for a file, which is not opened; its suffix is its format, unless one is given.
 
     Raises:
         UsageError: If the format is unknown; names the nearest.

@@ -269,11 +269,7 @@ class Fleet:
             )
 
     def init_server(self, model_dir: str | Path | None = None) -> None:
-        """Prepares a server.
-
-        Args:
-            model_dir: Checkpoint to start with; None: fresh parameters.
-        """
+        """Prepares a server, with the parameters of the checkpoint `model_dir` or fresh ones."""
         self._server_role("fleet.init_server()")
         self._server_load = None if model_dir is None else str(model_dir)
         self._is_server_ready = True
@@ -395,10 +391,7 @@ class Fleet:
             self._resources = opened.pop_all()
 
     def run_of(self, call: str) -> Run:
-        """Returns this worker's part in the run.
-
-        Args:
-            call: What needs it, for errors.
+        """Returns this worker's part in the run; `call` needs it, for errors.
 
         Raises:
             RoleError: If this process is a server.

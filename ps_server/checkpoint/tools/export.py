@@ -105,12 +105,7 @@ class ExportedRows:
 def export_inference(
     checkpoint: Checkpoint, target: str | Path, settings: InferenceSettings
 ) -> ExportedRows:
-    """Saves an inference checkpoint of a checkpoint.
-
-    Args:
-        checkpoint: Checkpoint to export; every checksum is compared.
-        target: Path or URL of the new checkpoint.
-        settings: Dtype and minimum score.
+    """Saves an inference checkpoint of a checkpoint, of which every checksum is compared.
 
     Raises:
         CheckpointError: As `write_inference_share`, or if a file was altered; the target is left unchanged.

@@ -113,11 +113,7 @@ class Decoder:
         self._place = place or _row_place
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
-        """Returns the good rows of `batch` and counts the malformed ones.
-
-        Args:
-            batch: Has at least the columns in `FileColumns.names`.
-            offsets: int64[N], positions of its rows in the file.
+        """Returns the good rows of `batch`, at `offsets` int64[N] in the file; counts the malformed ones.
 
         Raises:
             BadRowError: Names file, row and fault of the malformed row that exceeded the limit.
