@@ -26,7 +26,6 @@ from protos.runtime.logs import errors_as_exit_codes, printable
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools.inspection import (
     QUANTILES,
-    BlockReport,
     TableReport,
     compare,
     inspect_block,
@@ -68,7 +67,8 @@ def inspect(
         return
     _show_summary(checkpoint)
     _show_tables(tables, is_delta=checkpoint.base is not None)
-    _show_blocks(blocks)
+    rows = [[each.block, each.length, each.size_bytes, f"{each.norm:.6g}"] for each in blocks]
+    _print_table(("dense block", "elements", "bytes", "norm"), rows)
 
 
 @app.command()
@@ -195,11 +195,6 @@ def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
                 [top.key, f"{top.show:g}", f"{top.click:g}", f"{top.score:g}"] for top in each.top
             ]
             _print_table((f"key of {each.table}", "show", "click", "score"), rows)
-
-
-def _show_blocks(blocks: Sequence[BlockReport]) -> None:
-    rows = [[each.block, each.length, each.size_bytes, f"{each.norm:.6g}"] for each in blocks]
-    _print_table(("dense block", "elements", "bytes", "norm"), rows)
 
 
 def _numbers(values: Sequence[float]) -> str:

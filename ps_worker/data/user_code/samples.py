@@ -226,7 +226,7 @@ class SampleColumns:
     def _add_dense(self, numbers: Iterable[Any]) -> None:
         row = []
         for column, number in zip(self._schema.dense, numbers, strict=True):
-            if type(number) in _NUMBERS or _is_number(number):
+            if type(number) in _NUMBERS or isinstance(number, Real):
                 row.append(_float(column.name, number))
             elif number is None:
                 row.append(math.nan)
@@ -299,10 +299,6 @@ def _float(name: str, number: Any) -> float:
     if math.isinf(value):
         raise DataError(f"dense column {name!r} is {value}; an unknown number is None or nan")
     return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_whole(value: object) -> bool:

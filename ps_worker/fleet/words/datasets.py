@@ -76,7 +76,8 @@ class _InitLater(FileDataset):
                 f"ctr_model.schema.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
             )
         _refuse(self._name, of_paddle)
-        _InitLater.__init__(self, use_var, batch_size, thread_num, **_format_of(pipe_command))
+        own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
+        _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
         if pipe_command and pipe_command != _MULTI_SLOT:
             self.set_pipe_command(pipe_command)
 
@@ -125,10 +126,6 @@ class DatasetFactory:
                 f"while it trains, the second before"
             )
         return known[datafeed_class]()
-
-
-def _format_of(pipe_command: str) -> dict[str, Any]:
-    return {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
 
 
 def _refuse(dataset: str, of_paddle: dict[str, Any]) -> None:
