@@ -36,7 +36,12 @@ _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of 
 
 
 def generated(generator: DataGenerator) -> MakeReader:
-    """Returns a format for datasets that parses files with a generator."""
+    """Returns a format for datasets that parses files with a generator.
+
+    Raises:
+        DataError: If it uses `hash()`.
+    """
+    require_no_salted_hash(generator, type(generator).__qualname__)
     seen = SlotValues()
 
     def make(schema: Schema, _: BadRows) -> Reader:
@@ -67,11 +72,7 @@ class GeneratorReader:
             generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
             seen: Is told what the values of slots are, by all readers of a dataset.
-
-        Raises:
-            DataError: If the generator uses `hash()`.
         """
-        require_no_salted_hash(generator, type(generator).__qualname__)
         self.slot_values = SlotValues() if seen is None else seen
         self._generator = generator
         self._schema = schema

@@ -117,15 +117,15 @@ HELPERS.key = keyed  # type: ignore[attr-defined]
     ],
 )
 def test_generator_that_uses_hash_is_refused_before_it_is_called(
-    key: Callable[[int, str], int], file: Path
+    key: Callable[[int, str], int],
 ) -> None:
     with pytest.raises(DataError, match=f"^Keyed {REFUSED}"):
-        generated(Keyed(key))(SCHEMA, BadRows())
+        generated(Keyed(key))
 
 
-def test_error_names_the_function(file: Path) -> None:
+def test_error_names_the_function() -> None:
     with pytest.raises(DataError, match=r"uses hash\(\), in keyed: Python salts"):
-        generated(Keyed(lambda slot, text: cached(text)))(SCHEMA, BadRows())
+        generated(Keyed(lambda slot, text: cached(text)))
 
 
 def test_hash_in_the_functions_of_a_closure_and_of_a_base_class_is_found() -> None:
@@ -147,7 +147,7 @@ def test_hash_in_the_functions_of_a_closure_and_of_a_base_class_is_found() -> No
 
     for generator in (Derived(lambda slot, text: outer(text)), Child()):
         with pytest.raises(DataError, match=REFUSED):
-            generated(generator)(SCHEMA, BadRows())
+            generated(generator)
 
 
 class User:
