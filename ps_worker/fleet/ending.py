@@ -11,19 +11,14 @@ ends with an exit code that says so.
 
 import atexit
 import functools
-import logging
 import os
 import signal
 import sys
 import threading
-import time
-from queue import SimpleQueue
 
 from protos.errors import AbortedError, CtrPsError, TransportError
 from ps_worker.fleet.fleet import Fleet
-from ps_worker.run.termination import EXIT_CODE, GRACE_S
-
-logger = logging.getLogger(__name__)
+from ps_worker.run.termination import EXIT_CODE, Termination
 
 _LACKS_A_CALL = 2
 
@@ -55,53 +50,6 @@ def _watch_server(fleet: Fleet, what: str, call: str) -> None:
     atexit.register(require_served)
 
 
-class _Sigterm:
-    """SIGTERM of a worker's script: it ends the job, and the script by the calls that fail then.
-
-    An exception raised by a handler could leave a lock of gRPC's taken, and the process waiting for it.
-
-    Attributes:
-        was_received: Whether there was a signal.
-    """
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.was_received = False
-        self._fleet = fleet
-        self._wake: SimpleQueue[None] = SimpleQueue()  # a handler may put while another one does
-
-    def watch(self) -> None:
-        """Handles the signal from now on, unless the script does."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-            return
-        signal.signal(signal.SIGTERM, lambda *_: self._receive())
-        # A fork has the handler and not the thread: it would outlive `Process.terminate()`.
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-        threading.Thread(target=self._end_job, name="termination", daemon=True).start()
-
-    def _receive(self) -> None:
-        self.was_received = True
-        self._wake.put(None)
-
-    def _end_job(self) -> None:
-        self._wake.get()
-        if not self._fleet.is_running:
-            os._exit(EXIT_CODE)
-        logger.warning("SIGTERM: this worker ends, and with it the job")
-        # In a thread of its own: a server that does not answer must not use up the grace.
-        threading.Thread(target=self._abort, daemon=True).start()
-        # Not for the script alone: leaving at its end calls servers, too. The end of the process ends this.
-        time.sleep(GRACE_S)
-        logger.error("not ended within %g s after SIGTERM", GRACE_S)
-        os._exit(EXIT_CODE)
-
-    def _abort(self) -> None:
-        try:
-            self._fleet.abort("it was told to stop (SIGTERM)")
-        except CtrPsError as failure:
-            logger.warning("other workers could not be told: %s", failure)
-
-
 class ScriptEndedError(CtrPsError):
     """A worker's script has ended without `fleet.stop_worker()`; what it has not sent is lost."""
 
@@ -111,8 +59,7 @@ class ScriptEndedError(CtrPsError):
 
 def _watch_worker(fleet: Fleet) -> None:
     """Has this process abort the run when its script ends by an error, or without `fleet.stop_worker()`."""
-    sigterm = _Sigterm(fleet)
-    sigterm.watch()
+    termination = _end_job_by_sigterm(fleet)
     error: BaseException | None = None
 
     def abort_at_end() -> None:
@@ -128,7 +75,7 @@ def _watch_worker(fleet: Fleet) -> None:
         fleet.abandon(error)
 
     def end_with_code() -> None:
-        code = _exit_code(error, was_told=sigterm.was_received)
+        code = _exit_code(error, was_told=termination.was_asked)
         if code is not None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -137,6 +84,18 @@ def _watch_worker(fleet: Fleet) -> None:
     # A thread instead of atexit: that comes after threads that wait for work, and may start none for a call.
     threading.Thread(target=abort_at_end, name="abort-at-end").start()
     atexit.register(end_with_code)
+
+
+def _end_job_by_sigterm(fleet: Fleet) -> Termination:
+    """Has SIGTERM end the job, and the script by the calls that fail then, unless the script handles it."""
+    termination = Termination()
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        termination.abort_at(lambda: fleet.place)
+        termination.start()
+        # A fork has the handler and not the thread: it would outlive `Process.terminate()`.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    return termination
 
 
 def _exit_code(error: BaseException | None, *, was_told: bool) -> int | None:

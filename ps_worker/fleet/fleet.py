@@ -37,7 +37,7 @@ from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.figures.worker_metrics import metrics_port
 from ps_worker.run.run import Run
-from ps_worker.run.termination import Termination
+from ps_worker.run.termination import Place, Termination
 
 _MOST_LISTS = 16
 
@@ -67,9 +67,9 @@ class Fleet:
         self._values: list[SlotValues] = []  # of what was trained on
 
     @property
-    def is_running(self) -> bool:
-        """Whether this worker takes part in a run."""
-        return self._run is not None
+    def place(self) -> Place | None:
+        """This worker's store and index; None: it takes part in no run."""
+        return None if self._run is None else (self._run.store, self._run.worker)
 
     @property
     def needs_stop_worker(self) -> bool:
@@ -532,15 +532,6 @@ class Fleet:
         self._run, self._is_over = None, True
         with self._resources:
             run.leave()
-
-    def abort(self, reason: str) -> None:
-        """Ends the run for all workers, with a reason; calls of this worker fail, too. For any thread.
-
-        Raises:
-            CtrPsError: If not all servers could be told.
-        """
-        if (run := self._run) is not None:
-            run.store.abort(run.worker, reason)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """Ends this worker's part without leaving the run; by an error, for all workers.
