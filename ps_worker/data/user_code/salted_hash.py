@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 from protos.errors import DataError
 
@@ -19,8 +20,10 @@ _OURS = {"ctr_model", "protos", "ps_server", "ps_worker"}
 
 
 def is_salted() -> bool:
-    """Whether processes have different values of `hash()`: nobody has set PYTHONHASHSEED."""
-    return os.environ.get("PYTHONHASHSEED") in (None, "", "random")
+    """Whether `hash()` of text differs in other processes: this one was not started with PYTHONHASHSEED."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    was_set_too_late = seed == "0" and sys.flags.hash_randomization
+    return seed in (None, "", "random") or bool(was_set_too_late or sys.flags.ignore_environment)
 
 
 def require_no_salted_hash(code: object, what: str) -> None:
@@ -46,35 +49,38 @@ def require_no_salted_hash(code: object, what: str) -> None:
                     f"{what} uses hash(), in {getattr(each, '__qualname__', each)}: Python salts hash() of "
                     f"text in each process, so others would have other keys for the same values. Yield the "
                     f"text itself, in a sample or by a MultiSlotStringDataGenerator, whose values are hashed "
-                    f"alike everywhere, or take ctr_model.features.key_of(slot, text). Where keys do not "
-                    f"follow from it, set PYTHONHASHSEED=0"
+                    f"alike everywhere, or take ctr_model.features.key_of(slot, text). If no key depends on "
+                    f"it, start with PYTHONHASHSEED=0"
                 )
             if id(part) not in known:
                 known.add(id(part))
                 pending.append(part)
 
 
-def _parts(value: object) -> Iterator[object]:
-    """Yields what a function, class or object of the user's refers to; nothing of others' code."""
-    yield getattr(value, "__wrapped__", None)  # by functools.wraps, lru_cache, staticmethod
-    match value:
-        case FunctionType() if _is_users(value.__module__):
+def _parts(value: Any) -> Iterator[object]:
+    """Yields what the user's code in a value refers to; nothing of others' code."""
+    kind = type(value)  # a proxy answers isinstance, and may do anything then
+    if kind.__module__ in ("builtins", "functools"):
+        yield getattr(value, "__wrapped__", None)  # by functools.wraps, lru_cache, staticmethod
+    if kind is FunctionType:
+        if _is_users(value.__module__):
             yield from _globals(value.__code__, value.__globals__)
             for cell in value.__closure__ or ():
                 with suppress(ValueError):  # not assigned yet
                     yield cell.cell_contents
-        case MethodType():
-            yield from (value.__func__, value.__self__)
-        case partial():
-            yield from (value.func, *value.args, *value.keywords.values())
-        case property():
-            yield value.fget
-        case type() if _is_users(value.__module__):
+    elif kind is MethodType:
+        yield from (value.__func__, value.__self__)
+    elif kind is partial:
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif kind is property:
+        yield value.fget
+    elif issubclass(kind, type):
+        if _is_users(value.__module__):
             yield from value.__bases__
             # The hash of an object of the user's own is no key.
             yield from (each for name, each in vars(value).items() if name != "__hash__")
-        case _ if _is_users(type(value).__module__):
-            yield from (type(value), *getattr(value, "__dict__", {}).values())
+    elif _is_users(kind.__module__):
+        yield from (kind, *getattr(value, "__dict__", {}).values())
 
 
 def _globals(code: CodeType, names: dict[str, object]) -> Iterator[object]:
@@ -85,8 +91,8 @@ def _globals(code: CodeType, names: dict[str, object]) -> Iterator[object]:
     for each in dis.get_instructions(code):
         if each.opname == "LOAD_GLOBAL":
             last = names.get(each.argval, getattr(builtins, each.argval, None))
-        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(last, ModuleType):
-            last = getattr(last, each.argval, None)
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and issubclass(type(last), ModuleType):
+            last = vars(last).get(each.argval)  # getattr may import more
         else:
             last = None
         yield last

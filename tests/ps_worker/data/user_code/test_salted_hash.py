@@ -176,6 +176,24 @@ def test_other_hashes_are_left_alone(file: Path) -> None:
     assert read(Keyed(lambda slot, text: own.hash(text)), file)[0] == len("user0") + 1
 
 
+class Proxy:
+    """As objects of web frameworks, which may be asked for nothing outside of a request."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("no request")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("no request")
+
+
+PROXY = Proxy()
+
+
+def test_objects_that_the_code_refers_to_are_not_asked() -> None:
+    generated(Keyed(lambda slot, text: PROXY.keys[text]))
+
+
 def test_stable_keys_are_read_and_the_generator_is_asked_once(file: Path) -> None:
     lines: list[str] = []
 
@@ -197,8 +215,8 @@ def test_seed_that_the_user_has_set_is_respected(
     assert len(read(Keyed(lambda slot, text: keyed(text)), file)) == 16
 
 
-@pytest.mark.parametrize("value", ["", "random"])
-def test_seed_that_python_takes_for_none_is_none(
+@pytest.mark.parametrize("value", ["", "random", "0"])
+def test_seed_that_python_takes_for_none_or_was_set_too_late_is_none(
     file: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", value)
