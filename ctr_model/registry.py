@@ -96,11 +96,7 @@ def _made(name: str, model_class: ModelClass, schema: Schema, options: Mapping[s
 
 
 def with_compute(model: Model, compute: Compute) -> Model:
-    """Returns a model that computes its gradients in a precision; its predictions are the same as before.
-
-    Args:
-        model: In float32.
-        compute: Of matrix products; "float32": the model itself.
+    """Returns a model that computes its gradients in a precision; predictions are in float32 as before.
 
     Raises:
         ValueError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic.

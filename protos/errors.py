@@ -35,6 +35,21 @@ Each class has the exit code with which a command ends when the error ends it (d
 Raising one leaves all parameters as they were.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.0) -> str:
+    """Returns ", did you mean 'adam'?" after an unknown name, for a message; empty if nothing is like it.
+
+    Args:
+        name: The unknown one.
+        known: Those that exist.
+        likeness: Least ratio, by difflib, of the suggestion to `name`.
+    """
+    nearest = difflib.get_close_matches(name, list(known), 1, cutoff=likeness)
+    return f", did you mean {nearest[0]!r}?" if nearest else ""
+
 
 def counted(number: int, noun: str, spec: str = "") -> str:
     """Returns a number with its noun for a message: "1 file", "0 files", "2 batches".

@@ -9,6 +9,7 @@ from ctr_model.jit import kernel
 from ctr_model.schema.dense_column import DenseColumn
 
 _LINEAR, _LOG1P, _QUANTILE = range(3)
+_KINDS = {"log1p": _LOG1P, "quantile": _QUANTILE}
 
 # Most numbers of click logs are small counts: the scaled values of 0, 1, ... below this are precomputed,
 # which takes a third of the time for logarithms and a tenth for ranks.
@@ -28,7 +29,9 @@ class DenseScaling:
         has_indicator = np.array([column.missing_indicator for column in columns], np.bool_)
         lengths = [len(column.boundaries) for column in columns]
         self.width = len(columns) + int(has_indicator.sum())
-        self._kinds = np.array([_kind(column) for column in columns], np.int64)
+        self._kinds = np.array(
+            [_KINDS.get(column.transform, _LINEAR) for column in columns], np.int64
+        )
         self._shifts, self._scales = spans[:, 0].copy(), spans[:, 1].copy()
         self._missing = np.array([column.missing for column in columns], np.float32)
         self._indicators = np.where(has_indicator, len(columns) - 1 + has_indicator.cumsum(), -1)
@@ -73,10 +76,6 @@ class DenseScaling:
             scaled,
         )
         return scaled
-
-
-def _kind(column: DenseColumn) -> int:
-    return {"log1p": _LOG1P, "quantile": _QUANTILE}.get(column.transform, _LINEAR)
 
 
 @kernel

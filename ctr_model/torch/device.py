@@ -40,11 +40,7 @@ class DeviceModel:
     ) -> tuple[StepResult, dict[str, Tensor | None]]:
         """Computes the gradients of the loss summed over the examples.
 
-        Args:
-            params: float32[P], on the device.
-            batch: Labelled examples.
-            rows: By table, from `rows`.
-            dense_grad: float32[P], on the device, overwritten.
+        `params` and `dense_grad`, which is overwritten, are float32[P] on the device.
 
         Returns:
             What else a step gives, on the host, and by table float32[N, D]; None is zeros.

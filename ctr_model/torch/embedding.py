@@ -145,7 +145,7 @@ class _Sum(torch.autograd.Function):
     def forward(ctx: Any, weights: Tensor, lookup: Lookup, size: int) -> Tensor:
         ctx.lookup = lookup
         pooled = np.empty((size, lookup.num_slots * weights.shape[1]), np.float32)
-        pool_slots(_no_numbers(size), lookup, pooled)
+        pool_slots(np.empty((size, 0), np.float32), lookup, pooled)
         return torch.from_numpy(pooled).view(size, lookup.num_slots, weights.shape[1])
 
     @staticmethod
@@ -155,10 +155,6 @@ class _Sum(torch.autograd.Function):
         out = np.empty_like(ctx.lookup.rows)
         scatter_slots(grad, ctx.lookup, out)
         return torch.from_numpy(out), None, None
-
-
-def _no_numbers(size: int) -> Any:
-    return np.empty((size, 0), np.float32)
 
 
 def _counts(rows: Rows, size: int) -> Tensor:

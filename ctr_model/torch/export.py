@@ -58,12 +58,7 @@ class ProgramInputs:
 
 
 def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int | str]]:
-    """Writes a model as a program.
-
-    Args:
-        model: Which was trained.
-        params: Its dense parameters, float32[P].
-        path: Ends with ".onnx", which needs the extra `onnx`, or with ".pt2".
+    """Writes a trained model as a program, to a path that ends with ".onnx" (the extra `onnx`) or ".pt2".
 
     Returns:
         The inputs in their order, with the shape of each; a dimension that is free has a name.

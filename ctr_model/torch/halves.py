@@ -121,10 +121,6 @@ class FrontPass:
     def backward(self, grads: Mapping[str, Sequence[Floats]], out: Mapping[str, Floats]) -> None:
         """Overwrites `out`, by table float32[N, D], with the gradients of the rows.
 
-        Args:
-            grads: Of the activations, from the back half.
-            out: By table.
-
         Raises:
             ModelInputError: If shapes do not match; nothing has been written then.
         """

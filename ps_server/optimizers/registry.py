@@ -1,11 +1,10 @@
 """Optimizers by name, and hyper-parameters from a spec."""
 
-import difflib
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from protos.errors import SpecError
+from protos.errors import SpecError, did_you_mean
 from protos.spec import OptimizerSpec
 from ps_server.optimizers.adagrad import ADAGRAD
 from ps_server.optimizers.adagrad_row import ADAGRAD_ROW
@@ -31,10 +30,8 @@ WEIGHT_DECAY = "weight_decay"
 
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecError:
-    nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-    return SpecError(
-        f"unknown {what} {name!r}, did you mean {nearest!r}? known: {', '.join(known)}"
-    )
+    hint = did_you_mean(name, known)
+    return SpecError(f"unknown {what} {name!r}{hint} known: {', '.join(known)}")
 
 
 def optimizer_of(spec: OptimizerSpec) -> Optimizer:

@@ -62,11 +62,7 @@ class ReplicaTable(SparseTable):
         return keys[:count], deltas[:count]
 
     def merge(self, keys: Keys, values: Values) -> None:
-        """Replaces the base of rows by the servers' rows; changes that were not taken yet are kept.
-
-        Args:
-            keys: uint64[N].
-            values: float32[N, D].
+        """Makes the servers' `values` float32[N, D] the base of rows; changes not taken yet are kept.
 
         Raises:
             ProtocolError: If the rows have another width; nothing is changed.

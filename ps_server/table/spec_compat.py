@@ -30,7 +30,7 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
     """
     existing, spec = _without_values(existing), _without_values(spec)
     if existing != spec:
-        if _only_values_differ(existing, spec):
+        if [field for field, _, _ in _different(existing, spec)] == ["values_digest"]:
             raise SpecConflictError(
                 f"{spec.name!r} exists with other initial values: all workers of a job must make the same, "
                 f"by the same code and versions of its libraries, from the same options and seed"
@@ -100,10 +100,6 @@ def _without_values(spec: TableSpec | DenseSpec) -> TableSpec | DenseSpec:
     if isinstance(spec, TableSpec):
         return spec
     return replace(spec, segments=tuple(replace(each, values=()) for each in spec.segments))
-
-
-def _only_values_differ(first: TableSpec | DenseSpec, second: TableSpec | DenseSpec) -> bool:
-    return [field for field, _, _ in _different(first, second)] == ["values_digest"]
 
 
 def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:

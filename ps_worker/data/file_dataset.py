@@ -119,7 +119,11 @@ class FileDataset:
         self._slot_values = None
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
-        """Parses the lines of the files with a generator, in this process; replaces the format."""
+        """Parses the lines of the files with a generator, in this process; replaces the format.
+
+        Raises:
+            DataError: If the generator uses `hash()`, whose values differ in each process.
+        """
         from ps_worker.data.user_code.generator_reader import generated
 
         self._format = generated(generator)

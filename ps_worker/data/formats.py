@@ -1,12 +1,11 @@
 """Registry of file formats, by name and by suffix."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 
 from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
+from protos.errors import DataError, UsageError, did_you_mean
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.content import CODECS, open_content, suffix_of
@@ -98,13 +97,7 @@ SUFFIXES: dict[str, str] = {
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
-    """Returns a reader for a file.
-
-    Args:
-        path: The file, which is not opened.
-        schema: The columns to read.
-        bad_rows: Counts malformed rows.
-        format: None: determined by the suffix.
+    """Returns a reader for a file, which is not opened; its suffix is its format, unless one is given.
 
     Raises:
         UsageError: If the format is unknown; names the nearest.
@@ -196,7 +189,5 @@ def require_format(name: str) -> None:
         UsageError: If it is unknown; names the nearest one, and all.
     """
     if name not in FORMATS:
-        nearest = difflib.get_close_matches(name, FORMATS, n=1, cutoff=0.0)[0]
-        raise UsageError(
-            f"unknown format {name!r}, did you mean {nearest!r}? Known formats: {', '.join(FORMATS)}"
-        )
+        hint = did_you_mean(name, FORMATS)
+        raise UsageError(f"unknown format {name!r}{hint} Known formats: {', '.join(FORMATS)}")

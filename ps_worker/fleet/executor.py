@@ -105,11 +105,6 @@ class Executor:
     def fit(self, model: Model, loader: Iterable[Batch], epoch: int = 1) -> None:
         """Runs the rest of a script: serves on a server, and trains `epoch` times on a worker.
 
-        Args:
-            model: What was minimized.
-            loader: This worker's batches, which can be gone through once an epoch.
-            epoch: Passes.
-
         Raises:
             UsageError: If another model was minimized, or `loader` can be gone through once only.
         """

@@ -37,7 +37,7 @@ from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.figures.worker_metrics import metrics_port
 from ps_worker.run.run import Run
-from ps_worker.run.termination import Termination
+from ps_worker.run.termination import Place, Termination
 
 _MOST_LISTS = 16
 
@@ -67,9 +67,15 @@ class Fleet:
         self._values: list[SlotValues] = []  # of what was trained on
 
     @property
-    def is_running(self) -> bool:
-        """Whether this worker takes part in a run."""
-        return self._run is not None
+    def place(self) -> Place | None:
+        """This worker's store and index; None: it takes part in no run."""
+        return None if self._run is None else (self._run.store, self._run.worker)
+
+    @property
+    def needs_stop_worker(self) -> bool:
+        """Whether this worker has a model to train, and others to wait for it until `stop_worker`."""
+        has_failed_to_join = self._has_called and self._run is None
+        return self._task is not None and not (self._is_over or has_failed_to_join)
 
     @property
     def has_served(self) -> bool:
@@ -263,11 +269,7 @@ class Fleet:
             )
 
     def init_server(self, model_dir: str | Path | None = None) -> None:
-        """Prepares a server.
-
-        Args:
-            model_dir: Checkpoint to start with; None: fresh parameters.
-        """
+        """Prepares a server, with the parameters of the checkpoint `model_dir` or fresh ones."""
         self._server_role("fleet.init_server()")
         self._server_load = None if model_dir is None else str(model_dir)
         self._is_server_ready = True
@@ -389,10 +391,7 @@ class Fleet:
             self._resources = opened.pop_all()
 
     def run_of(self, call: str) -> Run:
-        """Returns this worker's part in the run.
-
-        Args:
-            call: What needs it, for errors.
+        """Returns this worker's part in the run; `call` needs it, for errors.
 
         Raises:
             RoleError: If this process is a server.
@@ -533,15 +532,6 @@ class Fleet:
         self._run, self._is_over = None, True
         with self._resources:
             run.leave()
-
-    def abort(self, reason: str) -> None:
-        """Ends the run for all workers, with a reason; calls of this worker fail, too. For any thread.
-
-        Raises:
-            CtrPsError: If not all servers could be told.
-        """
-        if (run := self._run) is not None:
-            run.store.abort(run.worker, reason)
 
     def abandon(self, error: BaseException | None = None) -> None:
         """Ends this worker's part without leaving the run; by an error, for all workers.

@@ -1,11 +1,11 @@
 """Messages for invalid keys and values of a job."""
 
-import difflib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from pydantic_core import ErrorDetails
 
+from protos.errors import did_you_mean
 from ps_worker.job.known_keys import meant_keys, names_in
 from ps_worker.job.origin import KeyPath, Origin
 
@@ -34,10 +34,10 @@ def _fault(detail: ErrorDetails, path: KeyPath) -> str:
     value = detail["input"]
     match detail["type"]:
         case "extra_forbidden":
-            return f"unknown key {key!r}{did_you_mean(path)}"
+            return f"unknown key {key!r}{hint_for_key(path)}"
         case "literal_error":
             known = re.findall("'([^']+)'", detail["ctx"]["expected"])
-            return f"{key} is {value!r}{_hint(str(value), known)} known: {', '.join(known)}"
+            return f"{key} is {value!r}{did_you_mean(str(value), known)} known: {', '.join(known)}"
         case "missing":
             return f"{key} is missing"
         case "model_type" | "dict_type":
@@ -48,15 +48,10 @@ def _fault(detail: ErrorDetails, path: KeyPath) -> str:
             return f"{key} is {value!r}: {detail['msg']}"
 
 
-def did_you_mean(path: KeyPath) -> str:
+def hint_for_key(path: KeyPath) -> str:
     """Ends a sentence about an unknown key: with the keys that may be meant, or all that there are."""
     if meant := meant_keys(path):
         return f", did you mean {' or '.join(map(repr, meant))}?"
     names = names_in(path[:-1])
     where = f"[{'.'.join(path[:-1])}] has" if len(path) > 1 else "a job has the sections"
     return f": {where} {', '.join(names)}" if names else ""
-
-
-def _hint(word: str, known: Sequence[str]) -> str:
-    nearest = difflib.get_close_matches(word, known, 1, cutoff=0.0)
-    return f", did you mean {nearest[0]!r}?" if nearest else ""

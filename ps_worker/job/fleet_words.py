@@ -10,12 +10,11 @@ Translation comes before all other checks, so that a job that was read has one f
 was written in.
 """
 
-import difflib
 import logging
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from protos.errors import JobError
+from protos.errors import JobError, did_you_mean
 from ps_worker.job.sections.strategy import SETTINGS, Mode
 
 logger = logging.getLogger(__name__)
@@ -34,20 +33,6 @@ IGNORED = {
 """Options of `a_sync_configs` that are accepted without an effect, with the value that describes training:
 a thread of its own fetches the dense parameters, after each dense push, and workers wait for each other
 before their first step."""
-
-WITHOUT_COUNTERPART = {
-    "thread_pool_size": "remove it, one thread has several pushes on the way at once",
-    "send_wait_times": "set strategy.async.max_delay_ms, the longest that a gradient waits for others to be "
-    "merged with",
-    "runtime_split_send_recv": "remove it, sending and receiving are never part of the model",
-    "heter_worker_device_guard": "remove it, layers behind the cut of a module run on the device of a heter "
-    "trainer (docs/heterogeneous.md)",
-    "lr_decay_steps": 'set [optimizer.schedule], as kind = "step" with step_size',
-    "use_ps_gpu": 'set device.tables = "pass"',
-    "use_gpu_graph": "remove it, there are no graph tables",
-    "half_async": 'set strategy.mode = "half_async" instead of a_sync',
-}
-"""Options of Fleet that do not exist here, and advice for each."""
 
 
 class FleetWordError(JobError):
@@ -69,13 +54,12 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
         strategy: As written; what is not Fleet's is passed on unchecked.
 
     Raises:
-        FleetWordError: If a word has no counterpart, is unknown, has no use in the mode that the others
+        FleetWordError: If a word is unknown, has no use in the mode that the others
             ask for, or contradicts another.
     """
     own = {name: value for name, value in strategy.items() if name not in FLEET_WORDS}
     own = _without_ignored(own, "strategy")
     _refuse_tables_without_settings(own)
-    _refuse_without_counterpart(own, ())
     if not any(word in strategy for word in FLEET_WORDS):
         return own
     configs = require_options(strategy.get("a_sync_configs", {}))
@@ -98,21 +82,16 @@ def require_options(configs: object) -> Mapping[str, Any]:
     """Returns `a_sync_configs`.
 
     Raises:
-        FleetWordError: If it is no table, or has an option that is unknown or has no counterpart.
+        FleetWordError: If it is no table, or has an unknown option.
     """
     key = ("a_sync_configs",)
     if not isinstance(configs, Mapping):
         raise FleetWordError(key, f"is {configs!r}, expected a table of options")
-    _refuse_without_counterpart(configs, key)
     for name in configs:
         if name not in (*TRANSLATED, *IGNORED):
-            nearest = difflib.get_close_matches(name, TRANSLATED, 1)
-            advice = (
-                f"did you mean {nearest[0]!r}?"
-                if nearest
-                else f"expected one of {', '.join(TRANSLATED)}"
-            )
-            raise FleetWordError((*key, name), f"is unknown, {advice}")
+            hint = did_you_mean(name, TRANSLATED, likeness=0.6)
+            known = ", ".join((*TRANSLATED, *IGNORED))
+            raise FleetWordError((*key, name), f"is unknown{hint or ','} known: {known}")
     k_steps = configs.get("k_steps", 0)
     if isinstance(k_steps, bool) or not isinstance(k_steps, int):
         raise FleetWordError((*key, "k_steps"), f"is {k_steps!r}, expected a whole number")
@@ -191,11 +170,3 @@ def _refuse_tables_without_settings(strategy: Mapping[str, Any]) -> None:
                 f"does not exist: mode {mode!r} has no settings of its own; those with a table are "
                 f"{', '.join(SETTINGS)}",
             )
-
-
-def _refuse_without_counterpart(words: Mapping[str, Any], key: tuple[str, ...]) -> None:
-    for name in words:
-        is_half_async = "half" in name and "sync" in name  # there are many spellings
-        advice = WITHOUT_COUNTERPART.get("half_async" if is_half_async else name)
-        if advice is not None:
-            raise FleetWordError((*key, name), f"has no counterpart here: {advice}")

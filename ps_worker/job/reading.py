@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from protos.errors import JobError
 from protos.runtime.environment import with_home
-from ps_worker.job.faults import did_you_mean, explain
+from ps_worker.job.faults import explain, hint_for_key
 from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
 from ps_worker.job.job import Job
 from ps_worker.job.origin import Origin, path_of
@@ -96,7 +96,7 @@ def _set(tree: dict[str, Any], override: str) -> None:
         is_key = equals and len(path) == 1 and path[0] not in Job.model_fields
         raise JobError(
             f"--set {override}: expected section.key=value, or section={{ key = value }}"
-            f"{did_you_mean(path) if is_key else ''}"
+            f"{hint_for_key(path) if is_key else ''}"
         )
     node = tree
     for part in path[:-1]:

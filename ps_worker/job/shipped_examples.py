@@ -1,10 +1,9 @@
 """The examples that come with the package: jobs, models, scripts, and the files that they need."""
 
-import difflib
 import re
 from pathlib import Path
 
-from protos.errors import UsageError
+from protos.errors import UsageError, did_you_mean
 
 _PACKAGED = Path(__file__).parents[1] / "examples"  # in a wheel
 _OF_SOURCES = Path(__file__).parents[2] / "examples"
@@ -42,10 +41,8 @@ def write_example(name: str, folder: Path) -> list[Path]:
     """
     names = list(example_names())
     if name not in names:
-        nearest = difflib.get_close_matches(name, names, 1, cutoff=0.0)[0]
-        raise UsageError(
-            f"no example {name!r}, did you mean {nearest!r}? there are {', '.join(names)}"
-        )
+        hint = did_you_mean(name, names)
+        raise UsageError(f"no example {name!r}{hint} there are {', '.join(names)}")
     sources = _with_named(_own_files(name))
     targets = [folder / source.relative_to(_FOLDER) for source in sources]
     if there := [str(target) for target in targets if target.exists()]:

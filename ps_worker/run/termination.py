@@ -28,6 +28,10 @@ GIVE_UP_S = 1.0
 """After the grace, for servers to hear that the worker's place is free."""
 
 
+Place = tuple[Coordination, int]
+"""A store, and the worker that takes part in its job."""
+
+
 class Termination:
     """Handles SIGTERM while its `with` block lasts. For the main thread.
 
@@ -41,26 +45,39 @@ class Termination:
         self._was_asked = False
         self._wake: SimpleQueue[None] = SimpleQueue()  # a handler may put while another one does
         self._is_over = threading.Event()
-        self._job: tuple[Coordination, int] | None = None
+        self._place: Callable[[], Place | None] = lambda: None
         self._give_up: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._watch, name="termination", daemon=True)
 
     def abort_through(self, store: Coordination, worker: int) -> None:
         """From now on, a signal aborts the job of `worker`."""
-        self._job = store, worker
+        self.abort_at(lambda: (store, worker))
+
+    def abort_at(self, place: Callable[[], Place | None]) -> None:
+        """From now on, a signal aborts the job of the worker in `place`, or without one ends the process."""
+        self._place = place
 
     def end_after_batch(self, give_up: Callable[[], None]) -> None:
         """From now on, a signal only makes `is_told_to_end` true; `give_up` is called after the grace."""
         self._give_up = give_up
 
     @property
+    def was_asked(self) -> bool:
+        """Whether there was a signal."""
+        return self._was_asked
+
+    @property
     def is_told_to_end(self) -> bool:
         """Whether the worker is to end by itself, after the batch that it is in."""
         return self._was_asked and self._give_up is not None
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Handles signals to the end of the process."""
         self._thread.start()
         self._previous = signal.signal(signal.SIGTERM, lambda *_: self._ask())
+
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def _ask(self) -> None:
@@ -85,10 +102,10 @@ class Termination:
         self._wake.get()
         if self._is_over.is_set():
             return
-        if self._job is not None:
+        if (place := self._place()) is not None:
             logger.warning("SIGTERM: this worker ends, and with it the job")
             # In a thread of its own: a server that does not answer must not use up the grace.
-            threading.Thread(target=_abort, args=self._job, daemon=True).start()
+            threading.Thread(target=_abort, args=place, daemon=True).start()
         elif self._give_up is not None:
             logger.warning("SIGTERM: this worker ends after its batch")
         else:

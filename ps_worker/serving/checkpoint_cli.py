@@ -1,4 +1,4 @@
-"""`ps-ckpt`: inspects, verifies, compares, exports, imports and reshards checkpoints.
+"""`ps-ckpt`: inspects, verifies, compares, exports, imports and compacts checkpoints.
 
 ps-ckpt export output/demo/model exported --format parquet
 ps-ckpt export output/demo/model vectors --values 'data/train/*' --slot ad --format word2vec

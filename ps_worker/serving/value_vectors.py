@@ -13,7 +13,7 @@ from protos.keys import Keys
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
 from ps_server.checkpoint.storage.folders import Folder
-from ps_server.checkpoint.tools.reshard import import_rows
+from ps_server.checkpoint.tools.rewrite import import_rows
 from ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.tools.distinct_values import DistinctValues, keys_of

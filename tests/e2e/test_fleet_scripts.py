@@ -128,16 +128,20 @@ print("fitted", flush=True)
         assert "fitted" in (tmp_path / f"log/{name}.log").read_text()
 
 
-def test_worker_that_forgets_to_stop_leaves_at_its_end(tmp_path: Path) -> None:
-    """Worker 1 waits for worker 0, which is never heard of again."""
-    forgets = (
-        "if fleet.is_first_worker():\n    sys.exit()\nfleet.barrier_worker()\nfleet.stop_worker()\n"
-    )
+@pytest.mark.parametrize("at", ["after training", "before joining"])
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit('no rows for today')", "sys.exit(3)"])
+def test_worker_that_ends_without_stop_worker_ends_all(
+    ending: str, at: str, tmp_path: Path
+) -> None:
+    ends = f"if fleet.is_first_worker():\n    {ending}\n"
+    script = TRAIN + ends + "fleet.barrier_worker()\n" if at == "after training" else ends + TRAIN
 
-    done = launch(tmp_path, SCRIPT + SERVE + TRAIN + forgets, "async")
+    (code, log), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + script)
 
-    assert done.returncode == 0, done.stderr
-    assert "without fleet.stop_worker(): this worker leaves now" in done.stderr
+    assert (code, other_code) == (2, 12), other_log
+    missing = "the script has ended without fleet.stop_worker(): call it at the end"
+    assert f"error: {missing}" in log
+    assert f": worker 0 aborted the job: ScriptEndedError: {missing}" in other_log
 
 
 def test_error_of_a_script_ends_all_with_its_trace(tmp_path: Path) -> None:
@@ -175,43 +179,20 @@ TRAIN_ON = "[executor.train_from_dataset(loader) for _ in range(1000)]"  # until
 
 
 @pytest.mark.parametrize(
-    ("ending", "exit_code", "reason"),
+    ("before", "ending", "exit_code", "reason"),
     [
-        ("sys.exit('no rows for today')", 1, "SystemExit: no rows for today"),
-        ("sys.exit(3)", 3, "SystemExit: 3"),
-        (f"{SIGTERM}; {TRAIN_ON}", 143, "it was told to stop (SIGTERM)"),
+        (TRAIN, f"{SIGTERM}; {TRAIN_ON}", 143, "it was told to stop (SIGTERM)"),
+        ("", "fleet.split_files(['/none'])", 6, "DataError: "),
     ],
-    ids=["message", "number", "sigterm"],
+    ids=["sigterm", "before-joining"],
 )
 def test_worker_that_is_ended_ends_the_other_with_its_reason(
-    ending: str, exit_code: int, reason: str, tmp_path: Path
+    before: str, ending: str, exit_code: int, reason: str, tmp_path: Path
 ) -> None:
-    ends = f"""
-import os, signal
-if fleet.is_first_worker():
-    {ending}
-fleet.barrier_worker()
-"""
-    (code, _), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + TRAIN + ends)
+    ends = f"import os, signal\nif fleet.is_first_worker():\n    {ending}\n"
+    script = SCRIPT + before + ends + (TRAIN if not before else "fleet.barrier_worker()\n")
 
-    assert (code, other_code) == (exit_code, 12), other_log
-    assert f": worker 0 aborted the job: {reason}" in other_log
-
-
-@pytest.mark.parametrize(
-    ("ending", "exit_code", "reason"),
-    [
-        ("fleet.split_files(['/none'])", 6, "DataError: "),
-        ("sys.exit('no rows for today')", 1, "SystemExit: no rows for today"),
-    ],
-    ids=["error", "message"],
-)
-def test_worker_that_ends_before_it_joins_ends_the_other_with_its_reason(
-    ending: str, exit_code: int, reason: str, tmp_path: Path
-) -> None:
-    ends = f"if fleet.is_first_worker():\n    {ending}\n"
-
-    (code, _), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + ends + TRAIN)
+    (code, _), (other_code, other_log) = endings_of_workers(tmp_path, script)
 
     assert (code, other_code) == (exit_code, 12), other_log
     assert f"worker 0 aborted the job: {reason}" in other_log
@@ -224,6 +205,7 @@ import os, signal
 fleet.barrier_worker()
 if fleet.is_first_worker():
     {SIGTERM}
+fleet.stop_worker()
 """
     (code, log), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + TRAIN + ends)
 
@@ -251,7 +233,7 @@ if not child:
     signal.pause()
 os.read(heard, 1)
 os.kill(child, signal.SIGTERM)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 20)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 20)
 """
     assert [code for code, _ in endings_of_workers(tmp_path, SCRIPT + forks)] == [5, 5]
 

@@ -18,7 +18,7 @@ from ps_server.checkpoint.publish import write_latest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.retention import keep_last
 from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.checkpoint.tools.reshard import compact
+from ps_server.checkpoint.tools.rewrite import compact
 from ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS as ALL_KEYS

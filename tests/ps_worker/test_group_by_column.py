@@ -124,7 +124,7 @@ def test_column_that_no_file_has_is_refused_before_training(
 
     with pytest.raises(
         DataError,
-        match=rf"a\.{suffix}: no column 'usr', which valid.group_by names; its nearest column is 'user'",
+        match=rf"a\.{suffix}: no column 'usr', which valid.group_by names, did you mean 'user'",
     ):
         plan_of(job)
 

@@ -314,11 +314,7 @@ def manifest_to_json(manifest: Manifest) -> str:
 
 
 def manifest_from_json(text: bytes, source: str) -> Manifest:
-    """Inverse of `manifest_to_json`.
-
-    Args:
-        text: Content of a `MANIFEST.json`.
-        source: Its URL, for messages.
+    """Inverse of `manifest_to_json`; `source` is the URL, for messages.
 
     Raises:
         DamagedManifestError: If it was truncated or altered.

@@ -169,12 +169,9 @@ class Layer:
 
 
 def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> NDArray[np.bool_]:
-    """Writes the rows of the `keys` uint64[N] that exist into `out` float32[N, D].
+    """Writes the rows of the `keys` uint64[N] that exist into `out` float32[N, D]; others stay as they are.
 
-    Args:
-        layers: Newest first.
-        keys: Keys to look up.
-        out: Rows of keys not found are left unchanged.
+    Layers are newest first.
 
     Returns:
         bool[N], whether each key has a row.

@@ -37,13 +37,7 @@ class RemoteFolder:
     """A `Folder` in an object store."""
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
-        """Refers to a folder.
-
-        Args:
-            file_system: An `fsspec.AbstractFileSystem`.
-            path: Path in that file system.
-            url: URL of the same folder.
-        """
+        """Refers to a folder, by its path in an `fsspec.AbstractFileSystem` and its URL."""
         self._file_system = file_system
         self._path = path
         self.url = url

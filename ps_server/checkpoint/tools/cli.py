@@ -1,9 +1,8 @@
-"""The commands of `ps-ckpt` that need a checkpoint alone: inspect, verify, compare, reshard.
+"""The commands of `ps-ckpt` that need a checkpoint alone: inspect, verify, compare, compact.
 
 ps-ckpt inspect output/demo/model
 ps-ckpt verify s3://models/clicks/epoch-3
 ps-ckpt diff output/demo/model/epoch-1 output/demo/model/epoch-2
-ps-ckpt reshard output/demo/model resharded --servers 8
 ps-ckpt compact output/demo/model/step-900 compacted
 
 `ps_worker.serving.checkpoint_cli` adds `export`, which may read the model's data, too. A folder of
@@ -25,25 +24,22 @@ from protos.errors import CheckpointError
 from protos.runtime.environment import arguments
 from protos.runtime.logs import errors_as_exit_codes, printable
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import folder_at
 from ps_server.checkpoint.tools.inspection import (
     QUANTILES,
-    BlockReport,
     TableReport,
     compare,
     inspect_block,
     inspect_table,
     verify_all,
 )
-from ps_server.checkpoint.tools.reshard import compact as compact_checkpoint
-from ps_server.checkpoint.tools.reshard import reshard as reshard_checkpoint
+from ps_server.checkpoint.tools.rewrite import compact as compact_checkpoint
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Inspect, verify, compare, export and reshard checkpoints.",
+    help="Inspect, verify, compare, export and compact checkpoints.",
 )
 
 _FILE_WIDTH = 200  # characters per line of output to a file or a pipe
@@ -71,7 +67,8 @@ def inspect(
         return
     _show_summary(checkpoint)
     _show_tables(tables, is_delta=checkpoint.base is not None)
-    _show_blocks(blocks)
+    rows = [[each.block, each.length, each.size_bytes, f"{each.norm:.6g}"] for each in blocks]
+    _print_table(("dense block", "elements", "bytes", "norm"), rows)
 
 
 @app.command()
@@ -129,17 +126,6 @@ def diff(first: Url, second: Url, as_json: AsJson = False) -> None:
             for each in differences
         ],
     )
-
-
-@app.command()
-def reshard(
-    url: Url,
-    to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
-    servers: Annotated[int, typer.Option(min=1, help="Number of servers to write files for.")],
-) -> None:
-    """Rewrite a checkpoint as saved by another number of servers; any number can load either."""
-    reshard_checkpoint(Checkpoint.open(url), to, servers)
-    typer.echo(folder_at(to).url)
 
 
 @app.command()
@@ -209,11 +195,6 @@ def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
                 [top.key, f"{top.show:g}", f"{top.click:g}", f"{top.score:g}"] for top in each.top
             ]
             _print_table((f"key of {each.table}", "show", "click", "score"), rows)
-
-
-def _show_blocks(blocks: Sequence[BlockReport]) -> None:
-    rows = [[each.block, each.length, each.size_bytes, f"{each.norm:.6g}"] for each in blocks]
-    _print_table(("dense block", "elements", "bytes", "norm"), rows)
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -11,14 +11,13 @@ import pyarrow.parquet as pq
 
 from protos.errors import UsageError
 from protos.gradients import Values
-from protos.placement import ONE_SERVER
 from protos.store import InferenceSettings
 from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.inference import write_inference_share
 from ps_server.checkpoint.publish import read_manifest
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_server.checkpoint.tools.reshard import save_again, sources_of
+from ps_server.checkpoint.tools.rewrite import save_again, sources_of
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.table.contents import Rows
 
@@ -106,12 +105,7 @@ class ExportedRows:
 def export_inference(
     checkpoint: Checkpoint, target: str | Path, settings: InferenceSettings
 ) -> ExportedRows:
-    """Saves an inference checkpoint of a checkpoint.
-
-    Args:
-        checkpoint: Checkpoint to export; every checksum is compared.
-        target: Path or URL of the new checkpoint.
-        settings: Dtype and minimum score.
+    """Saves an inference checkpoint of a checkpoint, of which every checksum is compared.
 
     Raises:
         CheckpointError: As `write_inference_share`, or if a file was altered; the target is left unchanged.
@@ -125,7 +119,7 @@ def export_inference(
             yield shard, rows
 
     def write_shares(url: str, token: str) -> list[Share]:
-        sources = sources_of(checkpoint, 0, ONE_SERVER)
+        sources = sources_of(checkpoint)
         folder = shared_folder(url, token)
         tables = [replace(table, read=counted) for table in sources.tables]
         entries = write_inference_share(folder, 0, tables, sources.blocks, settings)

@@ -86,7 +86,8 @@ def inspect_table(checkpoint: Checkpoint, name: str, num_top: int) -> TableRepor
         if rows.statistics.shape[1]:
             shows.append(rows.statistics[:, SHOW])
             clicks.append(rows.statistics[:, CLICK])
-            top = _most_shown([*top, *_top_of(rows, num_top, spec.statistics)], num_top)
+            top += _top_of(rows, num_top, spec.statistics)
+            top = sorted(top, key=lambda each: (-each.show, each.key))[:num_top]
     files, candidates = manifest.files_of_table(name), manifest.files_of_table(name, "candidates")
     counters, removed = manifest.files_of_counters(name), manifest.files_of_table(name, "removed")
     table_files: Sequence[TableEntry | CountersEntry] = (*files, *candidates, *counters, *removed)
@@ -187,10 +188,6 @@ def _top_of(rows: Rows, num_top: int, spec: StatisticsSpec | None) -> Iterator[T
             click=float(counted[CLICK]),
             score=float(score),
         )
-
-
-def _most_shown(keys: list[TopKey], number: int) -> list[TopKey]:
-    return sorted(keys, key=lambda top: (-top.show, top.key))[:number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

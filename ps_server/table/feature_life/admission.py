@@ -121,11 +121,6 @@ def is_admitted(rule: AdmissionRule, key: np.uint64, show: np.float32, click: np
 def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
     """Checks an admission spec by itself.
 
-    Args:
-        table: Name of the table.
-        spec: The admission.
-        num_shards: Shards of the table.
-
     Raises:
         SpecError: If the spec is invalid.
     """

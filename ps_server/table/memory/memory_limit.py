@@ -13,12 +13,7 @@ class MemoryLimit:
     """The limit of the memory of all tables of a process. Thread-safe."""
 
     def __init__(self, limit_bytes: int, sizes: Callable[[], Mapping[str, int]]) -> None:
-        """Has not looked yet.
-
-        Args:
-            limit_bytes: Limit.
-            sizes: Returns the bytes of each table.
-        """
+        """Has not looked yet; `sizes` returns the bytes of each table."""
         self.limit_bytes = limit_bytes
         self._sizes = sizes
         self._left_bytes = 0  # that may be added before the next look

@@ -179,12 +179,7 @@ class RowRegions:
         return num_removed * self.row_bytes + SLOT_BYTES * slots_freed
 
     def remove_rows(self, shard: int, to_remove: NDArray[np.uint8]) -> None:
-        """Removes rows of a shard, which must be locked, and releases their memory.
-
-        Args:
-            shard: The shard.
-            to_remove: uint8[rows of the shard], 1 for each row to remove.
-        """
+        """Removes rows of a locked shard: those with 1 in `to_remove`, uint8[rows]; releases their memory."""
         num_rows = int(self.num_rows[shard])
         removed = self.arrays.keys[self.rows_of(shard), 0][to_remove.astype(np.bool_)]
         kept = drop_rows(self.arrays, shard, to_remove)

@@ -5,7 +5,6 @@ file has and the schema does not use. The values of slot number s, its place in 
 with s (`column_values.slot_keys`), unless the file's metadata says that they are keys already.
 """
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ctr_model.schema import Schema
-from protos.errors import DataError
+from protos.errors import DataError, did_you_mean
 from ps_worker.data.columnar.column_values import (
     is_list_type,
     is_number_type,
@@ -80,7 +79,7 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     """
     for name in schema.features:
         if name not in fields.names:
-            nearest = _nearest(name, fields.names)
+            nearest = did_you_mean(name, fields.names)
             raise DataError(f"{path}: no column {name!r}, which the schema requires{nearest}")
     row_columns = _row_columns(path, fields, schema)
     other_labels = _other_labels(path, fields, schema)
@@ -113,7 +112,9 @@ def _row_columns(path: str, fields: pa.Schema, schema: Schema) -> dict[str, str]
             found[key] = name
         elif name is not None and _is_required(key, schema, found):
             others = [each for each in fields.names if key in _TEXTS or each not in schema.features]
-            raise DataError(f"{path}: no column {name!r}, {_MEANING[key]}{_nearest(name, others)}")
+            raise DataError(
+                f"{path}: no column {name!r}, {_MEANING[key]}{did_you_mean(name, others)}"
+            )
     return found
 
 
@@ -132,15 +133,9 @@ def _other_labels(path: str, fields: pa.Schema, schema: Schema) -> tuple[str, ..
     for name in missing:
         others = [each for each in fields.names if each not in schema.features]
         raise DataError(
-            f"{path}: no column {name!r}, a label of the schema{_nearest(name, others)}"
+            f"{path}: no column {name!r}, a label of the schema{did_you_mean(name, others)}"
         )
     return schema.other_labels
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    """Returns the part of a message that suggests one of `names`."""
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-    return f"; its nearest column is {nearest[0]!r}" if nearest else ""
 
 
 def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColumns) -> None:

@@ -9,9 +9,6 @@ from ps_worker.data.columnar.column_values import is_list_type, is_text_type
 def distinct_values(array: pa.Array) -> pa.Array:
     """Returns the distinct values of a column, or in its lists, in the order of their first occurrence.
 
-    Args:
-        array: Of an `is_slot_type` (`column_values`).
-
     Returns:
         Bytes without nulls: text as it is, whole numbers as their digits, a missing value, or a missing list,
         as the empty value.

@@ -110,14 +110,10 @@ class Decoder:
         self._slots = schema.slots
         self._columns = columns
         self._bad_rows = bad_rows
-        self._place = place or _row_place
+        self._place = place or (lambda offset: f"row {offset + 1}")
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
-        """Returns the good rows of `batch` and counts the malformed ones.
-
-        Args:
-            batch: Has at least the columns in `FileColumns.names`.
-            offsets: int64[N], positions of its rows in the file.
+        """Returns the good rows of `batch`, at `offsets` int64[N] in the file; counts the malformed ones.
 
         Raises:
             BadRowError: Names file, row and fault of the malformed row that exceeded the limit.
@@ -238,10 +234,6 @@ def shown(value: object) -> str:
         return "missing"
     text = repr(value.decode(errors="backslashreplace") if isinstance(value, bytes) else value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def _row_place(offset: int) -> str:
-    return f"row {offset + 1}"
 
 
 def _rows_where(is_true: NDArray[np.bool_]) -> list[int]:

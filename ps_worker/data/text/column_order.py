@@ -1,12 +1,11 @@
 """Column order of multi-slot text and of a user's data generator, checked against the schema."""
 
-import difflib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
 from ctr_model.schema import Schema
-from protos.errors import UsageError
+from protos.errors import UsageError, did_you_mean
 
 DENSE_GROUP = "dense_input"
 LABEL_NAMES = ("click", "label")
@@ -81,8 +80,8 @@ def _label_names(schema: Schema) -> tuple[str, ...]:
 
 def _only_meaning(name: str, meanings: Mapping[str, Sequence[Column]]) -> Column:
     if name not in meanings:
-        nearest = difflib.get_close_matches(str(name), meanings, n=1, cutoff=0.0)[0]
-        raise UsageError(f"columns has an unknown name {name!r}, did you mean {nearest!r}?")
+        hint = did_you_mean(str(name), meanings)
+        raise UsageError(f"columns has an unknown name {name!r}{hint}")
     if len(meanings[name]) > 1:
         kinds = " and a ".join(kind.name.lower() for kind, _ in meanings[name])
         raise UsageError(f"column {name!r} is both a {kinds}: rename it in the schema")

@@ -36,11 +36,7 @@ class SvmScanner:
     """A `LineScanner` of libsvm or libffm. Stateless: threads share it."""
 
     def __init__(self, schema: Schema, *, has_fields: bool) -> None:
-        """Takes the columns.
-
-        Args:
-            schema: The columns of a row.
-            has_fields: Whether the format is libffm.
+        """Takes the columns of a row; with fields, the format is libffm.
 
         Raises:
             UsageError: If libsvm does not support the schema; names a column.

@@ -57,12 +57,18 @@ class TextReader:
         """Splits a file by bytes unless it is compressed; see `Reader.splits`."""
         return line_splits(path, num_splits)
 
+    def scanner_of(self, split: FileSplit, block: NDArray[np.uint8], position: int) -> LineScanner:
+        """Returns the scanner of a split, whose first block is at `position` in the content."""
+        return self._scanner
+
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
         """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`."""
         lines: LineNumbers | None = None
         for block, position in line_blocks(split, offset):
-            lines = lines or LineNumbers(split.path, position)
-            rows, starts, bad_lines = self._scanner.scan(block)
+            if lines is None:
+                lines = LineNumbers(split.path, position)
+                scanner = self.scanner_of(split, block, position)
+            rows, starts, bad_lines = scanner.scan(block)
             for bad in bad_lines:
                 # A line number may take a pass over the file up to there, an offset is known.
                 place = f"byte {position + bad.start}"

@@ -15,7 +15,6 @@ A line becomes any number of samples, and a sample a row of multi-slot text (`te
 batch in the same process (`generator_reader.py`). It imports little, because every pipe command loads it.
 """
 
-import copy
 import math
 import os
 import sys
@@ -25,7 +24,7 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from protos.errors import DataError, UsageError
-from ps_worker.data.user_code.salted_hash import require_stable_samples
+from ps_worker.data.user_code.salted_hash import require_no_salted_hash
 
 Number = int | float
 RawSample = Iterable[tuple[str, Sequence[Any]]]
@@ -73,7 +72,7 @@ class DataGenerator(ABC):
         """Reads lines from stdin and writes their samples to stdout as multi-slot text.
 
         Raises:
-            DataError: Names the line and the invalid value.
+            DataError: Names the line and the invalid value, or a function that uses `hash()`.
         """
         self._write_texts(enumerate(sys.stdin.buffer, start=1))
 
@@ -98,12 +97,11 @@ class DataGenerator(ABC):
         """Returns a checked value as text."""
 
     def _write_texts(self, lines: Iterable[tuple[int, bytes | None]]) -> None:
+        require_no_salted_hash(self, type(self).__qualname__)
         run = GeneratorRun(self)
         number = 0
         try:
-            for number, line in lines:
-                if number == 1 and line is not None:
-                    require_stable_generator(self, [line])
+            for number, line in lines:  # noqa: B007 number is told in an error
                 self._write(run.samples_of(line))
             self._write(run.rest())
             sys.stdout.flush()
@@ -232,44 +230,6 @@ class GeneratorRun:
             return name, [self._generator.checked_value(value) for value in values]
         except DataError as error:
             raise DataError(f"{name!r} has {error}") from error
-
-
-def require_stable_generator(generator: DataGenerator, lines: Sequence[bytes]) -> None:
-    """Refuses a generator whose samples follow from `hash()` of text, unless it cannot be copied.
-
-    Copies are asked: the generator may count, or number values as they come.
-
-    Raises:
-        DataError: If its samples do.
-    """
-    try:
-        require_stable_samples(lambda: _shown_samples(_copied(generator), lines))
-    except _CopyError as error:
-        import logging  # here, because every pipe command loads this file
-
-        logging.getLogger(__name__).debug(
-            "whether %s uses hash() of text is not checked, as it cannot be copied: %s",
-            type(generator).__name__,
-            error,
-        )
-
-
-class _CopyError(Exception):
-    """Error of copying a generator."""
-
-
-def _copied(generator: DataGenerator) -> DataGenerator:
-    try:
-        return copy.deepcopy(generator)
-    except Exception as error:  # user code may raise anything
-        raise _CopyError(f"{type(error).__name__}: {error}") from error
-
-
-def _shown_samples(generator: DataGenerator, lines: Iterable[bytes]) -> str:
-    """Returns the samples of lines as text, to be compared."""
-    run = GeneratorRun(generator)
-    samples = [cells for line in lines for cells in run.samples_of(line)]
-    return repr([*samples, *run.rest()])
 
 
 def has_batches(generator: DataGenerator) -> bool:

@@ -5,9 +5,7 @@ generator's output, with values="text" for a MultiSlotStringDataGenerator and va
 """
 
 import io
-import itertools
 import math
-import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -28,10 +26,9 @@ from ps_worker.data.user_code.data_generator import (
     DataGenerator,
     GeneratorRun,
     has_batches,
-    require_stable_generator,
     shown,
 )
-from ps_worker.data.user_code.salted_hash import MAX_LINES
+from ps_worker.data.user_code.salted_hash import require_no_salted_hash
 from ps_worker.data.user_code.samples import Sample, SampleColumns
 
 _BLOCK_ROWS = 1024
@@ -39,11 +36,16 @@ _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of 
 
 
 def generated(generator: DataGenerator) -> MakeReader:
-    """Returns a format for datasets that parses files with a generator."""
-    is_probed, seen = threading.Event(), SlotValues()
+    """Returns a format for datasets that parses files with a generator.
+
+    Raises:
+        DataError: If it uses `hash()`.
+    """
+    require_no_salted_hash(generator, type(generator).__qualname__)
+    seen = SlotValues()
 
     def make(schema: Schema, _: BadRows) -> Reader:
-        return GeneratorReader(generator, schema, is_probed, seen)
+        return GeneratorReader(generator, schema, seen)
 
     return make
 
@@ -62,7 +64,6 @@ class GeneratorReader:
         self,
         generator: DataGenerator,
         schema: Schema,
-        is_probed: threading.Event | None = None,
         seen: SlotValues | None = None,
     ) -> None:
         """Takes the generator.
@@ -70,11 +71,9 @@ class GeneratorReader:
         Args:
             generator: With the columns that `ColumnOrder` requires, in any order.
             schema: The columns of a row.
-            is_probed: Set once its first lines were asked for twice; of all readers of a dataset.
             seen: Is told what the values of slots are, by all readers of a dataset.
         """
         self.slot_values = SlotValues() if seen is None else seen
-        self._is_probed = is_probed or threading.Event()
         self._generator = generator
         self._schema = schema
 
@@ -94,7 +93,6 @@ class GeneratorReader:
         for block, position in line_blocks(split, offset):
             if lines is None:
                 lines = LineNumbers(split.path, position)
-                self._probe(block, split.path, lines)
             for line, line_offset in _lines(block, position):
                 end = line_offset + len(line)
                 begin = line_offset if begin is None else begin
@@ -114,17 +112,6 @@ class GeneratorReader:
             raise _placed(error, split.path, lines.number(-1)) from error
         if rows.size:
             yield rows.taken(begin)
-
-    def _probe(self, block: NDArray[np.uint8], path: str, lines: LineNumbers) -> None:
-        """Refuses a generator whose keys would be others in another process; once."""
-        if self._is_probed.is_set():
-            return
-        self._is_probed.set()
-        first = [line for line, _ in itertools.islice(_lines(block, 0), MAX_LINES)]
-        try:
-            require_stable_generator(self._generator, first)
-        except DataError as error:
-            raise _placed(error, path, lines.number(0)) from error
 
 
 def _placed(error: DataError, path: str, line: int) -> DataError:

@@ -19,7 +19,6 @@ from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.formats import MakeReader
 from ps_worker.data.text.multislot import MultiSlotScanner, Values
 from ps_worker.data.text.text_reader import shown
-from ps_worker.data.user_code.command_probe import require_stable_command
 from ps_worker.data.user_code.pipe_process import PipeProcess
 
 STALL_LIMIT_S = 300.0
@@ -100,7 +99,6 @@ class PipeReader:
         """
         if split != FileSplit(split.path):
             raise UsageError(f"{split} is not a whole file, and a command only reads whole files")
-        require_stable_command(self._command, split.path)
         line = 0
         with PipeProcess(self._command, split.path, self._stall_limit_s) as process:
             for text in _line_blocks(process):

@@ -11,13 +11,14 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import IO, Self, cast
 
 from protos.errors import DataError
 from ps_worker.data.files.content import open_content
+from ps_worker.data.user_code.salted_hash import is_salted
 
 _SECRETS = ("CTR_PS_TOKEN", "CTR_PS_TLS_")  # a parser of text calls no server
 
@@ -32,20 +33,16 @@ _SIGNALS = {int(each): each.name for each in signal.Signals}  # without real-tim
 class PipeProcess:
     """One run of a command over one file; a context manager. For one thread."""
 
-    def __init__(
-        self,
-        command: str,
-        path: str,
-        stall_limit_s: float,
-        variables: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, command: str, path: str, stall_limit_s: float) -> None:
         """Starts the command.
+
+        Its environment is that of this process without its token and certificates. Python's `hash()` of text
+        is not salted in it, so that keys are the same in all processes.
 
         Args:
             command: For bash, with pipefail, so that a failure anywhere in a pipeline is reported.
             path: File whose decompressed content is its stdin.
             stall_limit_s: The longest time without reading, printing or ending.
-            variables: Of its environment, besides those of this process without its token and certificates.
 
         Raises:
             DataError: If the command cannot be started.
@@ -57,7 +54,11 @@ class PipeProcess:
         self._feed_error: Exception | None = None
         self._is_closed = False
         self._stderr = b""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)}
+        variables = {
+            name: value for name, value in os.environ.items() if not name.startswith(_SECRETS)
+        }
+        if is_salted():
+            variables["PYTHONHASHSEED"] = "0"
         # Kept open to detect input that the command leaves unread.
         self._unread, write_end = os.pipe()
         try:
@@ -67,7 +68,7 @@ class PipeProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env={**own, **variables},
+                env=variables,
                 start_new_session=True,
             )
         except OSError as error:

@@ -1,106 +1,108 @@
-"""Python's `hash()` of text in a user's code: each process has other values, and so other keys.
+"""Python's `hash()` in code that makes samples: each process salts it, and so has other keys for a value.
 
-Two workers would train different rows for the same value, and a server of predictions would find none. So a
-generator is asked twice for the samples of its first lines, as by two processes:
-
-    in this process   copies of it, with hash() of text as it is, and salted otherwise, in this thread alone
-    a command         by two processes (command_probe.py)
-
-Samples that differ, while the first ones come again, are an error. Code that gives other samples each time,
-as with random negatives, is left alone, and so is a PYTHONHASHSEED that the user has set. It imports little,
-as data_generator.py does.
+Two workers would train different rows for the same value, and a server of predictions would find none. Such
+code is recognized by its bytecode, so none of it runs twice and no built-in is replaced. Commands run with a
+fixed salt instead (pipe_process.py). This module imports little, as data_generator.py does.
 """
 
 import builtins
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
 
 from protos.errors import DataError
 
-MAX_LINES = 5
-"""Lines that are asked for twice."""
-
-ADVICE = (
-    "hash() of text, or the order of a set of texts, which Python salts in each process: others would have "
-    "other keys for the same values. Yield the text itself, in a sample or by a "
-    "MultiSlotStringDataGenerator, whose values are hashed alike everywhere, or take "
-    "ctr_model.features.key_of(slot, text)"
-)
-"""What is wrong, and what to do."""
-
-_lock = threading.Lock()  # builtins are of the whole process
+_OURS = {"ctr_model", "protos", "ps_server", "ps_worker"}
 
 
 def is_salted() -> bool:
-    """Whether processes have different values of `hash()`, as nobody has set PYTHONHASHSEED."""
-    return os.environ.get("PYTHONHASHSEED") in (None, "", "random")
+    """Whether `hash()` of text differs in other processes: this one was not started with PYTHONHASHSEED."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    was_set_too_late = seed == "0" and sys.flags.hash_randomization
+    return seed in (None, "", "random") or bool(was_set_too_late or sys.flags.ignore_environment)
 
 
-def require_stable_samples(produce: Callable[[], object], what: str = "generate_sample") -> None:
-    """Refuses code of the user's whose samples follow from `hash()` of text.
+def require_no_salted_hash(code: object, what: str) -> None:
+    """Refuses user code that names the built-in `hash`, unless PYTHONHASHSEED is set.
+
+    Not found: `hash` by way of `getattr`, and what installed packages do.
 
     Args:
-        produce: Returns the same samples anew each time, by the user's code.
-        what: Name of that code, for the error.
+        code: A function or an object with methods; what it refers to is read, too.
+        what: Its name, for the error.
 
     Raises:
-        DataError: If they do.
+        DataError: Names the function that has it.
     """
     if not is_salted():
         return
-    with _lock, _counting_hashes() as hashes:
-        first = _outcome(produce)
-        if not hashes.num_texts:
-            return
-        with hashes.salted():
-            other = _outcome(produce)
-        if other != first and _outcome(produce) == first:
-            raise DataError(f"{what} uses {ADVICE}")
+    pending, known = [code], {id(code)}
+    while pending:
+        each = pending.pop()
+        for part in _parts(each):
+            if part is builtins.hash:
+                raise DataError(
+                    f"{what} uses hash(), in {getattr(each, '__qualname__', each)}: Python salts hash() of "
+                    f"text in each process, so others would have other keys for the same values. Yield the "
+                    f"text itself, in a sample or by a MultiSlotStringDataGenerator, whose values are hashed "
+                    f"alike everywhere, or take ctr_model.features.key_of(slot, text). If no key depends on "
+                    f"it, start with PYTHONHASHSEED=0"
+                )
+            if id(part) not in known:
+                known.add(id(part))
+                pending.append(part)
 
 
-class _Hashes:
-    """`hash()` in the thread that made it, which counts texts and may salt them; as ever in all others."""
-
-    def __init__(self) -> None:
-        self._hash = builtins.hash
-        self._thread = threading.get_ident()
-        self._is_salted = False
-        self.num_texts = 0
-
-    @contextmanager
-    def salted(self) -> Iterator[None]:
-        self._is_salted = True
-        yield
-        self._is_salted = False
-
-    def __call__(self, value: object) -> int:
-        found = self._hash(value)
-        if threading.get_ident() != self._thread or not _has_text(value):
-            return found
-        self.num_texts += 1
-        return self._hash((found, "salt")) if self._is_salted else found
-
-
-@contextmanager
-def _counting_hashes() -> Iterator[_Hashes]:
-    hashes, original = _Hashes(), builtins.hash
-    builtins.hash = hashes
-    try:
-        yield hashes
-    finally:
-        builtins.hash = original
+def _parts(value: Any) -> Iterator[object]:
+    """Yields what the user's code in a value refers to; nothing of others' code."""
+    kind = type(value)  # a proxy answers isinstance, and may do anything then
+    if kind.__module__ in ("builtins", "functools"):
+        yield getattr(value, "__wrapped__", None)  # by functools.wraps, lru_cache, staticmethod
+    if kind is FunctionType:
+        if _is_users(value.__module__):
+            yield from _globals(value.__code__, value.__globals__)
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # not assigned yet
+                    yield cell.cell_contents
+    elif kind is MethodType:
+        yield from (value.__func__, value.__self__)
+    elif kind is partial:
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif kind is property:
+        yield value.fget
+    elif issubclass(kind, type):
+        if _is_users(value.__module__):
+            yield from value.__bases__
+            # The hash of an object of the user's own is no key.
+            yield from (each for name, each in vars(value).items() if name != "__hash__")
+    elif _is_users(kind.__module__):
+        yield from (kind, *getattr(value, "__dict__", {}).values())
 
 
-def _has_text(value: object) -> bool:
-    if isinstance(value, tuple | frozenset):
-        return any(map(_has_text, value))
-    return isinstance(value, str | bytes)
+def _globals(code: CodeType, names: dict[str, object]) -> Iterator[object]:
+    """Yields the globals that bytecode loads, with what it takes from modules."""
+    import dis  # late: most processes need none
+
+    last: object = None
+    for each in dis.get_instructions(code):
+        if each.opname == "LOAD_GLOBAL":
+            last = names.get(each.argval, getattr(builtins, each.argval, None))
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and issubclass(type(last), ModuleType):
+            last = vars(last).get(each.argval)  # getattr may import more
+        else:
+            last = None
+        yield last
+    for each in code.co_consts:
+        if isinstance(each, CodeType):  # a function or comprehension inside
+            yield from _globals(each, names)
 
 
-def _outcome(produce: Callable[[], object]) -> object:
-    try:
-        return produce()
-    except DataError as error:
-        return str(error)  # it is raised with its place when the line is read
+def _is_users(module: str | None) -> bool:
+    package = (module or "").partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    is_others = package in sys.stdlib_module_names or package in _OURS
+    return not is_others and "site-packages" not in file and "dist-packages" not in file

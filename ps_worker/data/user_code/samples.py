@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
@@ -28,7 +27,7 @@ from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.slot_values import AS_KEYS, Kind, SlotValues
 from ps_worker.data.user_code.data_generator import shown
-from ps_worker.data.user_code.salted_hash import MAX_LINES, require_stable_samples
+from ps_worker.data.user_code.salted_hash import require_no_salted_hash
 
 Value = str | bytes | int
 Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]
@@ -69,6 +68,7 @@ class SampleLoader:
         Raises:
             UsageError: If `batch_size` is too small, the schema has a column of weights, or `samples` is an
                 iterator, which only lasts for one pass.
+            DataError: If the function uses `hash()`.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
@@ -81,8 +81,9 @@ class SampleLoader:
             raise UsageError(
                 f"samples is {samples!r}, which can only be iterated once: pass the function that returns it"
             )
+        if callable(samples):
+            require_no_salted_hash(samples, "the function of samples")
         self._samples = samples
-        self._is_probed = not callable(samples)
         self.schema = schema
         self.batch_size = batch_size
         self.slot_values = SlotValues()
@@ -96,16 +97,8 @@ class SampleLoader:
 
     def _batches(self, meant: SlotValues | None, seen: SlotValues | None) -> Iterator[Batch]:
         samples = self._samples() if callable(self._samples) else self._samples
-        if not self._is_probed:
-            require_stable_samples(self._first_keys, "the function of samples")
-            self._is_probed = True
         size = self.batch_size
         return batches_of_samples(samples, self.schema, batch_size=size, seen=seen, meant=meant)
-
-    def _first_keys(self) -> list[list[int]]:
-        samples = islice(self._samples(), MAX_LINES)  # type: ignore[operator]
-        batches = batches_of_samples(samples, self.schema, batch_size=1)
-        return [batch.keys.tolist() for batch in batches]
 
 
 def batches_of_samples(
@@ -233,7 +226,7 @@ class SampleColumns:
     def _add_dense(self, numbers: Iterable[Any]) -> None:
         row = []
         for column, number in zip(self._schema.dense, numbers, strict=True):
-            if type(number) in _NUMBERS or _is_number(number):
+            if type(number) in _NUMBERS or isinstance(number, Real):
                 row.append(_float(column.name, number))
             elif number is None:
                 row.append(math.nan)
@@ -306,10 +299,6 @@ def _float(name: str, number: Any) -> float:
     if math.isinf(value):
         raise DataError(f"dense column {name!r} is {value}; an unknown number is None or nan")
     return value
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_whole(value: object) -> bool:

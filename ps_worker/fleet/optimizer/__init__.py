@@ -37,15 +37,9 @@ __all__ = [
     "require_optimizer",
 ]
 
-_ADVICE = {
-    "AdamW": "Adam(weight_decay=0.01) decays as AdamW does",
-    "ClipGradByNorm": "ClipGradByGlobalNorm(1.0) clips rows and dense parameters together",
-    "ClipGradByValue": "ClipGradByGlobalNorm(1.0) clips rows and dense parameters together",
-}
-
 if not TYPE_CHECKING:  # a type checker knows the names
 
     def __getattr__(name: str) -> NoReturn:
         """Says which optimizers there are."""
         names = [each for each in __all__ if each != "require_optimizer"]
-        raise unknown_name("fleet.optimizer", name, names, _ADVICE)
+        raise unknown_name("fleet.optimizer", name, names)

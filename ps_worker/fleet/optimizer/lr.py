@@ -133,11 +133,9 @@ def _ratio(name: str, value: float, learning_rate: float) -> float:
     return value / rate
 
 
-_ADVICE = {"ExponentialDecay": "StepDecay(rate, step_size=1, gamma=0.999) is one"}
-
 if not TYPE_CHECKING:  # a type checker knows the names
 
     def __getattr__(name: str) -> NoReturn:
         """Says which schedules there are."""
         names = [each.__name__ for each in LRScheduler.__subclasses__()]
-        raise unknown_name("fleet.optimizer.lr", name, names, _ADVICE)
+        raise unknown_name("fleet.optimizer.lr", name, names)

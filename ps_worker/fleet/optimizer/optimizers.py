@@ -1,37 +1,13 @@
-"""The optimizers of a script: what `distributed_optimizer` takes.
+"""The optimizers of a script, made of those of the servers: what `distributed_optimizer` takes."""
 
-Arguments of Paddle that say what happens anyway are taken; others are errors that say what to write.
-"""
+from inspect import Parameter, Signature
+from typing import Any, ClassVar
 
-import difflib
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from protos.errors import UsageError
+from protos.errors import UsageError, did_you_mean
+from ps_server.optimizers.registry import OPTIMIZERS
 from ps_worker.fleet.optimizer.lr import LRScheduler
 
-Rate = float | LRScheduler
-
-_ADVICE = {
-    "parameters": "leave it out, the model that minimize() gets says what is trained",
-    "parameter_list": "leave it out, the model that minimize() gets says what is trained",
-    "regularization": "give weight_decay=0.01, say (docs/optimizers.md#weight-decay)",
-    "multi_precision": 'leave it out, parameters are float32; minimize(model, compute="bfloat16") trains in '
-    "lower precision",
-    "initial_accumulator_value": "give initial_accumulator",
-    "use_nesterov": "give nesterov=1",
-    "rescale_grad": "leave it out, servers apply means over examples",
-    "amsgrad": "leave it out, there is none here",
-    "apply_decay_param_fun": "leave it out, all parameters decay alike",
-    "lr_ratio": "leave it out; dense= of distributed_optimizer has another learning rate",
-}
-"""What to write instead of arguments of Paddle."""
-
-_ADVICE_OF_FTRL = _ADVICE | dict.fromkeys(
-    ("weight_decay", "regularization"), "give l1 or l2, which pull weights to zero"
-)
-
-_HARMLESS: Mapping[str, Any] = {
+_HARMLESS: dict[str, Any] = {
     "name": None,
     "parameters": None,
     "parameter_list": None,
@@ -42,7 +18,7 @@ _HARMLESS: Mapping[str, Any] = {
     "use_multi_tensor": False,
     "rescale_grad": 1.0,
 }
-"""Values of arguments of Paddle that ask for nothing."""
+"""Values of arguments of Paddle that ask for nothing; others are refused."""
 
 
 class ClipGradByGlobalNorm:
@@ -60,7 +36,15 @@ class ClipGradByGlobalNorm:
 
 
 class Optimizer:
-    """An optimizer of a script.
+    """An optimizer of a script; its subclasses have the hyper-parameters of one of the servers' as arguments.
+
+    Args:
+        learning_rate: A number or a schedule.
+        weight_decay: See docs/optimizers.md; None: 0.
+        grad_clip: Clips gradients; None: they are not.
+        lazy_mode: As in Paddle, of Adam and AdamRow: only the rows of a batch change. False is for dense
+            parameters alone.
+        initial_accumulator: Of Adagrad; None: for rows by the size of a batch (docs/optimizers.md), else 0.
 
     Attributes:
         choice: As a job's `[optimizer]` names it: name, hyper-parameters, schedule.
@@ -68,231 +52,89 @@ class Optimizer:
         is_lazy: Whether rows that a batch does not have stay as they are, as on servers; False: asked not to.
     """
 
-    is_lazy = True
-    _advice: Mapping[str, str] = _ADVICE
+    __signature__: ClassVar[Signature]
+    _name: ClassVar[str]
 
-    def __init__(
-        self,
-        name: str,
-        learning_rate: Rate,
-        hyper: Mapping[str, float | None],
-        *,
-        weight_decay: float | None = None,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        of_paddle: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Checks what only scripts have; the rest is checked as that of a job.
 
-        Args:
-            name: Of the optimizer, in jobs.
-            learning_rate: A number or a schedule.
-            hyper: The other hyper-parameters; None: the choice leaves it out, as a job that does not say.
-            weight_decay: See docs/optimizers.md; None: 0.
-            grad_clip: Clips gradients; None: they are not.
-            of_paddle: Other arguments.
-
         Raises:
-            UsageError: If an argument has no counterpart; says what to write.
+            UsageError: If an argument has no counterpart, or is not a number; says what to write.
         """
         where = f"fleet.optimizer.{type(self).__name__}"
-        known = {"learning_rate", "weight_decay", "grad_clip", *hyper} - self._advice.keys()
-        _refuse(where, of_paddle, sorted(known), self._advice)
+        known = self.__signature__.parameters
+        for name in kwargs.keys() - known.keys():
+            if name not in _HARMLESS or kwargs[name] not in (None, _HARMLESS[name]):
+                raise UsageError(
+                    f"{where} has no {name}{did_you_mean(name, known)} Its arguments are {', '.join(known)}"
+                )
+            del kwargs[name]
+        bound = self.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        grad_clip = given.pop("grad_clip")
         if grad_clip is not None and not isinstance(grad_clip, ClipGradByGlobalNorm):
             raise UsageError(
                 f"grad_clip of {where} is {grad_clip!r}, expected "
                 f"fleet.optimizer.ClipGradByGlobalNorm(1.0), say: gradients are clipped by their norm over "
                 f"all parameters, and by nothing else"
             )
-        rate = learning_rate.base_lr if isinstance(learning_rate, LRScheduler) else learning_rate
-        others = {**hyper, "weight_decay": weight_decay}
-        numbers = {"learning_rate": rate} | {k: v for k, v in others.items() if v is not None}
-        for key, value in numbers.items():
-            if not isinstance(value, int | float):
-                raise UsageError(f"{key} of {where} is {value!r}, expected a number")
-        self.choice: dict[str, Any] = {
-            "name": name,
-            **{key: float(value) for key, value in numbers.items()},
-        }
-        if isinstance(learning_rate, LRScheduler):
-            self.choice["schedule"] = learning_rate.schedule
         self.clip_norm = 0.0 if grad_clip is None else grad_clip.clip_norm
+        self.is_lazy = bool(given.pop("lazy_mode", True))
+        self.choice: dict[str, Any] = {"name": self._name}
+        rate = given["learning_rate"]
+        if isinstance(rate, LRScheduler):
+            given["learning_rate"] = rate.base_lr
+            self.choice["schedule"] = rate.schedule
+        for name, value in given.items():
+            if value is None and known[name].default is None:
+                continue  # as a job that does not say
+            if not isinstance(value, int | float):
+                raise UsageError(f"{name} of {where} is {value!r}, expected a number")
+            self.choice[name] = float(value)
 
 
-class SGD(Optimizer):
-    """See ps_server/optimizers/sgd.py."""
+def _optimizer(name: str, of_servers: str, **defaults: Any) -> type[Optimizer]:
+    """Returns the class of a script for an optimizer of the servers.
 
-    def __init__(
-        self,
-        learning_rate: Rate,
-        *,
-        weight_decay: float | None = None,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        **of_paddle: Any,
-    ) -> None:
-        """Takes hyper-parameters; see `Optimizer`."""
-        super().__init__(
-            "sgd",
-            learning_rate,
-            {},
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            of_paddle=of_paddle,
+    Args:
+        name: Of the class.
+        of_servers: Name of the optimizer.
+        defaults: Of arguments, where they are not those of the servers.
+    """
+    known = OPTIMIZERS[of_servers]
+    by_place = {**known.hyper._field_defaults, **defaults}
+    by_name = {each: value for each, value in defaults.items() if each not in known.ranges}
+    by_name |= {"weight_decay": None} if known.decays else {}
+    parameters = [
+        Parameter(
+            each, Parameter.POSITIONAL_OR_KEYWORD, default=by_place.get(each, Parameter.empty)
         )
+        for each in known.ranges
+    ]
+    parameters += [
+        Parameter(each, Parameter.KEYWORD_ONLY, default=value)
+        for each, value in {**by_name, "grad_clip": None}.items()
+    ]
+    return type(
+        name,
+        (Optimizer,),
+        {
+            "__doc__": f"See ps_server/optimizers/{of_servers}.py, and `Optimizer` for the arguments.",
+            "__module__": __name__,
+            "__signature__": Signature(parameters),
+            "_name": of_servers,
+        },
+    )
 
 
-class Momentum(Optimizer):
-    """See ps_server/optimizers/momentum.py."""
-
-    def __init__(
-        self,
-        learning_rate: Rate,
-        momentum: float = 0.9,
-        nesterov: float = 0.0,
-        *,
-        weight_decay: float | None = None,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        **of_paddle: Any,
-    ) -> None:
-        """Takes hyper-parameters; see `Optimizer`."""
-        super().__init__(
-            "momentum",
-            learning_rate,
-            {"momentum": momentum, "nesterov": nesterov},
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            of_paddle=of_paddle,
-        )
-
-
-class Adagrad(Optimizer):
-    """See ps_server/optimizers/adagrad.py."""
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.05,
-        initial_accumulator: float | None = None,
-        epsilon: float = 1e-10,
-        *,
-        weight_decay: float | None = None,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        **of_paddle: Any,
-    ) -> None:
-        """Takes hyper-parameters; see `Optimizer`.
-
-        Args:
-            learning_rate: A number or a schedule.
-            initial_accumulator: None: for rows by the size of a batch (docs/optimizers.md), else 0.
-            epsilon: See its module.
-            weight_decay: See `Optimizer`.
-            grad_clip: See `Optimizer`.
-            of_paddle: See `Optimizer`.
-        """
-        super().__init__(
-            "adagrad",
-            learning_rate,
-            {"initial_accumulator": initial_accumulator, "epsilon": epsilon},
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            of_paddle=of_paddle,
-        )
-
-
-class AdagradRow(Optimizer):
-    """See ps_server/optimizers/adagrad_row.py."""
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.05,
-        initial_g2sum: float = 3.0,
-        *,
-        weight_decay: float | None = None,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        **of_paddle: Any,
-    ) -> None:
-        """Takes hyper-parameters; see `Optimizer`."""
-        super().__init__(
-            "adagrad_row",
-            learning_rate,
-            {"initial_g2sum": initial_g2sum},
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            of_paddle=of_paddle,
-        )
-
-
-class _Adams(Optimizer):
-    _name = ""
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        *,
-        lazy_mode: bool = True,
-        weight_decay: float | None = None,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        **of_paddle: Any,
-    ) -> None:
-        """Takes hyper-parameters; see `Optimizer`.
-
-        Args:
-            learning_rate: A number or a schedule.
-            beta1: See its module.
-            beta2: See its module.
-            epsilon: See its module.
-            lazy_mode: As in Paddle: only the rows of a batch change. False is for dense parameters alone.
-            weight_decay: See `Optimizer`.
-            grad_clip: See `Optimizer`.
-            of_paddle: See `Optimizer`.
-        """
-        super().__init__(
-            self._name,
-            learning_rate,
-            {"beta1": beta1, "beta2": beta2, "epsilon": epsilon},
-            weight_decay=weight_decay,
-            grad_clip=grad_clip,
-            of_paddle=of_paddle,
-        )
-        self.is_lazy = bool(lazy_mode)
-
-
-class Adam(_Adams):
-    """See ps_server/optimizers/adam.py."""
-
-    _name = "adam"
-
-
-class AdamRow(_Adams):
-    """See ps_server/optimizers/adam_row.py."""
-
-    _name = "adam_row"
-
-
-class Ftrl(Optimizer):
-    """See ps_server/optimizers/ftrl.py."""
-
-    _advice = _ADVICE_OF_FTRL
-
-    def __init__(
-        self,
-        learning_rate: Rate = 0.05,
-        beta: float = 1.0,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        *,
-        grad_clip: ClipGradByGlobalNorm | None = None,
-        **of_paddle: Any,
-    ) -> None:
-        """Takes hyper-parameters; see `Optimizer`."""
-        super().__init__(
-            "ftrl",
-            learning_rate,
-            {"beta": beta, "l1": l1, "l2": l2},
-            grad_clip=grad_clip,
-            of_paddle=of_paddle,
-        )
+SGD = _optimizer("SGD", "sgd")
+Momentum = _optimizer("Momentum", "momentum")
+Adagrad = _optimizer("Adagrad", "adagrad", initial_accumulator=None)
+AdagradRow = _optimizer("AdagradRow", "adagrad_row")
+Adam = _optimizer("Adam", "adam", lazy_mode=True)
+AdamRow = _optimizer("AdamRow", "adam_row", lazy_mode=True)
+Ftrl = _optimizer("Ftrl", "ftrl")
 
 
 def require_optimizer(optimizer: Any) -> Optimizer:
@@ -306,16 +148,3 @@ def require_optimizer(optimizer: Any) -> Optimizer:
     raise UsageError(
         f"{optimizer!r} is no optimizer: write fleet.optimizer.Adagrad(learning_rate=0.02), say"
     )
-
-
-def _refuse(
-    where: str, of_paddle: Mapping[str, Any], known: Sequence[str], advice: Mapping[str, str]
-) -> None:
-    """Refuses arguments without a counterpart, unless they ask for nothing."""
-    for name, value in of_paddle.items():
-        if name in _HARMLESS and value in (None, _HARMLESS[name]):
-            continue
-        if name in advice:
-            raise UsageError(f"{where} has no {name}: {advice[name]}")
-        nearest = difflib.get_close_matches(name, known, 1, cutoff=0.0)[0]
-        raise UsageError(f"{where} has no {name}, did you mean {nearest!r}?")

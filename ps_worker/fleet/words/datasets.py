@@ -76,7 +76,8 @@ class _InitLater(FileDataset):
                 f"ctr_model.schema.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
             )
         _refuse(self._name, of_paddle)
-        _InitLater.__init__(self, use_var, batch_size, thread_num, **_format_of(pipe_command))
+        own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
+        _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
         if pipe_command and pipe_command != _MULTI_SLOT:
             self.set_pipe_command(pipe_command)
 
@@ -127,24 +128,13 @@ class DatasetFactory:
         return known[datafeed_class]()
 
 
-def _format_of(pipe_command: str) -> dict[str, Any]:
-    return {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
-
-
-_ADVICE = {
-    "fs_name": "files are named by URL, as hdfs://name/part-0 (docs/data.md)",
-    "fs_ugi": "files are named by URL, as hdfs://name/part-0 (docs/data.md)",
-    "download_cmd": "files are named by URL (docs/data.md); a command is pipe_command",
-    "input_type": "the format is that of the files' suffixes, or what pipe_command prints",
-}
-
-
 def _refuse(dataset: str, of_paddle: dict[str, Any]) -> None:
     for name, value in of_paddle.items():
         if value in (None, "", 0) or (name, value) == ("download_cmd", "cat"):
             continue
-        advice = _ADVICE.get(name, "it has none here: leave it out")
-        raise UsageError(f"{name} of {dataset}.init() is {value!r}: {advice}")
+        raise UsageError(
+            f"{name} of {dataset}.init() is {value!r}, and there is none here: leave it out (docs/fleet.md)"
+        )
 
 
 def _shown(use_var: object) -> str:

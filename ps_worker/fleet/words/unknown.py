@@ -51,17 +51,6 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return decorate
 
 
-def unknown_name(
-    where: str, name: str, names: Iterable[str], advice: Mapping[str, str] | None = None
-) -> AttributeError:
-    """Returns the error for an attribute that does not exist.
-
-    Args:
-        where: What does not have it.
-        name: Of the attribute.
-        names: Of those that exist.
-        advice: What to write, by names of Paddle.
-    """
-    there = f"there are {', '.join(names)}"
-    instead = (advice or {}).get(name)
-    return AttributeError(f"{where} has no {name!r}: {f'{instead}; ' if instead else ''}{there}")
+def unknown_name(where: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Returns the error for an attribute of `where` that is none of `names`."""
+    return AttributeError(f"{where} has no {name!r}: there are {', '.join(names)}")

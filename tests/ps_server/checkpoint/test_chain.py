@@ -1,7 +1,6 @@
 """Dependencies between the checkpoints of a folder: a base that is needed is not replaced."""
 
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from protos.store import SaveRequest
 from ps_server.checkpoint.chain import dependants
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder, folder_at
-from ps_server.checkpoint.tools.reshard import compact, reshard
+from ps_server.checkpoint.tools.rewrite import compact
 from tests.support.checkpoints import fake_model
 from tests.support.stores import trained_chain
 
@@ -49,20 +48,11 @@ def test_delta_of_what_was_replaced_or_is_damaged_is_no_dependant(tmp_path: Path
     assert dependants(LocalFolder(tmp_path / "0")) == []
 
 
-def resharded(source: Path, target: Path) -> None:
-    reshard(Checkpoint.open(source), target, 2)
-
-
-def compacted(source: Path, target: Path) -> None:
-    compact(Checkpoint.open(source), target)
-
-
-@pytest.mark.parametrize("write", [resharded, compacted])
 @pytest.mark.parametrize(
     ("source", "target", "needed_by"), [("0", "0", "1, 2"), ("1", "1", "2"), ("2", "0", "1, 2")]
 )
 def test_what_deltas_need_is_not_replaced(
-    write: Callable[[Path, Path], None], source: str, target: str, needed_by: str, tmp_path: Path
+    source: str, target: str, needed_by: str, tmp_path: Path
 ) -> None:
     trained_chain(tmp_path, 2)
     before = content_of(tmp_path)
@@ -71,19 +61,16 @@ def test_what_deltas_need_is_not_replaced(
         CheckpointError,
         match=rf"/{target} will not be replaced: {needed_by} in the same .*write to",
     ):
-        write(tmp_path / source, tmp_path / target)
+        compact(Checkpoint.open(tmp_path / source), tmp_path / target)
 
     assert content_of(tmp_path) == before
     Checkpoint.open(tmp_path / "2").verify()
 
 
-@pytest.mark.parametrize("write", [resharded, compacted])
-def test_delta_that_nobody_needs_is_replaced_by_its_model(
-    write: Callable[[Path, Path], None], tmp_path: Path
-) -> None:
+def test_delta_that_nobody_needs_is_replaced_by_its_model(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 2)
 
-    write(tmp_path / "2", tmp_path / "2")
+    compact(Checkpoint.open(tmp_path / "2"), tmp_path / "2")
 
     checkpoint = Checkpoint.open(tmp_path / "2")
     checkpoint.verify()

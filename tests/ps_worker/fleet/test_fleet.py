@@ -207,9 +207,9 @@ def test_missing_init_worker_is_named(local: Fleet, call: str, arguments: tuple)
 def test_run_is_over_after_stop_worker(local: Fleet) -> None:
     local.minimize(TASK)
     local.init_worker()
-    assert local.is_running
+    assert local.place is not None
     local.stop_worker()
-    assert not local.is_running
+    assert local.place is None
 
     with pytest.raises(UsageError, match=r"stop_worker.* was called: fleet.barrier_worker"):
         local.barrier_worker()
@@ -317,7 +317,7 @@ def test_abandoned_run_is_over(local: Fleet) -> None:
 
     local.abandon()
 
-    assert not local.is_running
+    assert local.place is None
 
 
 def test_endpoints_of_workers_are_refused_with_the_ways_to_them() -> None:

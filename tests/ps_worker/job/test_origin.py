@@ -35,7 +35,7 @@ def faults_of(text: str, *overrides: str, folder: Path) -> list[str]:
         ("learning_rate = 0.1", "job.toml: unknown key 'learning_rate', did you mean 'optimizer."),
         (
             "[strategy]\na_sync = true\n[strategy.a_sync_configs]\nsend_wait_times = 1",
-            "job.toml: strategy.a_sync_configs.send_wait_times has no counterpart",
+            "job.toml: strategy.a_sync_configs.send_wait_times is unknown",
         ),
         (
             "[strategy]\na_sync = true\n[strategy.a_sync_configs]\nsend_queue_size = 0",

@@ -85,7 +85,7 @@ def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) ->
 
 def test_command_has_those_for_checkpoints_alone(run, root: Path) -> None:
     assert run("verify", root).out.startswith("whole: ")
-    assert all(name in run("--help").out for name in ("inspect", "diff", "export", "reshard"))
+    assert all(name in run("--help").out for name in ("inspect", "diff", "export", "compact"))
 
 
 @pytest.mark.parametrize(

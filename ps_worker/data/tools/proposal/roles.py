@@ -4,7 +4,6 @@ Numbers measure, slots name. What a file does not say is told from its values: w
 there are few of them, or if they neither run up to a long tail like counts nor are all different.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Collection
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ctr_model.schema import DenseColumn, Schema, Transform
-from protos.errors import UsageError, counted
+from protos.errors import UsageError, counted, did_you_mean
 from ps_worker.data.columnar.column_values import (
     NUMBER,
     is_list_type,
@@ -157,9 +156,7 @@ def propose(
     names = [*sample.columns, *sample.unusable]
     for name in [*([label] if label else []), *ignore]:
         if name not in names:
-            nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else ""
-            raise UsageError(f"the files have no column {name!r}{hint}")
+            raise UsageError(f"the files have no column {name!r}{did_you_mean(name, names)}")
     if label in ignore and label:
         raise UsageError(f"--label and --ignore both name {label!r}: it cannot be both")
     candidates = {name: array for name, array in sample.columns.items() if name not in ignore}

@@ -170,15 +170,6 @@ def test_diff_counts_rows(run, root: Path) -> None:
     assert "largest difference" in shown.out
 
 
-def test_reshard_writes_a_checkpoint(run, root: Path, tmp_path: Path) -> None:
-    done = run("reshard", root / "epoch-1", tmp_path / "resharded", "--servers", "4")
-
-    assert done.out == f"{tmp_path}/resharded\n"
-    checkpoint = Checkpoint.open(tmp_path / "resharded")
-    checkpoint.verify()
-    assert checkpoint.model_digest == Checkpoint.open(root / "epoch-1").model_digest
-
-
 def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
     store = in_process()
     for sequence, base in enumerate(["", str(tmp_path / "0")]):
@@ -195,5 +186,5 @@ def test_compact_writes_a_full_checkpoint(run, tmp_path: Path) -> None:
 
 
 def test_wrong_arguments_end_with_2(run, root: Path) -> None:
-    for arguments in (["reshard", root, root], ["x"]):
+    for arguments in (["compact", root], ["x"]):
         assert run(*arguments).code == 2

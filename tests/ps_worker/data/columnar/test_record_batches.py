@@ -249,7 +249,7 @@ def test_label_that_is_not_there_is_an_error_unless_it_may_be_absent(
 
     with pytest.raises(
         DataError,
-        match=rf"a\.{suffix}: no column 'labels', the label of the schema; its nearest column is 'label'",
+        match=rf"a\.{suffix}: no column 'labels', the label of the schema, did you mean 'label'",
     ):
         read(path, schema=schema)
     (block,) = read(path, schema=replace(schema, is_for_prediction=True))
@@ -281,7 +281,7 @@ def test_weights_may_be_absent_from_data_to_predict_and_ids_not(
     weighted = replace(SCHEMA, weight="weigth")
 
     with pytest.raises(
-        DataError, match="no column 'weigth', the weight of the schema; its nearest"
+        DataError, match="no column 'weigth', the weight of the schema, did you mean"
     ):
         read(path, schema=weighted)
     assert read(path, schema=replace(weighted, is_for_prediction=True))[0].rows.weights is None
@@ -330,9 +330,7 @@ def test_missing_column_is_named_with_the_nearest(tmp_path: Path, suffix: str) -
     names = ["items" if name == "item" else name for name in table.column_names]
     path = write(tmp_path / f"a.{suffix}", table.rename_columns(names))
 
-    with pytest.raises(
-        DataError, match=rf"a\.{suffix}: no column 'item'.*its nearest column is 'items'"
-    ):
+    with pytest.raises(DataError, match=rf"a\.{suffix}: no column 'item'.*did you mean 'items'"):
         read(path)
 
 

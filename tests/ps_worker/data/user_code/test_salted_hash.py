@@ -1,14 +1,15 @@
-"""Python's salted `hash()` in a user's code is noticed, and nothing else is refused."""
+"""Python's salted `hash()` in a user's code is refused, and nothing else is; commands have no salt."""
 
-import itertools
-import random
+import builtins
+import functools
+import os
+import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ctr_model.features import key_of
@@ -16,7 +17,6 @@ from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.user_code import command_probe, salted_hash
 from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ps_worker.data.user_code.generator_reader import generated
 from ps_worker.data.user_code.pipe import piped
@@ -24,7 +24,7 @@ from ps_worker.data.user_code.samples import Sample, SampleLoader
 
 SCHEMA = Schema(dense=(), slots=("user", "ad"))
 LINES = "".join(f"user{i} ad{i % 3} {i % 2}\n" for i in range(8))
-REFUSED = r"uses hash\(\) of text.*MultiSlotStringDataGenerator.*ctr_model\.features\.key_of"
+REFUSED = r"uses hash\(\), in .*MultiSlotStringDataGenerator.*ctr_model\.features\.key_of"
 MASK = 2**63 - 1
 
 
@@ -47,7 +47,6 @@ class Keyed(MultiSlotDataGenerator):
 @pytest.fixture(autouse=True)
 def _salted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    monkeypatch.setattr(command_probe, "_probed", set())
 
 
 @pytest.fixture
@@ -63,106 +62,149 @@ def read(generator: MultiSlotDataGenerator, path: Path) -> list[int]:
     return [int(key) for block in blocks for key in block.rows.keys]
 
 
+def keyed(text: str) -> int:
+    return hash(text) & MASK
+
+
+@functools.lru_cache
+def cached(text: str) -> int:
+    return keyed(text)
+
+
+class Hasher:
+    def __init__(self) -> None:
+        self.modulus = 1000
+
+    @staticmethod
+    def first(text: str) -> int:
+        return next(map(hash, [text]))
+
+    @property
+    def size(self) -> int:
+        return hash(self.modulus)
+
+
+HASHER = Hasher()
+HELPERS = ModuleType("helpers")
+HELPERS.key = keyed  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     "key",
     [
-        lambda slot, text: hash(text) & MASK,
         lambda slot, text: hash((slot, text)) & MASK,
-        lambda slot, text: hash(text.encode()) % 1000,
-        lambda slot, text: hash(frozenset([slot, text])) & MASK,
-        lambda slot, text: slot * 10**6 + hash(f"{slot}:{text}") % 10**6,
+        lambda slot, text: keyed(text),
+        lambda slot, text: cached(text),
+        lambda slot, text: sum([keyed(each) for each in text]),
+        lambda slot, text: builtins.hash(text) & MASK,
+        lambda slot, text: HELPERS.key(text),
+        lambda slot, text: HASHER.first(text),
+        lambda slot, text: HASHER.size,
+        functools.partial(lambda inner, slot, text: inner(text), keyed),
+        HASHER.first,
     ],
-    ids=["text", "tuple", "bytes", "set", "modulo"],
+    ids=[
+        "itself",
+        "function",
+        "cache",
+        "comprehension",
+        "builtins",
+        "module",
+        "object",
+        "property",
+        "partial",
+        "method",
+    ],
 )
-def test_keys_by_hash_of_text_are_refused(key: Callable[[int, str], int], file: Path) -> None:
-    with pytest.raises(DataError, match=f"lines:1: generate_sample {REFUSED}"):
-        read(Keyed(key), file)
+def test_generator_that_uses_hash_is_refused_before_it_is_called(
+    key: Callable[[int, str], int],
+) -> None:
+    with pytest.raises(DataError, match=f"^Keyed {REFUSED}"):
+        generated(Keyed(key))
 
 
-def test_stable_keys_are_read_and_the_generator_is_asked_for_little_more(file: Path) -> None:
+def test_error_names_the_function() -> None:
+    with pytest.raises(DataError, match=r"uses hash\(\), in keyed: Python salts"):
+        generated(Keyed(lambda slot, text: cached(text)))
+
+
+def test_hash_in_the_functions_of_a_closure_and_of_a_base_class_is_found() -> None:
+    def outer(text: str) -> int:
+        return inner(text)
+
+    def inner(text: str) -> int:
+        return hash(text)
+
+    class Derived(Keyed):
+        pass
+
+    class Base(MultiSlotDataGenerator):
+        def generate_sample(self, line: str | None) -> Any:
+            yield [("user", [hash(line)])]
+
+    class Child(Base):
+        pass
+
+    for generator in (Derived(lambda slot, text: outer(text)), Child()):
+        with pytest.raises(DataError, match=REFUSED):
+            generated(generator)
+
+
+class User:
+    """Its hash finds it in dictionaries, and is no key."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, User) and self.name == other.name
+
+
+class Own:
+    """A hash function of the user's own, as that of a package."""
+
+    def hash(self, text: str) -> int:
+        return len(text) + len({User(text)})
+
+
+def test_other_hashes_are_left_alone(file: Path) -> None:
+    own = Own()
+
+    assert read(Keyed(lambda slot, text: own.hash(text)), file)[0] == len("user0") + 1
+
+
+class Proxy:
+    """As objects of web frameworks, which may be asked for nothing outside of a request."""
+
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("no request")
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("no request")
+
+
+PROXY = Proxy()
+
+
+def test_objects_that_the_code_refers_to_are_not_asked() -> None:
+    generated(Keyed(lambda slot, text: PROXY.keys[text]))
+
+
+def test_stable_keys_are_read_and_the_generator_is_asked_once(file: Path) -> None:
     lines: list[str] = []
-    key_of(1, "")  # now: numba calls hash() of text when it loads a function
 
     def key(slot: int, text: str) -> int:
         lines.append(text)
         return key_of(slot, text)
 
-    make = generated(Keyed(key))
-    keys = [
-        int(key)
-        for _ in range(3)
-        for block in make(SCHEMA, BadRows()).blocks(FileSplit(str(file)))
-        for key in block.rows.keys
-    ]
+    keys = read(Keyed(key), file)
 
     assert keys[:2] == [key_of(1, "user0"), key_of(2, "ad0")]
-    assert len(lines) == 2 * (3 * 8 + salted_hash.MAX_LINES)  # once for all passes
-
-
-class Numbered(MultiSlotDataGenerator):
-    """Numbers values as they come, by a dictionary; and lines, by a counter."""
-
-    def __init__(self) -> None:
-        self.ids: dict[str, int] = {}
-        self.num_lines = 0
-
-    def generate_sample(self, line: str | None) -> Any:
-        assert line is not None
-        self.num_lines += 1
-        hash(line)
-        user, _, click = line.split()
-        user_id = self.ids.setdefault(user, len(self.ids))
-        yield [("user", [user_id]), ("ad", [self.num_lines]), ("click", [int(click)])]
-
-
-def test_generator_with_a_state_of_its_own_yields_what_it_would_without_a_probe(
-    file: Path,
-) -> None:
-    file.write_text("".join(f"user{user} ad {user % 2}\n" for user in (3, 1, 3, 2)))
-
-    assert read(Numbered(), file) == [0, 1, 1, 2, 0, 3, 2, 4]
-
-
-def test_keys_by_hash_are_refused_whatever_else_the_generator_counts(file: Path) -> None:
-    class Counting(Numbered):
-        def generate_sample(self, line: str | None) -> Any:
-            for sample in super().generate_sample(line):
-                yield [("user", [hash(line) & MASK]), *sample[1:]]
-
-    with pytest.raises(DataError, match=REFUSED):
-        read(Counting(), file)
-
-
-def test_generator_that_cannot_be_copied_is_not_asked(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Locked(Numbered):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lock = threading.Lock()
-
-    generator = Locked()
-    with caplog.at_level("DEBUG"):
-        read(generator, file)
-
-    assert generator.num_lines == 8
-    assert "whether Locked uses hash() of text is not checked" in caplog.text
-
-
-def test_hash_that_no_key_follows_from_is_left_alone(file: Path) -> None:
-    cache: dict[int, int] = {}
-
-    def key(slot: int, text: str) -> int:
-        cache[hash(text)] = hash(7)  # of a number: the same everywhere
-        return key_of(slot, text)
-
-    assert len(read(Keyed(key), file)) == 16
-
-
-def test_samples_that_differ_each_time_are_left_alone(file: Path) -> None:
-    rng = random.Random(1)
-
-    assert len(read(Keyed(lambda slot, text: rng.getrandbits(40) ^ hash(text) & MASK), file)) == 16
+    assert len(lines) == 2 * 8
 
 
 def test_seed_that_the_user_has_set_is_respected(
@@ -170,109 +212,77 @@ def test_seed_that_the_user_has_set_is_respected(
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", "7")
 
-    assert len(read(Keyed(lambda slot, text: hash(text) & MASK), file)) == 16
+    assert len(read(Keyed(lambda slot, text: keyed(text)), file)) == 16
 
 
-@pytest.mark.parametrize("value", ["", "random"])
-def test_seed_that_python_takes_for_none_is_none(
+@pytest.mark.parametrize("value", ["", "random", "0"])
+def test_seed_that_python_takes_for_none_or_was_set_too_late_is_none(
     file: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", value)
 
     with pytest.raises(DataError, match=REFUSED):
-        read(Keyed(lambda slot, text: hash(text) & MASK), file)
-
-
-def test_error_of_the_generator_is_told_as_ever(file: Path) -> None:
-    def key(slot: int, text: str) -> int:
-        raise KeyError(text)
-
-    with pytest.raises(DataError, match="lines:1: generate_sample raised KeyError: 'user0'"):
-        read(Keyed(key), file)
-
-
-def test_other_threads_hash_as_ever_meanwhile() -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-    rounds = itertools.count()
-
-    def produce() -> int:
-        if next(rounds) == 1:  # the second: salted in this thread
-            has_begun.set()
-            assert may_end.wait(10.0)
-        return hash("text")
-
-    def probe() -> None:
-        with pytest.raises(DataError):
-            salted_hash.require_stable_samples(produce)
-
-    expected = hash("text")
-    thread = threading.Thread(target=probe)
-    thread.start()
-    assert has_begun.wait(10.0)
-    assert hash("text") == expected
-    may_end.set()
-    thread.join(10.0)
-    assert not thread.is_alive()
-    assert "built-in" in repr(hash)
+        read(Keyed(lambda slot, text: keyed(text)), file)
 
 
 SCRIPT = """
-import random
 import sys
 for line in sys.stdin:
     user, ad, click = line.split()
-    print(f"1 {%s} 1 7 1 {click}")
+    print(f"1 {hash(user) & (2**63 - 1)} 1 7 1 {click}")
 """
 
 
-def run_script(expression: str, file: Path) -> list[Any]:
-    script = file.parent / "clicks.py"
-    script.write_text(SCRIPT % expression)
-    command = f"{sys.executable} {script}"
-    return list(piped(command)(SCHEMA, BadRows()).blocks(FileSplit(str(file))))
-
-
-def test_command_of_python_that_prints_salted_hashes_is_refused(file: Path) -> None:
-    for _ in range(2):  # not only the first time
-        with pytest.raises(DataError, match=rf"lines: the command .*clicks\.py' {REFUSED}"):
-            run_script("hash(user) & (2**63 - 1)", file)
-
-
-@pytest.mark.parametrize("expression", ["len(user)", "random.getrandbits(60)"])
-def test_other_commands_are_run(expression: str, file: Path) -> None:
-    (block,) = run_script(expression, file)
-
-    assert block.rows.size == 8
-
-
-def test_generator_of_this_package_as_a_command_refuses_by_itself(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seed", "is_kept"), [(None, False), ("random", False), ("7", True)])
+def test_commands_print_the_same_keys_in_every_process(
+    seed: str | None, is_kept: bool, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    script = file.parent / "clicks.py"
+    script.write_text(SCRIPT)
+    command = f"{sys.executable} {script}"
+    expected = subprocess.run(
+        [sys.executable, "-c", "print(hash('user0') & (2**63 - 1))"],
+        env={**os.environ, "PYTHONHASHSEED": "7" if is_kept else "0"},
+        capture_output=True,
+        check=True,
+    )
+
+    (block,) = piped(command)(SCHEMA, BadRows()).blocks(FileSplit(str(file)))
+
+    assert block.rows.keys[0] == int(expected.stdout)
+
+
+def test_generator_as_a_command_refuses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stdin:
         buffer = LINES.encode().splitlines(keepends=True)
 
     monkeypatch.setattr(sys, "stdin", Stdin)
 
-    with pytest.raises(DataError, match=f"^line 1: generate_sample {REFUSED}"):
-        Keyed(lambda slot, text: hash(text) & MASK).run_from_stdin()
+    with pytest.raises(DataError, match=f"^Keyed {REFUSED}"):
+        Keyed(lambda slot, text: keyed(text)).run_from_stdin()
 
 
-@pytest.mark.parametrize("is_hashed", [True, False])
-def test_samples_of_a_function_are_asked_for_twice(is_hashed: bool) -> None:
-    """Paddle's own example of a sample generator takes `hash()`."""
+def test_function_of_samples_that_uses_hash_is_refused() -> None:
+    """As Paddle's own example of a sample generator does."""
 
     def samples() -> Iterator[Sample]:
+        yield 1, [], [hash("user0"), 7]
+
+    with pytest.raises(DataError, match=f"^the function of samples {REFUSED}"):
+        SampleLoader(samples, SCHEMA, batch_size=10)
+
+
+def test_function_of_samples_is_called_once_a_pass() -> None:
+    calls = []
+
+    def samples() -> Iterator[Sample]:
+        calls.append(1)
         for number in range(20):
-            text = f"user{number}"
-            yield (
-                1,
-                [],
-                [hash(text) & MASK if is_hashed else text, np.array([number, hash(number)])],
-            )
+            yield 1, [], [f"user{number}", number]
 
     loader = SampleLoader(samples, SCHEMA, batch_size=10)
-    if is_hashed:
-        with pytest.raises(DataError, match=f"the function of samples {REFUSED}"):
-            next(iter(loader))
-    else:
-        assert [batch.size for batch in loader] == [10, 10]
+
+    assert [batch.size for batch in loader] == [10, 10]
+    assert len(calls) == 1

@@ -70,8 +70,14 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
             lambda it: it.init(use_var=[SimpleNamespace(name="user"), SimpleNamespace(name="ad")]),
             r"use_var of fleet\.QueueDataset is a list of user, ad, expected a Schema",
         ),
-        (lambda it: it.init(use_var=SCHEMA, fs_name="hdfs://x"), "fs_name .* named by URL"),
-        (lambda it: it.init(use_var=SCHEMA, input_type=1), "input_type of .* is 1: the format is"),
+        (
+            lambda it: it.init(use_var=SCHEMA, fs_name="hdfs://x"),
+            "fs_name .* none here: leave it out",
+        ),
+        (
+            lambda it: it.init(use_var=SCHEMA, input_type=1),
+            "input_type of .* is 1, and there is none here",
+        ),
         (lambda it: it.init(use_var=SCHEMA, batch_size=0), "batch_size is 0"),
         (
             lambda it: it.init(batch_size=64),

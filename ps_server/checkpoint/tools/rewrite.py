@@ -1,6 +1,5 @@
-"""Rewriting of checkpoints: for other servers, a delta as a full checkpoint, or with other rows."""
+"""Rewrites checkpoints: a delta as a full checkpoint, or with other rows."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError, UsageError
+from protos.errors import UsageError
 from protos.gradients import Values
 from protos.keys import Keys
-from protos.placement import ONE_SERVER, ShardMap
+from protos.placement import ShardMap
 from protos.spec import DenseSpec, TableSpec
 from ps_server.checkpoint.chain import ShardChange, merged, require_unneeded
-from ps_server.checkpoint.files.manifest import DenseEntry, Entry, Share, TableEntry
+from ps_server.checkpoint.files.manifest import Entry, Share
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import Folder, folder_at
 from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
@@ -56,43 +55,9 @@ class _SavedBlock:
 
     checkpoint: Checkpoint
     spec: DenseSpec
-    piece: slice
 
     def export(self) -> DensePiece:
-        return self.checkpoint.read_dense(self.spec.name, self.piece)
-
-
-def reshard(checkpoint: Checkpoint, target: str | Path, num_servers: int) -> None:
-    """Saves a checkpoint as `num_servers` servers would have written it.
-
-    Args:
-        checkpoint: Checkpoint to save; every checksum is compared.
-        target: Path or URL; may be that of the checkpoint itself, if no delta needs it.
-        num_servers: At least 1.
-
-    Raises:
-        CheckpointError: If a file was altered, a delta needs the checkpoint at the target, or it cannot be
-            written; the target is left unchanged.
-    """
-    if num_servers < 1:
-        raise CheckpointError(f"cannot reshard for {num_servers} servers: give at least 1")
-    checkpoint.require_trainable()
-    manifest = checkpoint.manifest
-    shard_map = ShardMap.of(num_servers)
-
-    def write_shares(url: str, token: str) -> list[Share]:
-        folder = shared_folder(url, token)
-        return [
-            Share(
-                entries=tuple(_write_share(checkpoint, folder, server, shard_map)),
-                version=manifest.version,
-                batches=manifest.batches,
-                workers=manifest.workers,
-            )
-            for server in shard_map.servers
-        ]
-
-    save_again(checkpoint, target, write_shares)
+        return self.checkpoint.read_dense(self.spec.name, slice(0, self.spec.length))
 
 
 def save_again(
@@ -120,23 +85,9 @@ def save_again(
     )
 
 
-def _write_share(
-    checkpoint: Checkpoint, folder: Folder, server: int, shard_map: ShardMap
-) -> Sequence[Entry]:
-    sources = sources_of(checkpoint, server, shard_map)
-    return write_share(
-        folder,
-        server,
-        sources.tables,
-        sources.blocks,
-        candidates=sources.candidates,
-        counters=sources.counters,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class SavedSources:
-    """The shards and pieces of a checkpoint that one server would hold."""
+    """The shards and blocks of a checkpoint, as sources for a writer."""
 
     tables: Sequence[SavedTable[Rows]]
     blocks: Sequence[DenseSource]
@@ -144,11 +95,11 @@ class SavedSources:
     counters: Sequence[SavedTable[NDArray[np.uint8]]]
 
 
-def sources_of(checkpoint: Checkpoint, server: int, shard_map: ShardMap) -> SavedSources:
-    """Returns the shards and pieces that a server would hold."""
+def sources_of(checkpoint: Checkpoint) -> SavedSources:
+    """Returns all shards and blocks of a checkpoint."""
     tables, candidates, counters = [], [], []
     for name, spec in checkpoint.tables.items():
-        shards = shard_map.shards_of(server, spec.num_shards)
+        shards = range(spec.num_shards)
         files = checkpoint.manifest.files_of_table(name)[0]
         widths = (files.state_width, files.statistics_width)
         tables.append(SavedTable(spec, shards, checkpoint.read_shards, *widths))
@@ -158,11 +109,36 @@ def sources_of(checkpoint: Checkpoint, server: int, shard_map: ShardMap) -> Save
             candidates.append(SavedTable(keys_only, shards, checkpoint.read_candidates, 0, width))
         if checkpoint.manifest.files_of_counters(name):
             counters.append(SavedTable(spec, shards, checkpoint.read_counters))
-    blocks = [
-        _SavedBlock(checkpoint, spec, shard_map.piece_of(server, spec.length))
-        for spec in checkpoint.blocks.values()
-    ]
+    blocks = [_SavedBlock(checkpoint, spec) for spec in checkpoint.blocks.values()]
     return SavedSources(tables, blocks, candidates, counters)
+
+
+def compact(checkpoint: Checkpoint, target: str | Path) -> None:
+    """Saves the model of a delta, or of a full checkpoint, as a full checkpoint, one file for each table.
+
+    Args:
+        checkpoint: Checkpoint to save; every checksum is compared.
+        target: Path or URL; may be that of the checkpoint itself, if no other delta needs it.
+
+    Raises:
+        CheckpointError: If a file was altered, a delta needs the checkpoint at the target, or it cannot be
+            written; the target is left unchanged.
+    """
+    checkpoint.require_trainable()
+    manifest, sources = checkpoint.manifest, sources_of(checkpoint)
+
+    def write_shares(url: str, token: str) -> list[Share]:
+        entries = _write_share(shared_folder(url, token), sources, sources.tables)
+        return [
+            Share(
+                entries=tuple(entries),
+                version=manifest.version,
+                batches=manifest.batches,
+                workers=manifest.workers,
+            )
+        ]
+
+    save_again(checkpoint, target, write_shares)
 
 
 def import_rows(
@@ -180,7 +156,7 @@ def import_rows(
         weights: float32[N, D].
 
     Raises:
-        CheckpointError: As `reshard`.
+        CheckpointError: As `compact`.
         UsageError: If there is no such table, or the weights are not of its dim.
     """
     checkpoint.require_trainable()
@@ -212,33 +188,22 @@ def import_rows(
             yield shard, merged(rows, ShardChange(new, np.empty(0, np.uint64), 0, 1.0))
 
     def write_shares(url: str, token: str) -> list[Share]:
-        sources = sources_of(checkpoint, 0, ONE_SERVER)
-        entries = write_share(
-            shared_folder(url, token),
-            0,
-            [replace(each, read=changed) for each in sources.tables],
-            sources.blocks,
-            candidates=sources.candidates,
-            counters=sources.counters,
-        )
+        sources = sources_of(checkpoint)
+        tables = [replace(each, read=changed) for each in sources.tables]
+        entries = _write_share(shared_folder(url, token), sources, tables)
         return [Share(entries=tuple(entries), version=checkpoint.manifest.version)]
 
     save_again(checkpoint, target, write_shares)
 
 
-def compact(checkpoint: Checkpoint, target: str | Path) -> None:
-    """Saves the model of a delta as a full checkpoint, for the same number of servers.
-
-    Args:
-        checkpoint: Checkpoint to save; every checksum is compared.
-        target: Path or URL; may be that of the delta, if no other delta needs it.
-
-    Raises:
-        CheckpointError: As `reshard`.
-    """
-    files = Counter(
-        entry.table if isinstance(entry, TableEntry) else entry.block
-        for entry in checkpoint.manifest.entries
-        if isinstance(entry, DenseEntry) or (isinstance(entry, TableEntry) and entry.kind == "rows")
+def _write_share(
+    folder: Folder, sources: SavedSources, tables: Sequence[SavedTable[Rows]]
+) -> Sequence[Entry]:
+    return write_share(
+        folder,
+        0,
+        tables,
+        sources.blocks,
+        candidates=sources.candidates,
+        counters=sources.counters,
     )
-    reshard(checkpoint, target, max(files.values(), default=1))

@@ -1,4 +1,4 @@
-"""Resharding: other files of the same checkpoint."""
+"""Compacting: one file a table, of the same checkpoint."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from protos.errors import CheckpointError
 from protos.store import WorkerProgress
 from ps_server.checkpoint.files.manifest import manifest_to_json
 from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.tools.reshard import reshard
+from ps_server.checkpoint.tools.rewrite import compact
 from tests.support.checkpoints import fake_counting_model
 
 MODEL = fake_counting_model(1)
@@ -21,16 +21,16 @@ def data_of(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.arrow")}
 
 
-@pytest.mark.parametrize("num_servers", [1, 2, 5])
-def test_files_are_those_that_so_many_servers_would_have_written(
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_files_are_those_that_one_server_would_have_written(
     tmp_path: Path, num_servers: int
 ) -> None:
-    MODEL.save(tmp_path / "saved", 3)
-    MODEL.save(tmp_path / "expected", num_servers)
+    MODEL.save(tmp_path / "saved", num_servers)
+    MODEL.save(tmp_path / "expected")
 
-    reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", num_servers)
+    compact(Checkpoint.open(tmp_path / "saved"), tmp_path / "compacted")
 
-    found, expected = (Checkpoint.open(tmp_path / name) for name in ("resharded", "expected"))
+    found, expected = (Checkpoint.open(tmp_path / name) for name in ("compacted", "expected"))
     found.verify()
     assert data_of(found) == data_of(expected)
     assert found.manifest.entries == expected.manifest.entries
@@ -43,17 +43,17 @@ def test_all_else_stays_as_it_was(tmp_path: Path) -> None:
     saved = replace(saved, version=7, workers=WORKERS, created=1.5e9)
     (tmp_path / "saved" / "MANIFEST.json").write_text(manifest_to_json(saved))
 
-    reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", 2)
+    compact(Checkpoint.open(tmp_path / "saved"), tmp_path / "compacted")
 
-    found = Checkpoint.open(tmp_path / "resharded").manifest
+    found = Checkpoint.open(tmp_path / "compacted").manifest
     unlike = {"entries": saved.entries, "data_folder": saved.data_folder}
     assert replace(found, **unlike) == saved
 
 
-def test_checkpoint_can_be_resharded_where_it_is(tmp_path: Path) -> None:
+def test_checkpoint_can_be_compacted_where_it_is(tmp_path: Path) -> None:
     digest = MODEL.save(tmp_path / "saved", 3)
 
-    reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "saved", 1)
+    compact(Checkpoint.open(tmp_path / "saved"), tmp_path / "saved")
 
     checkpoint = Checkpoint.open(tmp_path / "saved")
     checkpoint.verify()
@@ -69,13 +69,6 @@ def test_altered_file_is_not_copied(tmp_path: Path) -> None:
     table.write_bytes(content.replace(weights.tobytes(), (-weights).tobytes()))
 
     with pytest.raises(CheckpointError, match=r"table\.exact\.server-0\.arrow was altered"):
-        reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", 2)
+        compact(Checkpoint.open(tmp_path / "saved"), tmp_path / "compacted")
 
-    assert not (tmp_path / "resharded").exists()
-
-
-def test_number_of_servers_is_at_least_one(tmp_path: Path) -> None:
-    MODEL.save(tmp_path / "saved")
-
-    with pytest.raises(CheckpointError, match="for 0 servers: give at least 1"):
-        reshard(Checkpoint.open(tmp_path / "saved"), tmp_path / "resharded", 0)
+    assert not (tmp_path / "compacted").exists()
