@@ -3,18 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ps_worker.serving.report.axes import shown
 from ps_worker.serving.report.charts import (
     Labelled,
     Series,
     calibration,
     columns,
-    legend,
     rows,
     stacked,
 )
 from ps_worker.serving.report.importance import Importance
-from ps_worker.serving.report.page import Card, Section
+from ps_worker.serving.report.page import Card, Section, shown
 from ps_worker.serving.report.runs import EVALUATED, RunRecords, missing, number
 
 Runs = Sequence[RunRecords]
@@ -92,12 +90,10 @@ def _card_of_slot(runs: Runs, slot: str, slices: Sequence[Mapping[str, Any]]) ->
     cells: list[list[object]] = []
     for value in values:
         figures = [each.get(value, {}) for each in of_runs]
-        examples = next((each["examples"] for each in figures if each.get("examples")), None)
         labelled.append(
             Labelled(
                 label=value,
                 values=[number(each.get("auc")) for each in figures],
-                note=f"({shown(examples)} examples)",
             )
         )
         keys = ("examples", "click_rate", "auc", "calibration")
@@ -207,7 +203,6 @@ def staleness(runs: Runs) -> Section:
                     100 * each[label] / total if label in each else None
                     for each, total in zip(counts, totals, strict=True)
                 ],
-                note="% of batches",
             )
             for label in labels
         ]
@@ -269,8 +264,7 @@ def time_by_part(runs: Runs) -> Section:
         cards.append(
             Card(
                 title="Milliseconds a step",
-                body=f'<div class="legend">{legend(parts)}</div>'
-                + stacked(totals, parts, x="milliseconds", unit="ms"),
+                body=stacked(totals, parts, x="milliseconds"),
                 note=f"Mean over the steps of worker 0, on the thread that takes them.{several}",
                 headers=["run", "part", "milliseconds a step"],
                 cells=[
