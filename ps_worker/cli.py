@@ -211,7 +211,7 @@ def example(
 
 
 def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
-    from protos.wire.metrics_port import metrics_address
+    from protos.metrics.metrics_port import metrics_address
     from ps_worker.checkpoints.folder import require_free_folder
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
     from ps_worker.heter.connect import heter_trainers, require_heter

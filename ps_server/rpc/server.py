@@ -38,7 +38,7 @@ from ps_server.settings import ServerSettings
 from ps_server.store import ParameterStore
 
 if TYPE_CHECKING:
-    from protos.runtime.http_port import HttpPort
+    from protos.metrics.http_port import HttpPort
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class Server:
         if self._settings.metrics is None:
             return
         # Imported late: most servers need none of it.
-        from protos.wire.metrics_port import open_metrics_port
+        from protos.metrics.metrics_port import open_metrics_port
         from ps_server.rpc.metrics.server_metrics import ServerMetrics
         from ps_server.rpc.metrics.server_status import server_status
 

@@ -19,16 +19,16 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from protos.errors import CtrPsError, UsageError
-from protos.role import address_to_bind
-from protos.runtime.environment import arguments, connection_limit, num_processors
-from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
-from protos.wire.debug_services import DebugServices
-from protos.wire.metrics_port import (
+from protos.metrics.metrics_port import (
     Readers,
     metrics_address,
     open_metrics_port,
     parse_address,
 )
+from protos.role import address_to_bind
+from protos.runtime.environment import arguments, connection_limit, num_processors
+from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from protos.wire.debug_services import DebugServices
 from protos.wire.security.credentials import (
     Credentials,
     bind,
