@@ -32,7 +32,6 @@ _VARIABLES = {
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": _GRID,
-    "axes.formatter.use_mathtext": False,
     "axes.formatter.useoffset": False,
     "axes.grid": True,
     "axes.labelcolor": _MUTED,
@@ -78,17 +77,8 @@ class Series:
     points: Sequence[Point]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
-    """A figure of each series for one label, as the importance of a slot in each run.
-
-    Attributes:
-        label: At the left, or below a column.
-        values: One for each series; None: it has none.
-    """
-
-    label: str
-    values: Sequence[float | None]
+Labelled = Mapping[str, Sequence[float | None]]
+"""For each label a figure of each series, as the importance of a slot in each run; None: it has none."""
 
 
 @mpl.rc_context(_STYLE)
@@ -142,7 +132,7 @@ def calibration(series: Sequence[Series]) -> str:
 
 @mpl.rc_context(_STYLE)
 def rows(
-    labelled: Sequence[Labelled],
+    labelled: Labelled,
     names: Sequence[str],
     *,
     x: str,
@@ -167,18 +157,18 @@ def rows(
             axes.plot(values, places, "o", color=colour)
     for _, level in levels:
         axes.axvline(level, color=_LEVEL, linestyle="--", linewidth=1)
-    axes.set_yticks(range(len(labelled)), [_short(each.label) for each in labelled])
+    axes.set_yticks(range(len(labelled)), [_short(each) for each in labelled])
     axes.set_ylim(len(labelled) - 0.5, -0.5)
     return _chart(figure, x, enumerate(names), levels)
 
 
 @mpl.rc_context(_STYLE)
-def columns(labelled: Sequence[Labelled], names: Sequence[str], *, x: str, y: str) -> str:
+def columns(labelled: Labelled, names: Sequence[str], *, x: str, y: str) -> str:
     """Returns a chart with a group of columns a label, one for each series that has a value."""
     figure, axes = _figure(x, y)
     for colour, places, values, thickness in _groups(labelled, len(names)):
         axes.bar(places, values, thickness, color=colour)
-    axes.set_xticks(range(len(labelled)), [each.label for each in labelled])
+    axes.set_xticks(range(len(labelled)), list(labelled))
     return _chart(figure, f"{y} by {x}", enumerate(names))
 
 
@@ -253,7 +243,7 @@ def _draw(axes: Axes, series: Series, *, is_dotted: bool) -> None:
 
 
 def _groups(
-    labelled: Sequence[Labelled], count: int
+    labelled: Labelled, count: int
 ) -> Iterator[tuple[str, list[float], list[float], float]]:
     """Yields colour, places, values and thickness of the marks of each of `count` series."""
     thickness = 0.8 / count
@@ -261,8 +251,8 @@ def _groups(
         shift = thickness * (number - (count - 1) / 2)
         marks = [
             (index + shift, value)
-            for index, each in enumerate(labelled)
-            if (value := each.values[number]) is not None
+            for index, values in enumerate(labelled.values())
+            if (value := values[number]) is not None
         ]
         yield (
             _colour(number),

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ps_worker.serving.report.charts import (
-    Labelled,
     Series,
     calibration,
     columns,
@@ -86,23 +85,17 @@ def by_slot_value(runs: Runs) -> Section:
 def _card_of_slot(runs: Runs, slot: str, slices: Sequence[Mapping[str, Any]]) -> Card | None:
     of_runs = [{_value(each): each for each in of_run.get(slot, ())} for of_run in slices]
     values = dict.fromkeys(value for each in of_runs for value in each)
-    labelled = []
-    cells: list[list[object]] = []
-    for value in values:
-        figures = [each.get(value, {}) for each in of_runs]
-        labelled.append(
-            Labelled(
-                label=value,
-                values=[number(each.get("auc")) for each in figures],
-            )
-        )
-        keys = ("examples", "click_rate", "auc", "calibration")
-        cells += [
-            [value, run.name, *(each.get(key) for key in keys)]
-            for run, each in zip(runs, figures, strict=True)
-            if each
-        ]
-    if not any(each is not None for label in labelled for each in label.values):
+    labelled = {
+        value: [number(each.get(value, {}).get("auc")) for each in of_runs] for value in values
+    }
+    keys = ("examples", "click_rate", "auc", "calibration")
+    cells = [
+        [value, run.name, *(each[value].get(key) for key in keys)]
+        for value in values
+        for run, each in zip(runs, of_runs, strict=True)
+        if value in each
+    ]
+    if not any(each is not None for figures in labelled.values() for each in figures):
         return None
     names = [run.name for run in runs]
     overall = [run.figure("auc", EVALUATED) for run in runs]
@@ -142,13 +135,10 @@ def importance(runs: Runs, found: Sequence[Importance | str]) -> Section:
     ]
 
     def chart(value: Callable[[Any], float], x: str, title: str, note: str) -> Card:
-        labelled = [
-            Labelled(
-                label=name,
-                values=[number(value(own[name])) if name in own else None for own in by_name],
-            )
+        labelled = {
+            name: [number(value(own[name])) if name in own else None for own in by_name]
             for name in names[:FEATURES_SHOWN]
-        ]
+        }
         return Card(
             title=title,
             body=rows(labelled, [run.name for run in runs], x=x, is_bars=True),
@@ -196,16 +186,13 @@ def staleness(runs: Runs) -> Section:
     labels = sorted({label for each in counts for label in each}, key=_start)
     cards = []
     if labels:
-        labelled = [
-            Labelled(
-                label=label,
-                values=[
-                    100 * each[label] / total if label in each else None
-                    for each, total in zip(counts, totals, strict=True)
-                ],
-            )
+        labelled = {
+            label: [
+                100 * each[label] / total if label in each else None
+                for each, total in zip(counts, totals, strict=True)
+            ]
             for label in labels
-        ]
+        }
         means = "; ".join(
             f"{run.name}: mean {shown(number(each[0].get('mean')))}, largest "
             f"{shown(each[0].get('largest'))}"

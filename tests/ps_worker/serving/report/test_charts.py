@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 import pytest
 
 from ps_worker.serving.report.charts import (
-    Labelled,
     Series,
     columns,
     lines,
@@ -78,7 +77,7 @@ def test_points_of_a_line_are_where_their_values_are() -> None:
 
 
 def test_bars_go_from_zero_to_either_side() -> None:
-    labelled = [Labelled(label="a", values=[0.2]), Labelled(label="b", values=[-0.1])]
+    labelled = {"a": [0.2], "b": [-0.1]}
 
     first, second = paths(rows(labelled, ["run"], x="AUC lost", is_bars=True))
 
@@ -105,9 +104,9 @@ def test_long_names_keep_the_end_in_which_they_differ() -> None:
 @pytest.mark.parametrize(
     "chart",
     [
-        rows([Labelled(label="<a>", values=[-0.1, None])], ["r", "<q>"], x="x", is_bars=True),
-        rows([Labelled(label="<a>", values=[0.7, 0.8])], ["r", "q"], x="x", is_bars=False),
-        columns([Labelled(label="3-4", values=[10.0, None])], ["r", "q"], x="x", y="<y>"),
+        rows({"<a>": [-0.1, None]}, ["r", "<q>"], x="x", is_bars=True),
+        rows({"<a>": [0.7, 0.8]}, ["r", "q"], x="x", is_bars=False),
+        columns({"3-4": [10.0, None]}, ["r", "q"], x="x", y="<y>"),
         stacked([("<r> $1$ 中文", {"pull": 2.0, "push": 1.0})], ["pull", "push"], x="ms"),
         lines(
             [Series(name="<a>", number=7, points=[(1, 0.5)])], x="x", y="y", levels=[("<l>", 0.4)]
