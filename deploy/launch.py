@@ -10,9 +10,12 @@ Examples:
 """
 
 import contextlib
+import itertools
 import logging
 import signal
 import sys
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,18 +25,15 @@ from typer.core import TyperCommand
 
 from deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
 from deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
-from deploy.job_settings import JobSettings
 from deploy.launcher import Launch, run
 from deploy.programs import commands_of_job, commands_of_script, is_script
 from deploy.supervisor import LEASE_SECONDS, Durability, Policy
+from protos.errors import OverloadedError
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
 WORKER_COMMAND = "ps-worker train"
 HETER_COMMAND = "ps-worker heter"
-
-NO_ROOM = 14
-"""Exit code where Ray has no room, as of a server that has none."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -212,9 +212,52 @@ def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
         raise typer.BadParameter(f"--address {address}: {error}") from error
     except PlacementError as error:
         typer.echo(f"error: {error}", err=True)
-        return NO_ROOM
+        return OverloadedError.exit_code
     except KeyboardInterrupt:  # before the launcher heeds signals itself
         return 128 + signal.SIGINT
+
+
+class JobSettings:
+    """Settings of a job that the launcher heeds, as its workers will read them.
+
+    A file or an override that is wrong is left to the workers, whose error says why.
+    """
+
+    def __init__(self, job: Path, words: Sequence[str] = ()) -> None:
+        """Reads the job.
+
+        Args:
+            job: A TOML file.
+            words: Words of a command line, of which `--set section.key=value` count.
+        """
+        try:
+            self._tree: dict[str, Any] = tomllib.loads(job.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            self._tree = {}
+        for option, override in itertools.pairwise(words):
+            if option == "--set":
+                self._override(override)
+
+    def get(self, section: str, key: str) -> Any:
+        """Returns a setting; None: it is not set."""
+        values = self._tree.get(section)
+        return values.get(key) if isinstance(values, Mapping) else None
+
+    def _override(self, override: str) -> None:
+        path, _, text = override.partition("=")
+        section, _, key = path.strip().partition(".")
+        if not key:
+            self._tree[section] = _value(text)
+        elif isinstance(values := self._tree.setdefault(section, {}), dict):
+            values[key.strip()] = _value(text)
+
+
+def _value(text: str) -> Any:
+    """Returns the TOML value that `text` is, or the text itself: quotes around words are optional."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except ValueError:
+        return text.strip()
 
 
 def _policy_of_job(path: Path, job: JobSettings) -> Policy:

@@ -5,13 +5,14 @@ Cluster --exits, signals, time--> Supervisor --decisions--> start again, stop, e
 """
 
 import contextlib
+import json
 import logging
 import os
 import sys
 import textwrap
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ from deploy.cluster import (
     Events,
     LocalEngine,
     LogDirError,
+    Sink,
     Terminal,
     held,
     signals_as_events,
 )
-from deploy.last_line import LastLine
 from deploy.plan import ProcessSpec, heter_specs, server_specs, with_update_logs, worker_specs
 from deploy.programs import Commands
 from deploy.resumption import Resumption
@@ -339,3 +340,43 @@ def tail(path: Path) -> str:
         last = deque(lines, TAIL_LINES)
     text = b"".join(last).decode(errors="replace").rstrip() or "(it is empty)"
     return textwrap.indent(text, "    ")
+
+
+class LastLine:
+    """Output whose last line is held back, so that a JSON object there can get further fields.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._held = b""
+
+    def __call__(self, data: bytes) -> None:
+        """Takes output.
+
+        Raises:
+            OSError: If it cannot be passed on.
+        """
+        held = self._held + data
+        end = held.rfind(b"\n", 0, len(held) - 1) + 1
+        self._held = held[end:]
+        if end:
+            self._sink(held[:end])
+
+    def end(self, fields: Mapping[str, Any]) -> None:
+        """Passes on the last line with `fields` added, if it is an object, and else before them.
+
+        Raises:
+            OSError: If it cannot be passed on.
+        """
+        held, self._held = self._held, b""
+        try:
+            result = json.loads(held)
+        except ValueError:
+            result = None
+        if isinstance(result, dict):
+            fields = {**result, **fields}
+        else:
+            self._sink(held if held.endswith(b"\n") or not held else held + b"\n")
+        self._sink(json.dumps(fields).encode() + b"\n")

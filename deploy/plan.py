@@ -8,21 +8,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from protos.role import (
+    HETER_DEVICE,
+    HETER_TRAINERS,
+    HOST,
+    NUM_WORKERS,
+    PORT,
+    ROLE,
+    SERVERS,
+    STAGE,
+    STAGES,
+    WORKER_INDEX,
+)
+
 # Inherited values of these must not leak into the role of a process.
 ROLE_VARIABLES = (
-    "TRAINING_ROLE",
-    "PADDLE_PSERVERS_IP_PORT_LIST",
-    "PADDLE_TRAINERS_NUM",
-    "PADDLE_TRAINER_ID",
-    "PADDLE_PORT",
-    "POD_IP",
-    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
-    "PADDLE_HETER_TRAINER_IP_PORT_LIST",
-    "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
-    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
-    "STAGE_ID",
-    "STAGE_NUM",
-    "HETER_DEVICE_TYPE",
+    ROLE,
+    SERVERS,
+    NUM_WORKERS,
+    WORKER_INDEX,
+    PORT,
+    HOST,
+    *HETER_TRAINERS,
+    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",  # which only Paddle reads
+    STAGE,
+    STAGES,
+    HETER_DEVICE,
 )
 
 CREDENTIALS = ("CTR_PS_TOKEN", "CTR_PS_TOKEN_FILE", "CTR_PS_TLS_CERT")
@@ -47,7 +58,7 @@ class ProcessSpec:
     @property
     def is_server(self) -> bool:
         """Whether it has the role of a server."""
-        return self.role.get("TRAINING_ROLE") == "PSERVER"
+        return self.role.get(ROLE) == "PSERVER"
 
 
 def server_specs(
@@ -74,9 +85,9 @@ def worker_specs(
     specs = []
     for index in range(num_workers):
         role = _shared_role("TRAINER", endpoints, num_workers, heter_endpoints)
-        role |= {"PADDLE_TRAINER_ID": str(index)}
+        role |= {WORKER_INDEX: str(index)}
         if heter_endpoints:
-            role |= {"STAGE_ID": "1"}
+            role |= {STAGE: "1"}
         specs.append(ProcessSpec(name=f"trainer.{index}", command=tuple(command), role=role))
     return specs
 
@@ -93,7 +104,7 @@ def heter_specs(
     specs = []
     for index, endpoint in enumerate(heter_endpoints):
         role = _shared_role("HETER_TRAINER", endpoints, num_workers, heter_endpoints)
-        role |= _own(endpoint) | {"STAGE_ID": "2", "HETER_DEVICE_TYPE": device}
+        role |= _own(endpoint) | {STAGE: "2", HETER_DEVICE: device}
         specs.append(ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role))
     return specs
 
@@ -139,18 +150,18 @@ def _shared_role(
     role: str, endpoints: Sequence[str], num_workers: int, heter_endpoints: Sequence[str]
 ) -> dict[str, str]:
     shared = {
-        "TRAINING_ROLE": role,
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(endpoints),
-        "PADDLE_TRAINERS_NUM": str(num_workers),
+        ROLE: role,
+        SERVERS: ",".join(endpoints),
+        NUM_WORKERS: str(num_workers),
     }
     if heter_endpoints:
         shared |= {
-            "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ",".join(heter_endpoints),
-            "STAGE_NUM": "2",
+            HETER_TRAINERS[0]: ",".join(heter_endpoints),
+            STAGES: "2",
         }
     return shared
 
 
 def _own(endpoint: str) -> dict[str, str]:
     host, _, port = endpoint.rpartition(":")
-    return {"POD_IP": host, "PADDLE_PORT": port}
+    return {HOST: host, PORT: port}

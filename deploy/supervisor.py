@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deploy.plan import describe_end, exit_code_of
+from protos.errors import (
+    AbortedError,
+    BindError,
+    NoMemoryError,
+    ProtocolError,
+    TransportError,
+)
 
 Durability = Literal["checkpoint", "log"]
 
-LOST_SERVER = 4  # exit code of a worker whose server is gone
-CANNOT_BIND = 3  # exit code of a server whose port is taken
-REFUSED = 10  # exit code of a worker that was silent for longer than its lease
-ABORTED = 12  # exit code of a worker that another one has ended by its error
-NO_MEMORY = 16  # exit code of a process to which the system gives no memory
 LAST_SIGNAL = 64
 LEASE_SECONDS = 30.0  # cluster.lease_s of a job that does not say it
 MAX_FUTILE_RESTARTS = 3
@@ -150,7 +152,11 @@ class _Failure:
     def is_kill(self) -> bool:
         """Whether it was killed from outside, or crashed: by a signal, a shell's code for one, no memory."""
         code = self.returncode
-        return code < 0 or 128 < code <= 128 + LAST_SIGNAL or code == NO_MEMORY
+        return code < 0 or 128 < code <= 128 + LAST_SIGNAL or code == NoMemoryError.exit_code
+
+    def is_refusal(self) -> bool:
+        """Whether servers refused it, as they do after a silence longer than its lease."""
+        return self.returncode == ProtocolError.exit_code
 
 
 @dataclass(slots=True)
@@ -268,11 +274,11 @@ class Supervisor:
         if not self._policy.continues or failure.name not in self._workers[1:]:
             return False
         # Servers that have ended well needed it no more.
-        return failure.is_kill() or failure.returncode == REFUSED or bool(self._early)
+        return failure.is_kill() or failure.is_refusal() or bool(self._early)
 
     def _lost(self, failure: _Failure, now: float) -> Decision | None:
         self._has_losses = True
-        if failure.returncode == REFUSED:
+        if failure.is_refusal():
             self._refused = self._refused or failure
         others = "go on" if self._running else "have ended"
         text = (
@@ -289,13 +295,16 @@ class Supervisor:
 
     def _consequences(self) -> tuple[int, ...]:
         # Only a launcher that restarts needs to know of a server's death before its workers' error.
-        return (ABORTED, LOST_SERVER) if self._policy.max_restarts else (ABORTED,)
+        aborted, lost_server = AbortedError.exit_code, TransportError.exit_code
+        return (aborted, lost_server) if self._policy.max_restarts else (aborted,)
 
     def _follow(self, failure: _Failure, now: float) -> Decision:
         """Returns what follows from the failure that ended the job, or that a restart repairs."""
-        if failure.returncode == ABORTED and self._refused is not None:
+        if failure.returncode == AbortedError.exit_code and self._refused is not None:
             failure = self._refused  # no loss: it was refused for an error that ended the job
-        if failure.returncode == CANNOT_BIND and not (self._has_other_ports or self.restarts):
+        if failure.returncode == BindError.exit_code and not (
+            self._has_other_ports or self.restarts
+        ):
             self._has_other_ports = True
             return OtherPorts(failure.text)
         if not (failure.is_kill() and self._policy.max_restarts):

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from protos.errors import CtrPsError, RoleError
+from protos.errors import CtrPsError, RoleError, UsageError
 from protos.role import (
     HeterRole,
     WorkerRole,
@@ -177,10 +177,14 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one HTML page about runs: curves, calibration, features, tables, time."""
-    from ps_worker.serving.report.report import report as write  # late: as above
-
     _start()
     with errors_as_exit_codes():
+        try:
+            from ps_worker.serving.report.report import report as write  # late: as above
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"a report needs {error.name}, which is not installed: pip install 'ctr-ps[report]'"
+            ) from error
         result = write(runs, output, importance_rows=importance_rows, allow_code=allow_code)
         _report(result, as_json)
 
@@ -207,7 +211,7 @@ def example(
 
 
 def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
-    from protos.wire.metrics_port import metrics_address
+    from protos.metrics.metrics_port import metrics_address
     from ps_worker.checkpoints.folder import require_free_folder
     from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
     from ps_worker.heter.connect import heter_trainers, require_heter

@@ -17,7 +17,7 @@ GENERATED = "protos/v1"
 ALLOWED = {
     "protos": set(),
     "ctr_model": set(),
-    "deploy": set(),
+    "deploy": {"protos"},
     "ps_server": {"protos"},
     "ps_worker": {"protos", "ctr_model", "ps_server"},
 }

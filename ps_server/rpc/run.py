@@ -38,7 +38,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(settings.sigterm_exit_code))
     keep_freed_memory()
-    from protos.wire.metrics_port import metrics_address
+    from protos.metrics.metrics_port import metrics_address
     from protos.wire.security.credentials import Credentials, require_protection
     from ps_server.rpc.server import serve
     from ps_server.store import ParameterStore

@@ -15,9 +15,9 @@ from typing import Literal, NoReturn, TypeVar, overload
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import RoleError, UsageError
+from protos.metrics.metrics_port import metrics_address
 from protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
 from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk
-from protos.wire.metrics_port import metrics_address
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
 from ps_worker.checkpoints.attachments import values_of_checkpoint

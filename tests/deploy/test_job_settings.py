@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.job_settings import JobSettings
+from deploy.launch import JobSettings
 from ps_worker.job import load_job
 
 JOB = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import TransportError
+from protos.errors import TransportError, UsageError
 from protos.runtime.logs import errors_as_exit_codes
 from protos.store import SaveRequest
 from ps_server.checkpoint.publish import write_latest
@@ -93,3 +93,19 @@ def test_full_disk_is_an_error_that_names_the_file(
 
     assert end.value.code == 17
     assert f"{str(path)!r}: No space left on device" in capsys.readouterr().err
+
+
+def test_report_without_its_extra_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for module in ("charts", "curves", "distributions", "report"):
+        monkeypatch.delitem(sys.modules, f"ps_worker.serving.report.{module}", raising=False)
+
+    with pytest.raises(SystemExit) as end:
+        cli.app(["report", str(tmp_path)])
+
+    assert end.value.code == UsageError.exit_code
+    assert "needs matplotlib, which is not installed: pip install 'ctr-ps[report]'" in (
+        capsys.readouterr().err
+    )

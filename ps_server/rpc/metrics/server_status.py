@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from protos.runtime.status_page.status import Series, Status, Table, Value
+from protos.metrics.status import Series, Status, Table, Value
 from protos.store import StoreStatus
 from ps_server.rpc.metrics.call_metrics import CallCounts
 from ps_server.rpc.metrics.hot_keys import HotKeys

@@ -16,6 +16,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ctr_model.schema import Schema, SchemaError, Transform
 from protos.errors import DataError, UsageError, counted
@@ -32,7 +34,6 @@ from ps_worker.data.tools.profiling.profile import profile_files, schema_of
 from ps_worker.data.tools.profiling.profile_table import number_table, profile_table
 from ps_worker.data.tools.proposal.first_job import write_first_job
 from ps_worker.data.tools.proposal.leaks import LEAK
-from ps_worker.data.tools.proposal.proposal_table import proposal_table
 from ps_worker.data.tools.proposal.roles import Proposal, propose
 from ps_worker.data.tools.proposal.samples import FORMATS as NAMED_FORMATS
 from ps_worker.data.tools.proposal.samples import sample_of
@@ -350,7 +351,20 @@ def _console() -> Console:
 
 
 def _print_proposal(console: Console, proposal: Proposal) -> None:
-    console.print(proposal_table(proposal))
+    """Prints column, role and reason, a line each; then why there is no label, and what may leak it."""
+    lines: list[tuple[str, str, str]] = []
+    if label := proposal.label:
+        lines.append((label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1"))
+    lines += [(each.name, "number", each.why) for each in proposal.numbers]
+    lines += [(each.name, "slot", each.why) for each in proposal.slots]
+    lines += [(each.name, "ignored", each.why) for each in proposal.ignored]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("column", no_wrap=True)
+    table.add_column("taken as", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for line in lines:  # no markup: a name may contain brackets
+        table.add_row(*(Text(printable(each)) for each in line))
+    console.print(table)
     if proposal.no_label:
         typer.echo(printable(f"no label: {proposal.no_label}"))
     for name in proposal.leaks:

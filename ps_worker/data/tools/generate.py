@@ -5,17 +5,19 @@
 The report is written last, so its presence means that the files are complete.
 """
 
+import io
 import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from protos.errors import DataError, UsageError, counted
 from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.data.tools.criteo_text import criteo_text
 from ps_worker.data.tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
 
 MIN_TEST_ROWS = 100
@@ -133,6 +135,31 @@ def _write_files(
                 probabilities.append(rows.probabilities)
                 file.write(criteo_text(rows.clicks, rows.numbers, rows.values))
     return np.concatenate(clicks), np.concatenate(probabilities)
+
+
+def criteo_text(
+    clicks: NDArray[np.bool_], numbers: NDArray[np.float64], values: NDArray[np.int64]
+) -> bytes:
+    r"""Returns R rows as text: label, numbers, values, separated by "\t" and terminated by "\n".
+
+    Args:
+        clicks: bool[R], the labels.
+        numbers: float64[R, num_dense], whole numbers in [0, 2^63); nan is missing, an empty field.
+        values: int64[R, S], below 2^32, written as 8 hex digits; -1 is missing.
+    """
+    columns = [pa.array(clicks.astype(np.int8))]
+    columns += [pa.array(each, from_pandas=True).cast(pa.int64()) for each in numbers.T]
+    digits = values.astype(">u4").tobytes().hex().encode()
+    texts = np.frombuffer(digits, "S8").reshape(values.shape)
+    columns += [
+        pa.array(texts[:, slot], mask=values[:, slot] < 0).cast(pa.string())
+        for slot in range(values.shape[1])
+    ]
+    table = pa.table(columns, names=[str(number) for number in range(len(columns))])
+    text = io.BytesIO()
+    options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    csv.write_csv(table, text, options)
+    return text.getvalue()
 
 
 def _auc(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:

@@ -20,9 +20,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import orc
 
-from ctr_model.jit import kernel
 from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.row_hash import row_hash, write_row_hashes
+from ps_worker.data.blocks.row_hash import write_row_hashes
 from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.files.atomic_file import open_to_write, temporary_path
 from ps_worker.data.files.file_split import FileSplit
@@ -172,11 +171,19 @@ def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
     return np.array([(start << 64) // sum(ratio) for start in starts], np.uint64)
 
 
+def _sets_of_rows(
+    seed: int, first_row: int, num_rows: int, limits: NDArray[np.uint64]
+) -> NDArray[np.int8]:
+    """Returns the number of the set of each row, int8[num_rows]."""
+    hashes = np.empty(num_rows, np.uint64)
+    write_row_hashes(seed, first_row, hashes)
+    return np.searchsorted(limits, hashes, side="right").astype(np.int8)
+
+
 def _deal(
     files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
 ) -> None:
     first_row = 0
-    out = np.empty((len(writers), 0), np.uint8)
     first, *_ = files
     header = _header_of(first, files[first])
     for writer in writers:
@@ -191,13 +198,12 @@ def _deal(
             if not len(block):
                 continue
             is_empty = False
-            if out.shape[1] < len(block):
-                out = np.empty((len(writers), len(block)), np.uint8)
-            sizes = np.zeros((len(writers), 2), np.int64)
-            _deal_lines(block, seed, first_row, limits, out, sizes)
-            first_row += int(sizes[:, 1].sum())
-            for writer, content, (num_bytes, num_rows) in zip(writers, out, sizes, strict=True):
-                writer.write(content[:num_bytes], int(num_rows))
+            ends = np.flatnonzero(block == _NEWLINE) + 1
+            sets = _sets_of_rows(seed, first_row, len(ends), limits)
+            first_row += len(ends)
+            sets_of_bytes = np.repeat(sets, np.diff(ends, prepend=0))
+            for number, writer in enumerate(writers):
+                writer.write(block[sets_of_bytes == number], int((sets == number).sum()))
         if is_empty:
             logger.warning("a file has no rows: file=%s", path)
 
@@ -224,12 +230,10 @@ def _deal_tables(
                 raise DataError(
                     f"{path}: its columns are not those of {first}: split them separately"
                 )
-            hashes = np.empty(len(table), np.uint64)
-            write_row_hashes(seed, first_row, hashes)
+            sets = _sets_of_rows(seed, first_row, len(table), limits)
             first_row += len(table)
-            chosen = np.searchsorted(limits, hashes, side="right")
             for number, writer in enumerate(writers):
-                writer.write_table(table.filter(pa.array(chosen == number)))
+                writer.write_table(table.filter(pa.array(sets == number)))
 
 
 def _tables(path: str, kind: str) -> Iterator[pa.Table]:
@@ -243,44 +247,6 @@ def _tables(path: str, kind: str) -> Iterator[pa.Table]:
         for batch in batches:
             require_valid(batch)
             yield pa.Table.from_batches([batch])
-
-
-@kernel
-def _deal_lines(
-    block: NDArray[np.uint8],
-    seed: int,
-    first_row: int,
-    limits: NDArray[np.uint64],
-    out: NDArray[np.uint8],
-    sizes: NDArray[np.int64],
-) -> None:
-    """Copies each line of a block to its set.
-
-    Args:
-        block: uint8[n], whole lines.
-        seed: Of the hash.
-        first_row: The number of the first line.
-        limits: uint64[K - 1], ascending.
-        out: uint8[K, n], overwritten with the lines of each set.
-        sizes: int64[K, 2], zeros; overwritten with the bytes and rows of each set.
-    """
-    row = first_row
-    position = 0
-    while position < len(block):
-        hashed = row_hash(seed, row)
-        chosen = 0
-        while chosen < len(limits) and hashed >= limits[chosen]:
-            chosen += 1
-        end = sizes[chosen, 0]
-        byte = np.uint8(0)
-        while byte != _NEWLINE:
-            byte = block[position]
-            out[chosen, end] = byte
-            end += 1
-            position += 1
-        sizes[chosen, 0] = end
-        sizes[chosen, 1] += 1
-        row += 1
 
 
 class _SetWriter:

@@ -14,8 +14,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from protos.runtime.status_page.status import Series, Status, Table
-from protos.wire.metrics_port import open_metrics_port
+from protos.metrics.metrics_port import open_metrics_port
+from protos.metrics.status import Series, Status, Table
 from protos.wire.security.credentials import Credentials
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.run.run import Run

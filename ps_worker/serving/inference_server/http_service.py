@@ -21,10 +21,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from protos.errors import CtrPsError, DataError, OverloadedError
 from protos.limits import MAX_MESSAGE_BYTES
+from protos.metrics.metrics_port import Readers
 from protos.runtime.environment import own_version
 from protos.runtime.malloc import memory_error_of
-from protos.wire.metrics_port import Readers
-from ps_worker.serving.inference_server.content_encoding import decoded
 from ps_worker.serving.inference_server.request_metrics import RequestMetrics
 from ps_worker.serving.inference_server.served_model import (
     Current,
@@ -62,7 +61,7 @@ _aiohttp_logger.addFilter(_is_no_client_fault)
 
 RUNNER_OPTIONS: Mapping[str, Any] = {
     "access_log": None,
-    "auto_decompress": False,  # see `content_encoding`
+    "auto_decompress": False,  # bodies come as they are
     "logger": _aiohttp_logger,
 }
 """With which an application's runner is made."""
@@ -276,10 +275,12 @@ class _Asked:
 
         Raises:
             DataError: If the request is not as the protocol says.
-            HTTPRequestEntityTooLarge: If it is larger than its body.
+            HTTPRequestEntityTooLarge: If its JSON is too large.
         """
-        body = decoded(self._body, self._headers.get("Content-Encoding", ""))
-        head, binary = _parts(body, self._headers.get(HEADER_LENGTH))
+        encoding = self._headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise DataError(f"Content-Encoding is {encoding[:100]!r}: send the body as it is")
+        head, binary = _parts(self._body, self._headers.get(HEADER_LENGTH))
         self._outputs = {
             str(_field(each, "name", "an output")): each for each in _list(head, "outputs")
         }

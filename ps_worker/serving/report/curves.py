@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ps_worker.serving.report.axes import shown, unit_of_bytes
 from ps_worker.serving.report.charts import Series, lines, thinned
-from ps_worker.serving.report.page import Card, Section, table
+from ps_worker.serving.report.page import Card, Section, shown, table
 from ps_worker.serving.report.runs import EVALUATED, Point, RunRecords, missing, number
 
 Runs = Sequence[RunRecords]
@@ -143,7 +142,7 @@ def tables(runs: Runs) -> Section:
                 (name, place, _of_table(sizes, name), _of_table(memory, name))
                 for place, name in enumerate(names)
             ]
-    unit, scale = unit_of_bytes(max((b for *_, of in named for _, b in of), default=0.0))
+    unit, scale = _unit_of_bytes(max((b for *_, of in named for _, b in of), default=0.0))
     cards = []
     if named:
         by_rows = [Series(name=name, number=index, points=of) for name, index, of, _ in named]
@@ -250,3 +249,11 @@ def _base_rates(runs: Runs, kind: str) -> list[tuple[str, float]]:
         ((same),) = by_value.values()
         return [("base rate", same[0][1])]
     return [(f"base rate {each[0][0]}", each[0][1]) for each in by_value.values()]
+
+
+def _unit_of_bytes(largest: float) -> tuple[str, float]:
+    """Returns the binary unit in which a size reads well, and its bytes."""
+    for power, name in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if largest >= 1024**power:
+            return name, float(1024**power)
+    return "bytes", 1.0

@@ -3,18 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ps_worker.serving.report.axes import shown
 from ps_worker.serving.report.charts import (
-    Labelled,
     Series,
     calibration,
     columns,
-    legend,
     rows,
     stacked,
 )
 from ps_worker.serving.report.importance import Importance
-from ps_worker.serving.report.page import Card, Section
+from ps_worker.serving.report.page import Card, Section, shown
 from ps_worker.serving.report.runs import EVALUATED, RunRecords, missing, number
 
 Runs = Sequence[RunRecords]
@@ -88,25 +85,17 @@ def by_slot_value(runs: Runs) -> Section:
 def _card_of_slot(runs: Runs, slot: str, slices: Sequence[Mapping[str, Any]]) -> Card | None:
     of_runs = [{_value(each): each for each in of_run.get(slot, ())} for of_run in slices]
     values = dict.fromkeys(value for each in of_runs for value in each)
-    labelled = []
-    cells: list[list[object]] = []
-    for value in values:
-        figures = [each.get(value, {}) for each in of_runs]
-        examples = next((each["examples"] for each in figures if each.get("examples")), None)
-        labelled.append(
-            Labelled(
-                label=value,
-                values=[number(each.get("auc")) for each in figures],
-                note=f"({shown(examples)} examples)",
-            )
-        )
-        keys = ("examples", "click_rate", "auc", "calibration")
-        cells += [
-            [value, run.name, *(each.get(key) for key in keys)]
-            for run, each in zip(runs, figures, strict=True)
-            if each
-        ]
-    if not any(each is not None for label in labelled for each in label.values):
+    labelled = {
+        value: [number(each.get(value, {}).get("auc")) for each in of_runs] for value in values
+    }
+    keys = ("examples", "click_rate", "auc", "calibration")
+    cells = [
+        [value, run.name, *(each[value].get(key) for key in keys)]
+        for value in values
+        for run, each in zip(runs, of_runs, strict=True)
+        if value in each
+    ]
+    if not any(each is not None for figures in labelled.values() for each in figures):
         return None
     names = [run.name for run in runs]
     overall = [run.figure("auc", EVALUATED) for run in runs]
@@ -146,13 +135,10 @@ def importance(runs: Runs, found: Sequence[Importance | str]) -> Section:
     ]
 
     def chart(value: Callable[[Any], float], x: str, title: str, note: str) -> Card:
-        labelled = [
-            Labelled(
-                label=name,
-                values=[number(value(own[name])) if name in own else None for own in by_name],
-            )
+        labelled = {
+            name: [number(value(own[name])) if name in own else None for own in by_name]
             for name in names[:FEATURES_SHOWN]
-        ]
+        }
         return Card(
             title=title,
             body=rows(labelled, [run.name for run in runs], x=x, is_bars=True),
@@ -200,17 +186,13 @@ def staleness(runs: Runs) -> Section:
     labels = sorted({label for each in counts for label in each}, key=_start)
     cards = []
     if labels:
-        labelled = [
-            Labelled(
-                label=label,
-                values=[
-                    100 * each[label] / total if label in each else None
-                    for each, total in zip(counts, totals, strict=True)
-                ],
-                note="% of batches",
-            )
+        labelled = {
+            label: [
+                100 * each[label] / total if label in each else None
+                for each, total in zip(counts, totals, strict=True)
+            ]
             for label in labels
-        ]
+        }
         means = "; ".join(
             f"{run.name}: mean {shown(number(each[0].get('mean')))}, largest "
             f"{shown(each[0].get('largest'))}"
@@ -269,8 +251,7 @@ def time_by_part(runs: Runs) -> Section:
         cards.append(
             Card(
                 title="Milliseconds a step",
-                body=f'<div class="legend">{legend(parts)}</div>'
-                + stacked(totals, parts, x="milliseconds", unit="ms"),
+                body=stacked(totals, parts, x="milliseconds"),
                 note=f"Mean over the steps of worker 0, on the thread that takes them.{several}",
                 headers=["run", "part", "milliseconds a step"],
                 cells=[

@@ -4,12 +4,12 @@ A page is one file: no script, no link to anything, so it opens offline and can 
 """
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from protos.runtime.logs import printable_lines
-from ps_worker.serving.report.axes import shown
 
 Cell = object
 
@@ -54,14 +54,13 @@ class Section:
     is_wide: bool = False
 
 
-def page(title: str, subtitle: str, sections: Sequence[Section], legend: str = "") -> str:
+def page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
     """Returns the page.
 
     Args:
         title: Text.
         subtitle: Text.
         sections: In their order.
-        legend: HTML that names the series of all charts.
     """
     links = "".join(f'<a href="#{each.anchor}">{escape(each.title)}</a>' for each in sections)
     return printable_lines(
@@ -70,7 +69,7 @@ def page(title: str, subtitle: str, sections: Sequence[Section], legend: str = "
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p>"
-        f'<nav>{links}</nav><div class="legend">{legend}</div></header>\n<main>\n'
+        f"<nav>{links}</nav></header>\n<main>\n"
         + "\n".join(map(_section, sections))
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -84,6 +83,21 @@ def table(headers: Sequence[str], cells: Sequence[Sequence[Cell]]) -> str:
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
     )
+
+
+def shown(value: object) -> str:
+    """Returns a figure for people: five significant digits, thousands apart; a dash for a missing one."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "\N{EN DASH}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        text = f"{int(value):,}"
+    elif abs(value) >= 1000:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.5g}"
+    return text.replace("-", "\N{MINUS SIGN}", 1) if text.startswith("-") else text
 
 
 def _cell(value: Cell) -> str:
@@ -139,7 +153,6 @@ header p, .lead, .note { color: var(--muted); margin: 2px 0 12px; max-width: 90c
 nav { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 14px; }
 nav a { color: var(--c0); text-decoration: none; }
 nav a:hover { text-decoration: underline; }
-.legend { margin-top: 12px; }
 .key { display: inline-flex; align-items: center; margin: 0 18px 4px 0; font-size: 14px; }
 .swatch {
   display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px;
@@ -158,24 +171,9 @@ article {
   border-left: 3px solid var(--level); color: var(--muted); margin: 8px 0; padding: 2px 12px;
   max-width: 100ch;
 }
-svg { display: block; width: 100%; max-width: 760px; height: auto; overflow: visible; }
-text { font-size: 12px; fill: var(--muted); }
-text.end, text.axis, text.name { text-anchor: end; }
-text.axis.start { text-anchor: start; }
-text.middle { text-anchor: middle; }
-text.name { fill: var(--text); }
-text.label { fill: var(--c); font-weight: 600; }
-text.level, text.label.level { fill: var(--level); font-weight: 400; }
-text.on { fill: var(--on); font-weight: 600; }
-.grid { stroke: var(--grid); }
-.level { stroke: var(--level); stroke-dasharray: 5 4; }
-text.level { stroke: none; }
-.line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round; }
-.dashed { stroke-dasharray: 7 3; }
-.dot, .bar { fill: var(--c); }
-.dot.hidden { opacity: 0; }
-.dot:hover { opacity: 1; stroke: var(--text); stroke-width: 1.5; }
-.bar:hover { stroke: var(--text); }
+svg { display: block; width: 100%; max-width: 760px; height: auto; }
+svg text { font-family: inherit !important; }
+.level { --c: var(--level); }
 .c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); }
 .c3 { --c: var(--c3); } .c4 { --c: var(--c4); } .c5 { --c: var(--c5); }
 details { margin-top: 10px; font-size: 13px; }

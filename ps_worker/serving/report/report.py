@@ -26,7 +26,6 @@ from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
 from ps_worker.job.model import errors_of_model
 from ps_worker.serving.report import curves, distributions
-from ps_worker.serving.report.charts import legend
 from ps_worker.serving.report.importance import Importance, importance_of_features
 from ps_worker.serving.report.page import Section, page
 from ps_worker.serving.report.runs import RunRecords, number, read_runs
@@ -84,7 +83,6 @@ def report(
             _part("Staleness", lambda: distributions.staleness(runs)),
             _part("Time by part of a step", lambda: distributions.time_by_part(runs)),
         ],
-        legend=legend(run.name for run in runs),
     )
     with atomic_file(output) as file:
         file.write(html.encode())

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from deploy.chaos.report import Report, faults_in
+from deploy.chaos.disturber import Report, faults_in
 from deploy.chaos.schedule import Record
 from deploy.chaos.sentences import parse
 from ps_worker.cluster.fates import Fate

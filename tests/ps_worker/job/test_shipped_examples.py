@@ -96,7 +96,7 @@ def test_wheel_is_typed_and_has_the_examples(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as wheel:
         files = set(wheel.namelist())
     assert {f"{package}/py.typed" for package in PACKAGES} <= files
-    assert "protos/runtime/status_page/page.html" in files
+    assert "protos/metrics/page.html" in files
     shipped = [
         path for path in (ROOT / "examples").rglob("*") if path.suffix in (".toml", ".py", ".sh")
     ]

@@ -1,7 +1,7 @@
 """The label among the columns of a sample."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from protos.errors import UsageError
 from ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ps_worker.data.columnar.column_values import is_number_type, is_text_type, numbers
-from ps_worker.data.tools.proposal.messages import first_values, one_of
 
+_SHOWN = 5
 _AFTER_CLICK = re.compile(
     r"(is_?|has_?|did_?)?(purchase|conversion|convert|cvr|buy|bought|pay|paid|payment|order|cart"
     r"|add_?to_?cart|like|finish|favou?rite)(e?d|s)?(_?label|_?flag)?",
@@ -57,14 +57,16 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     if len(named) == 1:
         return _label(named[0], binary[named[0]])
     if len(named) > 1:
-        raise UsageError(f"the label may be {one_of(named)}: say which with --label NAME")
+        raise UsageError(f"the label may be {_one_of(named)}: say which with --label NAME")
     unfit = [f"{column!r} has the values {first_values(columns[column])}" for column in usual]
     fault = (
-        f"{'; '.join(unfit)}, expected 0 and 1" if unfit else f"none is named {one_of(LABEL_NAMES)}"
+        f"{'; '.join(unfit)}, expected 0 and 1"
+        if unfit
+        else f"none is named {_one_of(LABEL_NAMES)}"
     )
     if binary:
         raise UsageError(
-            f"no column is clearly the label ({fault}): say --label {one_of(list(binary))}"
+            f"no column is clearly the label ({fault}): say --label {_one_of(list(binary))}"
         )
     raise UsageError(f"no column is a label ({fault}), and no other has the values 0 and 1 alone")
 
@@ -92,3 +94,20 @@ def labels_in(array: pa.Array) -> NDArray[np.float64] | None:
 def _label(name: str, labels: NDArray[np.float64]) -> Label:
     present = labels[~np.isnan(labels)]
     return Label(name, float(present.mean()), 1 - len(present) / len(labels))
+
+
+def first_values(array: pa.Array) -> str:
+    """Returns the first distinct values."""
+    if len(array) == 0:
+        return "none"
+    values = dict.fromkeys(
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+        for value in array[:10_000].to_pylist()
+    )
+    found = [*values]
+    return ", ".join(map(repr, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
+
+
+def _one_of(names: Sequence[str]) -> str:
+    """Returns the names as in "'a', 'b' or 'c'"."""
+    return " or ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))

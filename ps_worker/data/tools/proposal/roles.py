@@ -29,13 +29,13 @@ from ps_worker.data.tools.profiling.number_stats import NumberStats
 from ps_worker.data.tools.profiling.profile import NumberProfile, number_profile, scaled
 from ps_worker.data.tools.proposal.labels import (
     Label,
+    first_values,
     follows_click,
     has_usual_name,
     label_of,
     labels_in,
 )
 from ps_worker.data.tools.proposal.leaks import LEAK, predicts_label
-from ps_worker.data.tools.proposal.messages import first_values
 from ps_worker.data.tools.proposal.samples import Sample
 from ps_worker.data.tools.proposal.times import why_numbers_are_times, why_text_is_time
 

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protos.chunking import PushChunk
 from protos.gradients import SparseGrad
+from protos.metrics.status import Status
 from protos.placement import FIRST_EPOCH
-from protos.runtime.status_page.status import Status
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
 from protos.wire import calls, requests

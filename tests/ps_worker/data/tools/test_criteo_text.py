@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ps_worker.data.tools.criteo_text import criteo_text
+from ps_worker.data.tools.generate import criteo_text
 
 
 def test_row_is_label_numbers_and_values_with_tabs_between() -> None:

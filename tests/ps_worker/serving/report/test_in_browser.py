@@ -1,8 +1,5 @@
 """The page in headless Chromium: it shows charts in light and dark, and logs no error."""
 
-import html
-import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,30 +11,6 @@ from tests.support.browser import opened, screenshot
 WIDTH, HEIGHT = 1200, 2400
 COLOURS = {"light": (0x24, 0x69, 0xB3), "dark": (0x6D, 0xB3, 0xF2)}
 """Of the first run."""
-
-
-MEASURE = """
-<pre id="measured"></pre>
-<script>
-const found = [];
-const boxes = (svg) => [...svg.querySelectorAll("text")].map(
-  (text) => [text.firstChild.textContent, text.getBoundingClientRect()]);
-for (const svg of document.querySelectorAll("svg")) {
-  const card = svg.closest("article").getBoundingClientRect(), texts = boxes(svg);
-  texts.forEach(([name, a], i) => {
-    if (a.left < card.left || a.right > card.right) found.push(`${name} leaves its card`);
-    for (const [other, b] of texts.slice(i + 1)) {
-      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-      const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-      if (wide > 1 && high > 3) found.push(`${name} over ${other} in ${svg.ariaLabel}`);
-    }
-  });
-}
-document.getElementById("measured").textContent = JSON.stringify(found);
-</script>
-</body>
-"""
-"""Has the browser measure which texts of charts overlap or leave their cards."""
 
 
 @pytest.fixture(scope="module")
@@ -72,24 +45,3 @@ def test_document_has_its_sections_and_logs_nothing(page: Path, tmp_path: Path) 
     assert document.count("<svg ") >= 15
     assert "<i>noise</i>" not in document
     assert "&lt;i&gt;noise&lt;/i&gt;" in document
-
-
-@pytest.mark.parametrize("width", [700, 1300])
-def test_texts_of_charts_do_not_overlap(page: Path, tmp_path: Path, width: int) -> None:
-    measured = tmp_path / "measured.html"
-    measured.write_text(page.read_text().replace("</body>", MEASURE))
-
-    document, _ = opened(
-        measured, tmp_path / "profile", "--dump-dom", f"--window-size={width},{HEIGHT}"
-    )
-
-    (found,) = re.findall(r'<pre id="measured">(.*?)</pre>', document)
-    assert json.loads(html.unescape(found)) == []
-
-
-def test_nothing_is_wider_than_a_narrow_window(page: Path, tmp_path: Path) -> None:
-    """Nothing but tables of figures, which scroll on their own, is wider than a phone."""
-    pixels = screenshot(page, tmp_path / "profile", size=(500, HEIGHT))
-
-    background = pixels[0, 0]
-    assert (pixels[:, -10:] == background).all()

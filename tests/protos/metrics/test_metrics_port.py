@@ -12,13 +12,13 @@ from prometheus_client import Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from protos.errors import UsageError
-from protos.runtime.http_port import HttpPort
-from protos.runtime.status_page.status import Status
-from protos.wire.metrics_port import (
+from protos.metrics.http_port import HttpPort
+from protos.metrics.metrics_port import (
     metrics_address,
     open_metrics_port,
     parse_address,
 )
+from protos.metrics.status import Status
 from protos.wire.security.credentials import Credentials
 from tests.support.certificates import CertificateAuthority
 

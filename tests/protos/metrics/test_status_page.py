@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.runtime.http_port import HttpPort
-from protos.runtime.status_page.status import Series, Status, Table, status_routes
+from protos.metrics.http_port import HttpPort
+from protos.metrics.status import Series, Status, Table, status_routes
 from tests.support.browser import opened, screenshot
 
 STEPS = count(1)

@@ -14,8 +14,8 @@ from http import HTTPStatus
 import pytest
 
 from protos.errors import BindError
-from protos.runtime import http_port
-from protos.runtime.http_port import HttpPort, Page
+from protos.metrics import http_port
+from protos.metrics.http_port import HttpPort, Page
 
 HOST = "127.0.0.1"
 

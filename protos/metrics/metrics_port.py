@@ -23,8 +23,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from protos.errors import UsageError
-from protos.runtime.http_port import HttpPort, Page, Route
-from protos.runtime.status_page.status import Status, status_routes
+from protos.metrics.http_port import HttpPort, Page, Route
+from protos.metrics.status import Status, status_routes
 from protos.wire.security.access import Access, access_of_name, token_in
 from protos.wire.security.credentials import (
     TOKEN,
@@ -132,7 +132,7 @@ class Readers:
         self._has_certificates = bool(credentials.client_ca)
 
     def refusal(self, headers: Headers, certificate: Mapping[str, Any] | None) -> str:
-        """Returns why a request is refused; empty: it is not. See `protos.runtime.http_port.Refusal`."""
+        """Returns why a request is refused; empty: it is not. See `protos.metrics.http_port.Refusal`."""
         if self._tokens is not None:
             token = _token_of(headers)
             if token is None:

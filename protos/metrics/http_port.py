@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
@@ -119,12 +118,7 @@ class HttpPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

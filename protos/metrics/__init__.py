@@ -1,0 +1,1 @@
+"""The port for metrics and a status page that each process may open."""

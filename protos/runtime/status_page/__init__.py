@@ -1,1 +1,0 @@
-"""A page that shows the status of a process, live, in a browser that reaches nothing but the process."""
