@@ -97,6 +97,13 @@ def run(
         bool,
         typer.Option("--metrics-per-worker", help="Also metrics with a label for each worker."),
     ] = DEFAULTS.metrics_per_worker,
+    grpc_debug: Annotated[
+        bool,
+        typer.Option(
+            "--grpc-debug",
+            help="Answer gRPC's reflection and channelz, for grpcurl and grpcdebug: the extra [grpc-debug].",
+        ),
+    ] = DEFAULTS.grpc_debug,
     log_format: Annotated[
         LogFormat | None,
         typer.Option(
@@ -139,6 +146,7 @@ def run(
                 insecure=insecure,
                 metrics=metrics,
                 metrics_per_worker=metrics_per_worker,
+                grpc_debug=grpc_debug,
                 sigterm_exit_code=sigterm_exit_code,
             )
             exit_code = run_server(role, settings)

@@ -18,10 +18,14 @@ def test_brackets_in_help_are_no_markup(module) -> None:
     assert module.app.rich_markup_mode is None
 
 
-def test_help_names_what_stands_in_brackets() -> None:
-    shown = CliRunner().invoke(launch.app, ["--help"]).output
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [(server, "[grpc-debug]"), (serve, "[grpc-debug]"), (launch, "[pushes|pulls|calls]")],
+)
+def test_help_names_what_stands_in_brackets(module, text: str) -> None:
+    shown = CliRunner().invoke(module.app, ["--help"]).output
 
-    assert "[pushes|pulls|calls]" in "".join(shown.split())
+    assert text in "".join(shown.split())
 
 
 def test_examples_in_help_keep_their_lines() -> None:

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from grpc_health.v1 import health
 
 from protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
 from protos.runtime.malloc import memory_error_of
 from protos.wire.calls import CALLS
 from protos.wire.channel import server_options
+from protos.wire.debug_services import DebugServices
 from protos.wire.health import HealthService
 from protos.wire.security.authorization import interceptors_of
 from protos.wire.security.credentials import Credentials, bind
@@ -27,6 +29,7 @@ from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
+from ps_server.rpc.health import SERVICE
 from ps_server.rpc.journal import NO_JOURNAL, UpdateJournal, first_records
 from ps_server.rpc.metrics.hot_keys import HotKeys
 from ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
@@ -74,7 +77,7 @@ class Server:
             clock: In seconds.
 
         Raises:
-            UsageError: If a file of the credentials cannot be read.
+            UsageError: If a file of the credentials cannot be read, or an extra is not installed.
         """
         self._store = store
         self._address = address
@@ -85,9 +88,10 @@ class Server:
         self._health = HealthService(self._describe_progress if has_past else None)
         self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._credentials = credentials or Credentials()
+        debug = DebugServices() if settings.grpc_debug else None
+        guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
-            options=server_options(),
-            interceptors=interceptors_of(self._credentials, CALLS.values()),
+            options=server_options(), interceptors=interceptors_of(self._credentials, guarded)
         )
         self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
         self._backlog = backlog or Backlog()
@@ -109,6 +113,8 @@ class Server:
         self._long_replay_s = LONG_REPLAY_S
         self._service.add_to(self._server)
         self._health.add_to(self._server, self._credentials)
+        if debug:
+            debug.add_to(self._server, [SERVICE, health.SERVICE_NAME])
 
     async def start(self) -> int:
         """Binds and serves, or says until `recover` how far it has come; returns the port.

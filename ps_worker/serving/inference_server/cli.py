@@ -28,6 +28,7 @@ from protos.metrics.metrics_port import (
 from protos.role import address_to_bind
 from protos.runtime.environment import arguments, connection_limit, num_processors
 from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from protos.wire.debug_services import DebugServices
 from protos.wire.security.credentials import (
     Credentials,
     bind,
@@ -66,6 +67,7 @@ class Settings:
     allow_code: bool
     maps: bool
     drain_s: float
+    grpc_debug: bool
 
 
 @app.command()
@@ -119,6 +121,13 @@ def serve(
         bool,
         typer.Option("--insecure", help="Answer whoever reaches an address that is not loopback."),
     ] = False,
+    grpc_debug: Annotated[
+        bool,
+        typer.Option(
+            "--grpc-debug",
+            help="Answer gRPC's reflection and channelz, for grpcurl and grpcdebug: the extra [grpc-debug].",
+        ),
+    ] = False,
     log_format: Annotated[
         LogFormat | None, typer.Option(help="Lines for people or objects for machines.")
     ] = None,
@@ -143,6 +152,7 @@ def serve(
             allow_code=allow_code,
             maps=maps,
             drain_s=drain,
+            grpc_debug=grpc_debug,
         )
         if not (http or grpc):
             raise UsageError("--http and --grpc are empty: nobody could ask")
@@ -231,7 +241,8 @@ async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Await
     """Serves over gRPC; returns what ends that."""
     from ps_worker.serving.inference_server.grpc_service import GrpcService
 
-    service = GrpcService(served.model, served.metrics, served.is_ready)
+    debug = DebugServices() if settings.grpc_debug else None
+    service = GrpcService(served.model, served.metrics, served.is_ready, debug=debug)
     server = service.server(served.credentials, ports=PORTS)
     host, port = parse_address(settings.grpc)
     port = bind(server, address_to_bind(host, port), served.credentials)

@@ -7,12 +7,14 @@ from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health
 
 from protos.errors import CtrPsError, DataError
 from protos.runtime.environment import own_version
 from protos.runtime.malloc import memory_error_of
 from protos.v1 import open_inference_pb2 as messages
 from protos.wire.channel import server_options
+from protos.wire.debug_services import DebugServices
 from protos.wire.grpc_status import details_of, status_of
 from protos.wire.health import HealthService
 from protos.wire.security.authorization import Method, interceptors_of
@@ -71,11 +73,14 @@ class GrpcService:
         model: ServedModel,
         metrics: RequestMetrics,
         is_ready: Callable[[], bool],
+        *,
+        debug: DebugServices | None = None,
     ) -> None:
-        """Answers with `model`, and tells `metrics` of each call."""
+        """Answers with `model`, and tells `metrics` of each call; `debug` are answered beside."""
         self._model = model
         self._metrics = metrics
         self._is_ready = is_ready
+        self._debug = debug
         self._health = HealthService()
 
     def server(self, credentials: Credentials, *, ports: int = 1) -> grpc.aio.Server:
@@ -83,9 +88,10 @@ class GrpcService:
 
         It answers gRPC's health checks, too; `ports` of the process share its connections.
         """
+        guarded = [*GUARDED, *(self._debug.methods if self._debug else ())]
         server = grpc.aio.server(
             options=server_options(ports=ports),
-            interceptors=interceptors_of(credentials, GUARDED),
+            interceptors=interceptors_of(credentials, guarded),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
         answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
@@ -115,6 +121,8 @@ class GrpcService:
             (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
         )
         self._health.add_to(server, credentials)
+        if self._debug:
+            self._debug.add_to(server, [_SERVICE.full_name, health.SERVICE_NAME])
         return server
 
     def tell_end(self) -> None:
