@@ -1,14 +1,14 @@
 """`ps-ckpt`: inspects, verifies, compares, exports, imports and compacts checkpoints.
 
 ps-ckpt export output/demo/model exported --format parquet
-ps-ckpt export output/demo/model vectors --values 'data/train/*' --slot ad
+ps-ckpt export output/demo/model vectors --values 'data/train/*' --slot ad --format word2vec
 ps-ckpt export output/demo/model served --kind inference
 ps-ckpt import output/demo/model begun vectors/embedding.ad.parquet --table embedding
 
 The other commands are in `ps_server.checkpoint.tools.cli`: they read checkpoints alone.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 
@@ -20,6 +20,7 @@ from ps_server.checkpoint.tools.cli import Url, app, main
 from ps_server.checkpoint.tools.export import ExportFormat, export_inference, export_table
 from ps_worker.data.files.listing import matching_files
 from ps_worker.serving.value_vectors import ExportedValues, export_values, import_vectors
+from ps_worker.serving.vector_files import VectorFormat
 
 __all__ = ["app", "main"]
 
@@ -33,7 +34,11 @@ def export(
         typer.Option(help="Files for other programs, or an inference checkpoint."),
     ] = "tables",
     file_format: Annotated[
-        ExportFormat, typer.Option("--format", help="For kind tables; rows by value: parquet.")
+        Literal["parquet", "text", "npy", "word2vec"],
+        typer.Option(
+            "--format",
+            help="For kind tables. Rows by key: parquet, text; by value: parquet, npy, word2vec.",
+        ),
     ] = "parquet",
     table: Annotated[
         list[str] | None, typer.Option(help="Only this table; repeatable; default: all.")
@@ -80,23 +85,32 @@ def export(
             known = ", ".join(sorted(checkpoint.tables))
             raise UsageError(f"--table: {checkpoint.url} has no table {name!r}, only {known}")
     if values:
-        if state or file_format != "parquet":
-            raise UsageError("--values writes vectors by value, as parquet, without --state")
+        if state or file_format not in get_args(VectorFormat):
+            raise UsageError(
+                f"--values writes vectors by value, as {', '.join(get_args(VectorFormat))}, without --state"
+            )
         exported = export_values(
             checkpoint,
             folder_at(to),
             matching_files(values),
             slot=slot,
+            kind=cast("VectorFormat", file_format),
             tables=table or [],
             format=values_format or None,
             bad_row_limit=bad_row_limit,
         )
         _print_values(exported, folder_at(to).url)
         return
+    if file_format not in get_args(ExportFormat):
+        raise UsageError(
+            f"--format {file_format} is of vectors by value: give --values and --slot, or take "
+            f"{' or '.join(get_args(ExportFormat))}"
+        )
     folder = folder_at(to)
     folder.make()
     for name in table or sorted(checkpoint.tables):
-        file = export_table(checkpoint, name, folder, file_format, with_state=state)
+        format_of_file = cast("ExportFormat", file_format)
+        file = export_table(checkpoint, name, folder, format_of_file, with_state=state)
         typer.echo(f"{folder.url}/{file}")
 
 
@@ -105,8 +119,7 @@ def import_(
     url: Url,
     to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
     files: Annotated[
-        list[str],
-        typer.Argument(help="Parquet with a column vector, and key or value."),
+        list[str], typer.Argument(help="Vectors: NAME.parquet, NAME.npy or word2vec's NAME.txt.")
     ],
     table: Annotated[str, typer.Option(help="Table whose rows begin with the vectors.")],
     slot: Annotated[str, typer.Option(help="Slot of the values, if files have no keys.")] = "",
@@ -122,7 +135,10 @@ def _print_values(exported: ExportedValues, url: str) -> None:
         f"collisions={exported.collisions}"
     )
     for each in exported.tables:
-        typer.echo(f"{url}/{each.file} written={each.written} without_row={each.without_row}")
+        files = " ".join(f"{url}/{file}" for file in each.files)
+        typer.echo(
+            f"{files} written={each.written} without_row={each.without_row} left_out={each.left_out}"
+        )
 
 
 def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:

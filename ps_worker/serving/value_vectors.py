@@ -1,20 +1,14 @@
-"""Vectors of a slot's values: rows of a checkpoint joined with the values in files, or taken from files.
+"""Vectors of a slot's values: rows of a checkpoint joined with the values in files, or taken from files."""
 
-Files are Parquet, with the columns value (text), key (uint64) and vector (fixed-size list of float32).
-"""
-
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ctr_model.schema import SchemaError
 from protos.errors import DataError, UsageError, counted
-from protos.gradients import Values
 from protos.keys import Keys
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.saved_model import SavedModel
@@ -23,8 +17,15 @@ from ps_server.checkpoint.tools.rewrite import import_rows
 from ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.tools.distinct_values import DistinctValues, keys_of
-
-_ESCAPE = re.compile(rb"\\(\\|x[0-9a-f]{2})")
+from ps_worker.serving.vector_files import (
+    VectorFormat,
+    Vectors,
+    VectorWriter,
+    text_of_value,
+    vector_file_names,
+    vectors_in,
+    vectors_to,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +34,17 @@ class ExportedVectors:
 
     Attributes:
         table: Its name.
-        file: Name of the file.
-        written: Vectors in it.
+        files: Names of the files.
+        written: Vectors in them.
         without_row: Values that have no row in the table: rare ones that were not admitted, or new ones.
+        left_out: Values with a row that the format cannot hold.
     """
 
     table: str
-    file: str
+    files: list[str]
     written: int
     without_row: int
+    left_out: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ def export_values(
     files: Sequence[str],
     *,
     slot: str,
+    kind: VectorFormat,
     tables: Sequence[str] = (),
     format: str | None = None,
     bad_row_limit: int = 0,
@@ -77,9 +81,10 @@ def export_values(
 
     Args:
         checkpoint: Of a job; every checksum is compared.
-        folder: For the files TABLE.SLOT.parquet, made if necessary.
+        folder: For the files TABLE.SLOT.*, made if necessary.
         files: Data files with the values: those of the training, or any others with a column of this name.
         slot: Name of the slot in the model's schema.
+        kind: Format of the new files.
         tables: Names of tables; empty: all that have a row of a value.
         format: Of the data files; None: determined by the suffix.
         bad_row_limit: Malformed rows to skip; one more is an error.
@@ -98,7 +103,7 @@ def export_values(
         raise UsageError(f"--slot: {error}") from error
     saved = SavedModel(checkpoint, maps=True, verifies=True)
     folder.make()
-    writers: dict[str, pq.ParquetWriter] = {}
+    writers: dict[str, VectorWriter] = {}
     found = dict.fromkeys(tables or sorted(checkpoint.tables), 0)
     with ExitStack() as stack:
         for texts, keys in values:
@@ -108,26 +113,24 @@ def export_values(
                     continue
                 if table not in writers:
                     dim = checkpoint.tables[table].dim
-                    file = _writer(folder, _file_name(table, slot), dim)
-                    writers[table] = stack.enter_context(file)
-                shown = [_text_of(texts[int(place)].as_py()) for place in np.flatnonzero(has_row)]
-                columns = [
-                    pa.array(shown, pa.string()),
-                    pa.array(keys[has_row]),
-                    _lists(rows[has_row]),
+                    files_of_table = vectors_to(folder, f"{table}.{slot}", dim, kind)
+                    writers[table] = stack.enter_context(files_of_table)
+                shown = [
+                    text_of_value(texts[int(place)].as_py()) for place in np.flatnonzero(has_row)
                 ]
-                writers[table].write_table(pa.table(columns, schema=writers[table].schema))
+                writers[table].write(shown, keys[has_row], rows[has_row])
                 found[table] += len(shown)
         _require_rows(found, tables, values, slot)
     return ExportedValues(
         tables=[
             ExportedVectors(
                 table=table,
-                file=_file_name(table, slot),
-                written=found[table],
+                files=vector_file_names(f"{table}.{slot}", kind),
+                written=found[table] - writer.left_out,
                 without_row=values.distinct - found[table],
+                left_out=writer.left_out,
             )
-            for table in writers
+            for table, writer in writers.items()
         ],
         rows=values.rows,
         bad_rows=bad_rows.total,
@@ -153,48 +156,6 @@ def _require_rows(
         )
 
 
-def _file_name(table: str, slot: str) -> str:
-    """Returns the name of a file, in which underscores stand for unusual characters."""
-    return re.sub(r"[^\w.-]", "_", f"{table}.{slot}") + ".parquet"
-
-
-@contextmanager
-def _writer(folder: Folder, file: str, dim: int) -> Iterator[pq.ParquetWriter]:
-    """Creates a file, which is complete when the block ends; an error in the block removes it.
-
-    Raises:
-        UsageError: If it exists.
-        CheckpointError: If it cannot be written.
-    """
-    if folder.has(file):
-        raise UsageError(f"{folder.url}/{file} exists: remove it, or export elsewhere")
-    vector = pa.list_(pa.float32(), dim)
-    fields = pa.schema([("value", pa.string()), ("key", pa.uint64()), ("vector", vector)])
-    try:
-        with folder.create(file) as sink, pq.ParquetWriter(sink, fields) as writer:
-            yield writer
-    except BaseException:
-        folder.remove_file(file)
-        raise
-
-
-def _lists(vectors: Values) -> pa.Array:
-    flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-
-
-def _text_of(value: bytes) -> str:
-    """Returns a value as text, different from that of any other."""
-    return value.replace(b"\\", rb"\\").decode(errors="backslashreplace")
-
-
-def _value_of(text: str) -> bytes:
-    """Returns the value whose text this is: see `_text_of`."""
-    return _ESCAPE.sub(
-        lambda found: b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)]), text.encode()
-    )
-
-
 def import_vectors(
     checkpoint: Checkpoint, target: str, files: Sequence[str], *, table: str, slot: str = ""
 ) -> int:
@@ -203,7 +164,7 @@ def import_vectors(
     Args:
         checkpoint: See `import_rows`; of a job, if files have values.
         target: See `import_rows`.
-        files: Parquet with a column `vector` (or `weights`), and `key` or `value`.
+        files: See `vectors_in`.
         table: Name of the table.
         slot: Slot of the values, which are hashed as the model does; empty: the keys of the files count.
 
@@ -212,7 +173,7 @@ def import_vectors(
         DataError: If a file cannot be read, or two vectors have one key.
         UsageError: If there is no such table or slot, none is given, or vectors have another width.
     """
-    read = [_vectors_in(file) for file in files]
+    read = [vectors_in(file) for file in files]
     keys = np.concatenate([_keys_in(each, checkpoint, slot) for each in read])
     if (num_keys := np.unique(keys).size) < keys.size:
         raise DataError(
@@ -225,46 +186,7 @@ def import_vectors(
     return keys.size
 
 
-@dataclass(frozen=True, slots=True)
-class _Vectors:
-    """The content of a file.
-
-    Attributes:
-        vectors: float32[N, D].
-        keys: uint64[N]; None: it has values alone.
-        values: N values as bytes; None: it has keys alone.
-    """
-
-    vectors: Values
-    keys: Keys | None
-    values: Sequence[bytes] | None
-
-
-def _vectors_in(file: str) -> _Vectors:
-    try:
-        table = pq.read_table(file)
-        name = "vector" if "vector" in table.column_names else "weights"
-        lists = table[name].combine_chunks()
-        if lists.null_count or lists.flatten().null_count or len(set(lists.value_lengths())) > 1:
-            raise ValueError(f"column {name!r} has missing numbers, or lists of different lengths")
-        with np.errstate(over="ignore"):  # what is too large for a float32 is refused below
-            vectors = lists.flatten().to_numpy().astype(np.float32).reshape(len(lists), -1)
-        keys = values = None
-        if "key" in table.column_names:
-            keys = table["key"].cast(pa.uint64()).to_numpy()
-        if "value" in table.column_names:
-            values = [_value_of(each) for each in table["value"].to_pylist()]
-    except (OSError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
-        raise DataError(f"{file} cannot be read as vectors: {error}") from error
-    if keys is None and values is None:
-        raise DataError(f"{file} has neither a column 'key' nor 'value'")
-    if not np.isfinite(vectors).all():
-        place = int(np.flatnonzero(~np.isfinite(vectors).all(axis=1))[0])
-        raise DataError(f"{file}: vector {place} has numbers that are infinite, or none")
-    return _Vectors(vectors, keys, values)
-
-
-def _keys_in(vectors: _Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
+def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
     if vectors.values is None or (vectors.keys is not None and not slot):
         assert vectors.keys is not None
         return vectors.keys

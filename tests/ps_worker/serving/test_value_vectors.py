@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def rows_of(model: Path, table: str = "embedding") -> dict[int, np.ndarray]:
 
 def exported(folder: Path, to: Path, **options: Any) -> ExportedValues:
     files = options.pop("files", [str(folder / "clicks.parquet")])
-    settings = {"slot": "ad", **options}
+    settings = {"slot": "ad", "kind": "parquet", **options}
     return export_values(Checkpoint.open(folder / "model"), LocalFolder(to), files, **settings)
 
 
@@ -103,6 +104,38 @@ def test_each_value_has_its_row_once(
             assert key == key_of(number, value.encode())
             assert np.float32(vector).tobytes() == rows[key].tobytes()
         assert pa.types.is_fixed_size_list(found.schema.field("vector").type)
+
+
+def test_npy_and_word2vec_have_what_parquet_has(folder: Path, tmp_path: Path) -> None:
+    for kind in ("parquet", "npy", "word2vec"):
+        report = exported(folder, tmp_path, kind=kind, tables=["embedding"])
+        # Parquet holds all values, npy no line break, word2vec no empty word.
+        assert (report.tables[0].written, report.tables[0].left_out) == (
+            (6, 0) if kind == "parquet" else (5, 1)
+        )
+
+    table = pq.read_table(tmp_path / "embedding.ad.parquet")
+    vectors = dict(zip(table["value"].to_pylist(), table["vector"].to_pylist(), strict=True))
+    matrix = np.load(tmp_path / "embedding.ad.npy")
+    lines = (tmp_path / "embedding.ad.values.txt").read_text().splitlines()
+    assert matrix.dtype == np.float32
+    assert len(lines) == 5
+    assert {line: row.tolist() for line, row in zip(lines, matrix, strict=True)} == {
+        value: vector for value, vector in vectors.items() if "\n" not in value
+    }
+    header, *words = (tmp_path / "embedding.ad.word2vec.txt").read_text().split("\n")[:-1]
+    assert header == "5 3"
+    parsed = {}
+    for line in words:
+        word, *numbers = line.split()
+        parsed[urllib.parse.unquote(word)] = np.array(numbers, np.float32).tolist()
+    assert parsed == {value: vector for value, vector in vectors.items() if value}
+    assert {line.split()[0] for line in words} >= {
+        "red%20shoe",
+        "100%25",
+        "two%0Alines",
+        "größe%209",
+    }
 
 
 def test_values_come_from_any_file_with_the_column(folder: Path, tmp_path: Path) -> None:
@@ -244,14 +277,19 @@ def test_damaged_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_an_error_leaves_no_half_file_and_replaces_none(folder: Path, tmp_path: Path) -> None:
     files = [str(folder / "clicks.parquet"), str(tmp_path / "missing.parquet")]
     out = tmp_path / "out"
-    with pytest.raises(DataError, match="missing"):
-        exported(folder, out, files=files)
-    assert not list(out.iterdir())
+    for kind in ("parquet", "npy", "word2vec"):
+        with pytest.raises(DataError, match="missing"):
+            exported(folder, out, files=files, kind=kind)
+        assert not list(out.iterdir())
     exported(folder, out)
     before = {path: path.read_bytes() for path in out.iterdir()}
 
     with pytest.raises(UsageError, match=r"embedding\.ad\.parquet exists"):
         exported(folder, out)
+    (out / "embedding.ad.parquet").rename(out / "embedding.ad.values.txt")
+    with pytest.raises(UsageError, match=r"embedding\.ad\.values\.txt exists"):
+        exported(folder, out, kind="npy")
+    (out / "embedding.ad.values.txt").rename(out / "embedding.ad.parquet")
 
     assert {path: path.read_bytes() for path in out.iterdir()} == before
 
@@ -264,11 +302,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 def test_the_command_says_what_it_wrote(folder: Path, tmp_path: Path, run) -> None:
     values = ["--values", folder / "*.parquet", "--slot", "ad", "--table", "embedding"]
 
-    done = run("export", folder / "model", tmp_path, *values)
+    done = run("export", folder / "model", tmp_path, *values, "--format", "npy")
 
     assert done.out == (
         "rows=7 malformed=0 values=6 collisions=0\n"
-        f"{tmp_path}/embedding.ad.parquet written=6 without_row=0\n"
+        f"{tmp_path}/embedding.ad.npy {tmp_path}/embedding.ad.values.txt "
+        "written=5 without_row=0 left_out=1\n"
     ), done.err
 
 
@@ -282,32 +321,37 @@ def shards_by_key(model: Path, table: str) -> dict[int, tuple[list[float], ...]]
     }
 
 
-@pytest.mark.parametrize("is_by_value", [False, True])
+FILES = {"parquet": "parquet", "npy": "npy", "word2vec": "word2vec.txt"}
+
+
+@pytest.mark.parametrize(("kind", "is_by_value"), [("parquet", False), *((k, True) for k in FILES)])
 def test_vectors_that_were_exported_come_back_bit_for_bit(
-    is_by_value: bool, folder: Path, tmp_path: Path
+    kind: str, is_by_value: bool, folder: Path, tmp_path: Path
 ) -> None:
     before = shards_by_key(folder / "model", "embedding")
-    exported(folder, tmp_path / "vectors", tables=["embedding"])
+    exported(folder, tmp_path / "vectors", kind=kind, tables=["embedding"])
     keys = {key_of(2, ad.encode()) for ad in ADS}
+    if kind == "npy":
+        keys.discard(key_of(2, b"two\nlines"))
+    if kind == "word2vec":
+        keys.discard(key_of(2, b""))
     doubled = 2 * np.array([before[key][0] for key in sorted(keys)], np.float32)
-    doubled_rows = {"key": pa.array(sorted(keys), pa.uint64()), "weights": doubled.tolist()}
-    pq.write_table(pa.table(doubled_rows), tmp_path / "doubled.parquet")
+    np.save(tmp_path / "doubled.npy", doubled)
+    np.save(tmp_path / "doubled.keys.npy", np.array(sorted(keys), np.uint64))
     options = {"slot": "ad"} if is_by_value else {}
 
     checkpoint = Checkpoint.open(folder / "model")
-    import_vectors(
-        checkpoint, f"{tmp_path}/two", [f"{tmp_path}/doubled.parquet"], table="embedding"
-    )
+    import_vectors(checkpoint, f"{tmp_path}/two", [f"{tmp_path}/doubled.npy"], table="embedding")
     count = import_vectors(
         Checkpoint.open(tmp_path / "two"),
         f"{tmp_path}/again",
-        [f"{tmp_path}/vectors/embedding.ad.parquet"],
+        [f"{tmp_path}/vectors/embedding.ad.{FILES[kind]}"],
         table="embedding",
         **options,
     )
 
     two, again = (shards_by_key(tmp_path / name, "embedding") for name in ("two", "again"))
-    assert count == len(keys) == 6
+    assert count == len(keys) >= 5
     assert {key: again[key][0] for key in keys} == {key: before[key][0] for key in keys}
     assert [two[key][0] for key in sorted(keys)] == doubled.tolist()
     others = before.keys() - keys
@@ -317,19 +361,15 @@ def test_vectors_that_were_exported_come_back_bit_for_bit(
     assert shards_by_key(tmp_path / "again", "linear") == shards_by_key(folder / "model", "linear")
 
 
-def write_words(folder: Path, words: list[str], vectors: list[Any], of: str = "vector") -> None:
-    pq.write_table(pa.table({"value": words, of: vectors}), folder / "words.parquet")
-
-
 def test_model_begins_with_vectors_from_elsewhere(folder: Path, tmp_path: Path, run) -> None:
-    write_words(tmp_path, ["new ad", "blue"], [[1, 2, 3.5], [-1, 0, 1e-3]])
+    (tmp_path / "words.txt").write_text("2 3\nnew%20ad 1 2 3.5\nblue -1 0 1e-3\n", encoding="utf-8")
     to = tmp_path / "begun"
 
     done = run(
         "import",
         folder / "model",
         to,
-        tmp_path / "words.parquet",
+        tmp_path / "words.txt",
         "--table",
         "embedding",
         "--slot",
@@ -346,50 +386,30 @@ def test_model_begins_with_vectors_from_elsewhere(folder: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("words", "vectors", "options", "message"),
+    ("text", "options", "message"),
     [
-        (["a", "b"], [[1, 2, 3], [1, 2]], {}, "lists of different lengths"),
-        (["a"], [[1, 2, None]], {}, "has missing numbers"),
-        (["a"], [1.0], {}, "cannot be read as vectors"),
-        (["a"], [[1, 2, float("nan")]], {}, "infinite, or none"),
-        (["a"], [[1, 2, 1e39]], {}, "infinite, or none"),
-        (["a", "a"], [[1, 2, 3], [1, 2, 3]], {}, "2 vectors have only 1 different keys"),
-        (["a"], [[1, 2]], {}, "rows of dim 3, and the vectors have 2 numbers"),
-        (["a"], [[1, 2, 3]], {"of": "numbers"}, "cannot be read as vectors"),
-        (["a"], [[1, 2, 3]], {"slot": ""}, "say of which slot with --slot"),
-        (["a"], [[1, 2, 3]], {"slot": "adz"}, "did you mean 'ad'"),
-        (["a"], [[1, 2, 3]], {"table": "embeding"}, "no table 'embeding', only embedding, linear"),
+        ("2 3\na 1 2 3\n", {}, "it has 1 words, and says 2"),
+        ("1 3\na 1 2\n", {}, "word 'a' has 2 numbers, expected 3"),
+        ("1 3\na 1 2 x\n", {}, "could not convert"),
+        ("1 3\na 1 2 nan\n", {}, "infinite, or none"),
+        ("1 3\na 1 2 1e39\n", {}, "infinite, or none"),
+        ("2 3\na 1 2 3\na 1 2 3\n", {}, "2 vectors have only 1 different keys"),
+        ("1 2\na 1 2\n", {}, "rows of dim 3, and the vectors have 2 numbers"),
+        ("", {}, "cannot be read as vectors"),
+        ("1 3\na 1 2 3\n", {"slot": ""}, "say of which slot with --slot"),
+        ("1 3\na 1 2 3\n", {"slot": "adz"}, "did you mean 'ad'"),
+        ("1 3\na 1 2 3\n", {"table": "embeding"}, "no table 'embeding', only embedding, linear"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused(
-    words: list[str],
-    vectors: list[Any],
-    options: dict[str, str],
-    message: str,
-    folder: Path,
-    tmp_path: Path,
+    text: str, options: dict[str, str], message: str, folder: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "words.txt").write_text(text, encoding="utf-8")
     given = {"table": "embedding", "slot": "ad", **options}
-    write_words(tmp_path, words, vectors, given.pop("of", "vector"))
 
     with pytest.raises((DataError, UsageError), match=message):
         import_vectors(
-            Checkpoint.open(folder / "model"),
-            f"{tmp_path}/to",
-            [f"{tmp_path}/words.parquet"],
-            **given,
+            Checkpoint.open(folder / "model"), f"{tmp_path}/to", [f"{tmp_path}/words.txt"], **given
         )
 
     assert not (tmp_path / "to").exists()
-
-
-def test_vectors_of_nothing_are_refused(folder: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"vector": [[1.0, 2.0, 3.0]]}), tmp_path / "alone.parquet")
-
-    with pytest.raises(DataError, match="neither a column 'key' nor 'value'"):
-        import_vectors(
-            Checkpoint.open(folder / "model"),
-            f"{tmp_path}/to",
-            [f"{tmp_path}/alone.parquet"],
-            table="embedding",
-        )
