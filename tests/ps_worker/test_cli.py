@@ -2,6 +2,7 @@
 
 import io
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,17 +96,15 @@ def test_full_disk_is_an_error_that_names_the_file(
     assert f"{str(path)!r}: No space left on device" in capsys.readouterr().err
 
 
-def test_report_without_its_extra_names_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for module in ("charts", "curves", "distributions", "report"):
-        monkeypatch.delitem(sys.modules, f"ps_worker.serving.report.{module}", raising=False)
+def test_report_without_its_extra_names_it(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['matplotlib'] = None; from ps_worker.cli import app; app()"
 
-    with pytest.raises(SystemExit) as end:
-        cli.app(["report", str(tmp_path)])
-
-    assert end.value.code == UsageError.exit_code
-    assert "needs matplotlib, which is not installed: pip install 'ctr-ps[report]'" in (
-        capsys.readouterr().err
+    done = subprocess.run(
+        [sys.executable, "-c", program, "report", tmp_path],
+        check=False,
+        capture_output=True,
+        text=True,
     )
+
+    assert done.returncode == UsageError.exit_code
+    assert "needs matplotlib, which is not installed: pip install 'ctr-ps[report]'" in done.stderr
