@@ -24,7 +24,7 @@ from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
 from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 from ps_server.store import ParameterStore
-from ps_worker.cluster.client import scatter_rows
+from ps_worker.cluster.routing import scatter_rows
 from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.columnar.record_batches import Columns, blocks_of
 from ps_worker.data.files.file_split import FileSplit
