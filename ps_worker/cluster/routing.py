@@ -133,7 +133,9 @@ class Routing:
         """Returns, by server, a pull of dense blocks as parts: names of blocks; no piece is split."""
         names, parts = list(blocks), []
         for server in self.shard_map.servers:
-            columns = [(1, VALUE_BYTES * self.piece_length(block, server)) for block in names]
+            lengths = [self.piece_length(block, server) for block in names]
+            # One without elements is asked for, too: its server says the version.
+            columns = [(1, VALUE_BYTES * max(1, length)) for length in lengths]
             groups = split_columns(columns, self.chunk_bytes)
             parts.append([[names[column] for column, _ in group] for group in groups])
         return parts
