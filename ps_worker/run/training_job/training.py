@@ -15,7 +15,6 @@ from functools import partial
 
 from ps_worker.checkpoints.resume import EarlierRun
 from ps_worker.job.datasets import TrainingData
-from ps_worker.job.specs import counting_tables
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.termination import EXIT_CODE
@@ -202,7 +201,7 @@ class Training:
         """Ends a pass in tables that keep statistics, while all other workers wait or have ended."""
         every = self._job.life.shrink_every_epochs
         is_due = every and each.number % every == 0
-        if self._run.is_first and is_due and counting_tables(self._plan.model, self._job):
+        if self._run.is_first and is_due and self._plan.specs.counting_tables:
             self._checkpoints.wait()  # a server waits for that no longer than for other workers
             self._run.shrink()
 
