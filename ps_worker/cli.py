@@ -304,7 +304,6 @@ def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
         return train_heter(
             plan,
             store,
-            role,
             host=default_bind(role.endpoint),
             on_joined=lambda run: run.end_by(termination),
             is_told_to_end=lambda: termination.is_told_to_end,

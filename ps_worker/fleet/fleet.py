@@ -346,7 +346,6 @@ class Fleet:
             train_heter(
                 plan,
                 store,
-                role,
                 host=default_bind(role.endpoint),
                 on_joined=lambda run: run.end_by(termination),
                 is_told_to_end=lambda: termination.is_told_to_end,

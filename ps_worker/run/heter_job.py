@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 def train_heter(
     plan: ModelPlan,
     store: Store,
-    role: HeterRole,
     *,
     host: str,
     on_joined: Callable[[Run], None] = lambda _: None,
@@ -40,9 +39,8 @@ def train_heter(
     """Trains the dense part of a model until all CPU trainers have left; returns figures.
 
     Args:
-        plan: What to train: a module of PyTorch.
+        plan: What to train, a module of PyTorch, in the role of a heter trainer.
         store: The parameters.
-        role: That of the plan.
         host: Address to serve at, with the port of its role.
         on_joined: Called once this process has its place in the job.
         is_told_to_end: Whether it is to end before, and the job goes on.
@@ -51,7 +49,8 @@ def train_heter(
         SystemExit: With the exit code of SIGTERM, if it was told to end.
         CtrPsError: If anything goes wrong; says what.
     """
-    job, model = plan.job, plan.model
+    job, model, role = plan.job, plan.model, plan.role
+    assert isinstance(role, HeterRole), "its callers check the role"
     require_heter(job, model)
     credentials = Credentials.from_environment()
     require_protection(host, credentials)

@@ -55,7 +55,7 @@ class HeterCluster:
         )
         store = self.servers.client(joins=False)
         self.figures[index] = train_heter(
-            model_plan_of(model, settings, role), store, role, host="127.0.0.1"
+            model_plan_of(model, settings, role), store, host="127.0.0.1"
         )
 
 

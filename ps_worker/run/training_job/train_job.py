@@ -26,10 +26,9 @@ from ps_worker.run.run import Run
 from ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
 from ps_worker.run.training_job.start import clear_folder, start_of
-from ps_worker.run.training_job.summarizer import Summarizer
-from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.summary import Summarizer, Summary
 from ps_worker.run.training_job.training import Training
-from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
 

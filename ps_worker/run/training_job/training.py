@@ -20,10 +20,18 @@ from ps_worker.run.run import Run
 from ps_worker.run.termination import EXIT_CODE
 from ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.pass_figures import PassFigures, end_pass, figures_of_pass
-from ps_worker.run.training_job.passes import Pass, Position, Positioned, epochs, epochs_ended
-from ps_worker.run.training_job.validation.stretches import Stretches
-from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.run.training_job.passes import (
+    Pass,
+    PassFigures,
+    Position,
+    Positioned,
+    Stretches,
+    end_pass,
+    epochs,
+    epochs_ended,
+    figures_of_pass,
+)
+from ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.job.datasets import streamed
 from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.pass_figures import figures_of_pass
-from ps_worker.run.training_job.passes import Pass
+from ps_worker.run.training_job.passes import Pass, figures_of_pass
 from ps_worker.run.training_job.train_job import train_job
 from tests.support.training import plan_as, worker_run
 

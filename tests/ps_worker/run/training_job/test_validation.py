@@ -26,8 +26,7 @@ from ps_worker.run.run import Run
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
 from ps_worker.run.training_job.summary import Summary
 from ps_worker.run.training_job.train_job import train_job
-from ps_worker.run.training_job.validation.validations import Validations
-from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.run.training_job.validation import Validations, Validator
 from ps_worker.serving.inference import infer
 from tests.support.cluster import Cluster, cluster
 from tests.support.training import plan_as, worker_role, worker_run
@@ -648,7 +647,7 @@ def test_validation_that_others_may_not_wait_for_is_warned_of(
 ) -> None:
     job = job_of(data, f"data.valid={data}/test.tsv", "cluster.wait_timeout_s=60")
     clock = SimpleNamespace(monotonic=iter([0.0, seconds]).__next__)
-    monkeypatch.setattr("ps_worker.run.training_job.validation.validator.time", clock)
+    monkeypatch.setattr("ps_worker.run.training_job.validation.time", clock)
 
     on_two_workers(job, lambda run, own: run.is_first and own.validate(epoch=1, name_of=None))
 
