@@ -45,6 +45,7 @@ from ctr_model.torch import TorchModel
 from ctr_model.torch.halves import BackHalf, FrontHalf
 from ps_server.store import ParameterStore
 from ps_worker.job import override_job
+from ps_worker.run.plan import model_plan_of
 from ps_worker.run.run import Run
 
 BATCH_SIZES = (512, 4096, 16384)
@@ -107,7 +108,7 @@ def run_of(model: Model, batch_size: int, *settings: str) -> Train:
     """Returns the training of a run in process."""
     quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
     job = override_job({}, [*OPTIMIZERS, *quiet, *settings], source="bench")
-    return Run(ParameterStore(), model, job, is_in_process=True).train
+    return Run(ParameterStore(), model_plan_of(model, job)).train
 
 
 class _OnDevice:

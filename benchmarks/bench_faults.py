@@ -55,7 +55,7 @@ from protos.store import Missing, SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 
 NUM_SERVERS = NUM_WORKERS = 2
 BATCH_SIZES = (512, 4096)
@@ -304,7 +304,7 @@ def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
     """Returns a store with the model of the jobs, and the spec of its sparse table."""
     store = ParameterStore()
     job = job_of(batch_size, settings_of(mode, batch_size))
-    declare(store, build_model("ctr_dnn", criteo_schema(), {}), job)
+    declare(store, specs_of(build_model("ctr_dnn", criteo_schema(), {}), job))
     (spec, *_), _ = store.declared()
     return store, spec
 

@@ -30,7 +30,7 @@ from protos.store import PushId, SaveRequest
 from ps_server.store import ParameterStore
 from ps_worker.checkpoints.attachments import attachments_of
 from ps_worker.job import Job, override_job
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.run.plan import plan_of
 from ps_worker.serving.predictor import Predictor
 
@@ -85,7 +85,7 @@ def save_model(url: str, rows: int) -> None:
     job = ctr_dnn_job()
     plan = plan_of(job)
     store = ParameterStore()
-    declare(store, plan.model, job)
+    declare(store, specs_of(plan.model, job))
     (table,) = plan.model.tables
     for number, start in enumerate(range(0, rows, ROWS_A_PUSH)):
         keys = keys_of_rows(start, min(rows, start + ROWS_A_PUSH))

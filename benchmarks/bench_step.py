@@ -46,7 +46,7 @@ from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.connect import connect
 from ps_worker.communicators.lockstep import SyncCommunicator
 from ps_worker.job import Job, override_job
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.training.lookups import keys_of_batch
 from ps_worker.training.meter import Progress
 from ps_worker.training.step_loop import StepLoop
@@ -139,7 +139,7 @@ class Training:
         member = Member(0, 1)
         client.join(member.worker, member.incarnation, terms={}).result()
         self.model = build_model("ctr_dnn", criteo_schema(), {})
-        declare(client, self.model, job_of(batch_size))
+        declare(client, specs_of(self.model, job_of(batch_size)))
         self._loop = StepLoop(
             self.model,
             SyncCommunicator(client, member=member, num_params=self.model.num_params),

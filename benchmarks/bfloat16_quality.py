@@ -19,6 +19,7 @@ from ctr_model.registry import MODELS, build_model
 from ctr_model.schema import criteo_schema
 from ps_server.store import ParameterStore
 from ps_worker.job import override_job
+from ps_worker.run.plan import model_plan_of
 from ps_worker.run.run import Run
 
 BATCH_SIZE = 512
@@ -40,7 +41,7 @@ def auc_after(
     ]
     job = override_job({}, settings, source="benchmark")
     model = build_model(name, SCHEMA, {"hidden": hidden})
-    with Run(ParameterStore(), model, job) as run:
+    with Run(ParameterStore(), model_plan_of(model, job)) as run:
         run.train(rows.batches(num_batches, BATCH_SIZE, seed=seed))
         return run.evaluate(rows.batches(100, BATCH_SIZE, seed=TEST_SEED)).auc()
 

@@ -24,6 +24,7 @@ from ps_worker.checkpoints.saver import Saver
 from ps_worker.cluster.open_store import open_store
 from ps_worker.job import Job, override_job
 from ps_worker.job.sections.checkpoint import CheckpointSection
+from ps_worker.run.plan import model_plan_of
 from ps_worker.run.run import Run
 
 NUM_BATCHES = 64
@@ -108,10 +109,9 @@ def main() -> None:
     job = job_of(options.batch_size, options.set)
     keep_freed_memory()  # as the commands do
     model = build_model("ctr_dnn", criteo_schema(), {})
-    where = {"worker": role.worker_index, "num_workers": role.num_workers}
     with (
         open_store(role, job.cluster) as store,
-        Run(store, model, job, is_in_process=False, **where) as run,
+        Run(store, model_plan_of(model, job, role)) as run,
     ):
         if run.is_first and options.load:
             run.load(options.load)

@@ -17,11 +17,12 @@ from ctr_model.schema import criteo_schema
 from protos.role import ServerRole, WorkerRole, role_from_environment
 from protos.runtime.malloc import keep_freed_memory
 from protos.store import Store
-from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+from ps_worker.cluster.open_store import LOCAL, open_store
 from ps_worker.data.files.file_split import split_files
 from ps_worker.data.files.listing import matching_files
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.job import Job, override_job
+from ps_worker.run.plan import model_plan_of
 from ps_worker.run.run import Run
 
 TEST_ROWS = 40_000
@@ -58,14 +59,8 @@ def train(
     """Warms up, waits for the others, trains with the clock running; worker 0 evaluates."""
     size, worker = options.batch_size, role.worker_index
     warmup_rows, rows = data_of(options, worker, role.num_workers)
-    with Run(
-        store,
-        build_model(options.model, criteo_schema(), {}),
-        job,
-        worker=worker,
-        num_workers=role.num_workers,
-        is_in_process=is_in_process(role),
-    ) as run:
+    model = build_model(options.model, criteo_schema(), {})
+    with Run(store, model_plan_of(model, job, role)) as run:
 
         def timed(part: Iterable[Batch]) -> float:
             start = time.perf_counter()

@@ -124,6 +124,11 @@ class WorkerRole:
     heter_endpoints: tuple[str, ...] = ()
 
     @property
+    def is_in_process(self) -> bool:
+        """Whether the store is in this process: the cluster has no servers."""
+        return not self.endpoints
+
+    @property
     def members(self) -> Members:
         """All processes that join the job."""
         return Members(self.num_workers, len(self.heter_endpoints))
@@ -146,6 +151,11 @@ class HeterRole:
     heter_index: int
     num_workers: int
     device: str = "cpu"
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the store is in this process: the cluster has no servers."""
+        return not self.endpoints
 
     @property
     def members(self) -> Members:

@@ -213,7 +213,7 @@ def example(
 def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
     from protos.metrics.metrics_port import metrics_address
     from ps_worker.checkpoints.folder import require_free_folder
-    from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+    from ps_worker.cluster.open_store import LOCAL, open_store
     from ps_worker.heter.connect import heter_trainers, require_heter
     from ps_worker.run.abort import job_ends_by_errors
     from ps_worker.run.figures.worker_metrics import metrics_port
@@ -232,15 +232,15 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         )
     keep_freed_memory()
     with job_ends_by_errors(role):
-        plan = plan_of(job)
-        if is_in_process(role):
+        plan = plan_of(job, role)
+        if role.is_in_process:
             require_free_folder(job)  # before kernels are compiled
         if role.heter_endpoints:
             require_heter(job, plan.model)
-        precompile(plan, is_in_process=is_in_process(role))
+        precompile(plan)
     with ExitStack() as stack:
         termination = None
-        if is_in_process(role):
+        if role.is_in_process:
             _tell_of_interruptions(job)
         else:
             termination = stack.enter_context(Termination())
@@ -254,12 +254,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         summary = train_job(
             plan,
             store,
-            worker=role.worker_index,
-            num_workers=role.num_workers,
-            num_heter=len(role.heter_endpoints),
             heter=heter_trainers(role.heter_endpoints, job, worker=role.worker_index),
-            is_in_process=is_in_process(role),
-            servers=role.endpoints,
             on_joined=on_joined,
             is_told_to_end=lambda: termination is not None and termination.is_told_to_end,
         )
@@ -298,7 +293,7 @@ def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
     from ps_worker.cluster.open_store import open_store
     from ps_worker.run.abort import job_ends_by_errors
     from ps_worker.run.heter_job import train_heter
-    from ps_worker.run.plan import model_of_job
+    from ps_worker.run.plan import heter_plan_of
     from ps_worker.run.termination import Termination
 
     role = role_from_environment(os.environ)
@@ -308,13 +303,11 @@ def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
         role = replace(role, device=device)
     keep_freed_memory()
     with job_ends_by_errors(role):
-        _, model = model_of_job(job)
+        plan = heter_plan_of(job, role)
     with Termination() as termination, open_store(role, job.cluster) as store:
         return train_heter(
-            job,
-            model,
+            plan,
             store,
-            role,
             host=default_bind(role.endpoint),
             on_joined=lambda run: run.end_by(termination),
             is_told_to_end=lambda: termination.is_told_to_end,

@@ -12,8 +12,9 @@ from protos.store import Member, ServerStatus
 from protos.wire.calls import GET_STATUS
 from protos.wire.requests import Join
 from protos.wire.security.credentials import TLS_CA
-from ps_worker.cluster.client import ABORT_S, ClusterClient, abort_on_each
+from ps_worker.cluster.client import ClusterClient
 from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ps_worker.cluster.join import ABORT_S, abort_on_each
 from ps_worker.cluster.transport import Transport
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,6 @@ LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
 """The role of a process without a cluster: worker 0 of 1, whose store is in this process."""
 
 
-def is_in_process(role: WorkerRole | HeterRole) -> bool:
-    """Whether the worker's store is in its process: its cluster has no servers."""
-    return not role.endpoints
-
-
 @contextmanager
 def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
@@ -31,7 +26,7 @@ def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator
         TransportError: If servers do not answer within `limits.connect_timeout_s`; lists them.
         ProtocolError: If a server is not the one that the list of endpoints says it is.
     """
-    if is_in_process(role):
+    if role.is_in_process:
         from ps_server.store import ParameterStore
 
         yield ParameterStore(wait_limit_s=limits.wait_timeout_s)

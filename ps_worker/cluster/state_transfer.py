@@ -1,27 +1,25 @@
 """State of a cluster as one: pulls and pushes of rows and blocks with their optimizer state, by server.
 
 keys, blocks --route, split--> a request for each message --> chunks --joined--> the whole state
-state --route--> the part of each server --split--> chunks
+state --check, route--> the part of each server --split--> chunks
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protos.chunking import VALUE_BYTES, split_columns
 from protos.errors import ProtocolError
 from protos.gradients import Values
-from protos.keys import Keys
-from protos.placement import ShardMap
+from protos.keys import Keys, require_unique
 from protos.spec import DenseSpec, TableSpec
 from protos.store import BlockState, ModelState, RowStates, StateChunk, Stretch
-from protos.store.state_chunks import concatenated, row_bytes, rows_at, stretch_of
+from protos.store.state_chunks import concatenated, row_bytes, rows_at, split_state, stretch_of
+from protos.store.state_transfer import require_finite_state
 from protos.wire.requests import PullState
 from ps_server.optimizers.registry import optimizer_of
-
-Positions = NDArray[np.int32]
+from ps_worker.cluster.routing import Positions, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,40 +32,26 @@ class PartOfPull:
 
 
 def parts_of_pull(
-    keys: Mapping[str, Keys],
-    tables: Mapping[str, TableSpec],
-    blocks: Mapping[str, DenseSpec],
-    shard_map: ShardMap,
-    limit_bytes: int,
+    routing: Routing, keys: Mapping[str, Keys], blocks: Sequence[str]
 ) -> list[PartOfPull]:
-    """Returns the requests of a pull, whose answers have each about `limit_bytes` at most.
-
-    Args:
-        keys: To pull, by table.
-        tables: Specs of the tables.
-        blocks: Specs of the blocks to pull.
-        shard_map: Where they are.
-        limit_bytes: Of an answer.
-    """
-    routes = {
-        table: shard_map.route(column, tables[table].num_shards) for table, column in keys.items()
+    """Returns the requests of a pull of keys, by table, and of blocks; each answer fits a message."""
+    routes = routing.positions(keys)
+    specs = {table: routing.table(table) for table in keys}
+    element_bytes = {
+        block: VALUE_BYTES * (1 + optimizer_of(routing.block(block).optimizer).num_slots)
+        for block in blocks
     }
-    names = [*keys, *blocks]
+    names = [*keys, *element_bytes]
     parts = []
-    for server in shard_map.servers:
-        pieces = {name: shard_map.piece_of(server, spec.length) for name, spec in blocks.items()}
+    for server in routing.shard_map.servers:
         columns = [
-            (routes[table][server].size, row_bytes(tables[table].dim, _state_width(tables[table])))
-            for table in keys
+            (routes[table][server].size, row_bytes(spec.dim, _state_width(spec)))
+            for table, spec in specs.items()
         ]
         columns += [
-            (
-                piece.stop - piece.start,
-                VALUE_BYTES * (1 + optimizer_of(blocks[name].optimizer).num_slots),
-            )
-            for name, piece in pieces.items()
+            (routing.piece_length(block, server), size) for block, size in element_bytes.items()
         ]
-        for group in split_columns(columns, limit_bytes):
+        for group in split_columns(columns, routing.chunk_bytes):
             positions = {
                 names[column]: routes[names[column]][server][where]
                 for column, where in group
@@ -80,17 +64,14 @@ def parts_of_pull(
                     for column, where in group
                     if column >= len(keys)
                 ],
-                shard_map_epoch=shard_map.epoch,
+                shard_map_epoch=routing.shard_map.epoch,
             )
             parts.append(PartOfPull(server, positions, request))
     return parts
 
 
 def joined(
-    keys: Mapping[str, Keys],
-    tables: Mapping[str, TableSpec],
-    blocks: Mapping[str, DenseSpec],
-    answers: Sequence[tuple[PartOfPull, StateChunk]],
+    routing: Routing, keys: Mapping[str, Keys], answers: Sequence[tuple[PartOfPull, StateChunk]]
 ) -> ModelState:
     """Returns the whole state of the answers to `parts_of_pull`, in its order.
 
@@ -100,7 +81,7 @@ def joined(
     Raises:
         ProtocolError: If an answer is not what was asked for.
     """
-    rows = {table: _empty_rows(tables[table], column) for table, column in keys.items()}
+    rows = {table: _empty_rows(routing.table(table), column) for table, column in keys.items()}
     stretches: dict[str, list[BlockState]] = {}
     for part, chunk in answers:
         _require_columns(part, chunk)
@@ -111,37 +92,44 @@ def joined(
                 rows[table].weights[positions] = found.weights
                 rows[table].state[positions] = found.state
         for block, _, stretch in chunk.blocks:
-            _require_stretch(part, block, stretch, blocks[block])
+            _require_stretch(part, block, stretch, routing.block(block))
             stretches.setdefault(block, []).append(stretch)
     return ModelState(rows, {block: concatenated(parts) for block, parts in stretches.items()})
 
 
-def part_of_server(
-    state: ModelState,
-    routes: Mapping[str, Sequence[Positions]],
-    pieces: Mapping[str, slice],
-    server: int,
-) -> ModelState:
-    """Returns a server's rows and pieces.
+def split_push(routing: Routing, state: ModelState) -> list[list[StateChunk]]:
+    """Returns, by server, the chunks of a push, at least one; it is checked as a whole.
 
-    Args:
-        state: Of the whole model.
-        routes: By table, the positions of each server's rows.
-        pieces: By block, the server's elements.
-        server: Which one.
+    Raises:
+        UnknownTableError: If a table or block was not declared.
+        ProtocolError: If shapes do not fit the specs, keys are there twice, or numbers are not finite.
     """
+    _require_whole(routing, state)
+    for table, rows in state.rows.items():
+        require_unique(f"push of rows of table {table!r}", rows.keys, ProtocolError)
+    require_finite_state(state)
+    routes = routing.positions({table: rows.keys for table, rows in state.rows.items()})
+    return [
+        split_state(_part_of_server(routing, state, routes, server), routing.chunk_bytes)
+        for server in routing.shard_map.servers
+    ]
+
+
+def _part_of_server(
+    routing: Routing, state: ModelState, routes: Mapping[str, Sequence[Positions]], server: int
+) -> ModelState:
     rows = {table: rows_at(whole, routes[table][server]) for table, whole in state.rows.items()}
-    blocks = {
-        block: stretch_of(whole, pieces[block].start, pieces[block].stop)
-        for block, whole in state.blocks.items()
-    }
+    blocks = {}
+    for block, whole in state.blocks.items():
+        piece = routing.piece(block, server)
+        blocks[block] = stretch_of(whole, piece.start, piece.stop)
     return ModelState(rows, blocks)
 
 
-def require_whole(
-    state: ModelState, tables: Mapping[str, TableSpec], blocks: Mapping[str, DenseSpec]
-) -> None:
+def _require_whole(routing: Routing, state: ModelState) -> None:
     """Raises ProtocolError unless shapes fit the specs: a server sees its own part alone."""
+    tables = {table: routing.table(table) for table in state.rows}
+    blocks = {block: routing.block(block) for block in state.blocks}
     for table, rows in state.rows.items():
         spec = tables[table]
         expected = ((rows.keys.size, spec.dim), (rows.keys.size, _state_width(spec)))

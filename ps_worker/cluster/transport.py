@@ -48,3 +48,13 @@ class Transport(Protocol):
     def close(self) -> None:
         """Ends all calls that are on their way, and the connections."""
         ...
+
+
+def call_all(
+    transport: Transport, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
+) -> list[Answer[A]]:
+    """Starts a call to every server; see `Transport.call`."""
+    return [
+        transport.call(server, call, argument, ready_s=ready_s)
+        for server in range(len(transport.endpoints))
+    ]

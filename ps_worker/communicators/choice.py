@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from ctr_model.models.model import Model
+from protos.role import HeterRole, WorkerRole
 from protos.store import Member, Store
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
@@ -13,7 +14,7 @@ from ps_worker.communicators.geo import GeoCommunicator
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ps_worker.job import Job
 from ps_worker.job.sections.strategy import AsyncSettings
-from ps_worker.job.specs import dense_spec, table_specs
+from ps_worker.job.specs import ModelSpecs
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +23,11 @@ def communicator_of(
     job: Job,
     store: Store,
     model: Model,
+    specs: ModelSpecs,
+    role: WorkerRole | HeterRole,
     *,
     member: Member,
-    num_workers: int = 1,
     num_training: int | None = None,
-    num_heter: int = 0,
-    is_in_process: bool = False,
-    is_heter_trainer: bool = False,
     batches_before: int = 0,
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
@@ -36,17 +35,16 @@ def communicator_of(
     Args:
         job: Says which mode, and how.
         store: The parameters.
-        model: Whose parameters they are.
+        model: Computes the gradients; on a CPU trainer, the part of it in front of the cut.
+        specs: Of its parameters.
+        role: Of this process. In process there is nothing to gain from sending in the background; a heter
+            trainer takes each step with fresh parameters, and its clock stands still.
         member: This process, in its worker's place.
-        num_workers: Workers of the job.
-        num_training: Those that have rows to train on; None: all.
-        num_heter: Heter trainers of the job, whose clocks stand still.
-        is_in_process: The store is in this process, and there is nothing to gain from sending in the
-            background.
-        is_heter_trainer: This process trains dense parameters alone, each step with fresh ones.
+        num_training: Workers that have rows to train on; None: all.
         batches_before: See `GeoCommunicator`.
     """
-    strategy, num_params = job.strategy, model.num_params
+    strategy, num_params, num_workers = job.strategy, model.num_params, role.num_workers
+    is_in_process, is_heter_trainer = role.is_in_process, isinstance(role, HeterRole)
     is_pass = job.device.tables == "pass"
     _tell_of_wire_dtype(job, sends=not (is_in_process or is_pass or is_heter_trainer))
     # With tables on a device its trainer pushes whole passes, and numbers them here.
@@ -71,8 +69,8 @@ def communicator_of(
                 store,
                 member=member,
                 num_workers=num_workers if num_training is None else num_training,
-                tables=table_specs(model, job),
-                dense=dense_spec(model, job),
+                tables=specs.tables,
+                dense=specs.dense,
                 k_steps=strategy.geo.k_steps,
                 max_replica_bytes=strategy.geo.max_replica_mb * 2**20,
                 stall_limit_s=job.cluster.wait_timeout_s,
@@ -83,7 +81,7 @@ def communicator_of(
                 _sent_as(strategy.async_, store),
                 member=member,
                 num_params=num_params,
-                clocks=store if num_workers > 1 and not num_heter else None,
+                clocks=store if num_workers > 1 and not role.heter_endpoints else None,
                 **_sending(strategy.async_, job),
             )
 

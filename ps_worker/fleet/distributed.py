@@ -13,6 +13,7 @@ from ps_worker.fleet.words.strategy import DistributedStrategy
 from ps_worker.job import override_job
 from ps_worker.job.checks import require_base_rate, require_life, require_optimizers
 from ps_worker.job.model import trained_model
+from ps_worker.job.specs import specs_of
 
 
 class DistributedOptimizer:
@@ -95,7 +96,7 @@ class DistributedOptimizer:
         require_optimizers(job, model)
         require_base_rate(job, model)
         trained_model(job, model)  # refuses dropout and precisions that it has no use for
-        require_life(job, model)
+        require_life(specs_of(model, job))
         FLEET.minimize(Task(model=model, job=job))
         return Executor()
 

@@ -21,7 +21,7 @@ from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, S
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.settings import ServerSettings
 from ps_worker.checkpoints.attachments import values_of_checkpoint
-from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+from ps_worker.cluster.open_store import LOCAL, open_store
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
@@ -36,6 +36,7 @@ from ps_worker.fleet.words.unknown import called_as
 from ps_worker.heter.connect import heter_trainers, require_heter
 from ps_worker.run.abort import abort_before_joining
 from ps_worker.run.figures.worker_metrics import metrics_port
+from ps_worker.run.plan import model_plan_of
 from ps_worker.run.run import Run
 from ps_worker.run.termination import Place, Termination
 
@@ -342,13 +343,11 @@ class Fleet:
         from ps_worker.run.heter_job import train_heter
 
         self._is_over = True
-        job, model = self._task.job, self._task.model
-        with Termination() as termination, open_store(role, job.cluster) as store:
+        plan = model_plan_of(self._task.model, self._task.job, role)
+        with Termination() as termination, open_store(role, plan.job.cluster) as store:
             train_heter(
-                job,
-                model,
+                plan,
                 store,
-                role,
                 host=default_bind(role.endpoint),
                 on_joined=lambda run: run.end_by(termination),
                 is_told_to_end=lambda: termination.is_told_to_end,
@@ -370,22 +369,13 @@ class Fleet:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
         if role.heter_endpoints:
             require_heter(self._task.job, self._task.model)
-        self._task.precompile(is_in_process=is_in_process(role))
+        self._task.precompile(is_in_process=role.is_in_process)
         self._has_called = True
         with ExitStack() as opened:
             store = opened.enter_context(open_store(role, self._task.job.cluster))
-            run = Run(
-                store,
-                self._task.model,
-                self._task.job,
-                worker=role.worker_index,
-                num_workers=role.num_workers,
-                num_heter=len(role.heter_endpoints),
-                heter=heter_trainers(
-                    role.heter_endpoints, self._task.job, worker=role.worker_index
-                ),
-                is_in_process=is_in_process(role),
-            )
+            plan = model_plan_of(self._task.model, self._task.job, role)
+            heter = heter_trainers(role.heter_endpoints, plan.job, worker=role.worker_index)
+            run = Run(store, plan, heter=heter)
             self._run = opened.enter_context(run)
             opened.enter_context(metrics_port(run, metrics_address(None)))
             self._resources = opened.pop_all()

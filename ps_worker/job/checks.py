@@ -16,11 +16,11 @@ from ps_worker.job.sections.optimizers import OptimizerChoice
 from ps_worker.job.sections.schedule import ScheduleSection
 from ps_worker.job.specs import (
     DELTA_OPTIMIZER,
+    ModelSpecs,
     asked_optimizer,
     num_biases,
     optimizer_of_dense,
     optimizer_of_table,
-    table_specs,
 )
 
 
@@ -106,18 +106,19 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
     return None
 
 
-def require_life(job: Job, model: Model) -> None:
+def require_life(model_specs: ModelSpecs) -> None:
     """Refuses settings of `[life]` that no server would take.
 
     Raises:
         JobError: Names the key of the job.
     """
+    job, model = model_specs.job, model_specs.model
     names = [table.name for table in model.tables]
     for name in job.life.tables:
         if name not in names:
             fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
             raise job.error(f"life.tables.{name}", fault)
-    specs = {spec.name: spec for spec in table_specs(model, job)}
+    specs = {spec.name: spec for spec in model_specs.tables}
     for spec in specs.values():
         own_statistics = job.life.of_table(spec.name).statistics_spec()
         if own_statistics is not None and job.strategy.mode == "geo":
@@ -161,18 +162,19 @@ def require_base_rate(job: Job, model: Model) -> None:
         )
 
 
-def require_device(job: Job, model: Model) -> None:
+def require_device(specs: ModelSpecs) -> None:
     """Refuses settings that tables on a device for a pass cannot honour, and a device that is not there.
 
     Raises:
         JobError: Names the key of the job.
     """
+    job = specs.job
     if job.device.tables == "host":
         return
-    for key, is_right, fault in _conditions_of_passes(job, model):
+    for key, is_right, fault in _conditions_of_passes(job, specs.model):
         if not is_right:
             raise job.error(key, f'{fault} (device.tables is "pass")')
-    for spec in table_specs(model, job):
+    for spec in specs.tables:
         if spec.statistics is not None:
             raise job.error(
                 _first_set(job, spec.name),

@@ -6,7 +6,7 @@ those of the replicas.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -35,6 +35,42 @@ A gradient is a mean over a batch, of about 1 / B from an example with a click a
 so a row's first click makes more than half a step, and the first of thirty other examples hardly moves it
 (docs/decisions/0020-safe-defaults.md).
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpecs:
+    """A model and its specs, as a job trains it.
+
+    Attributes:
+        model: Whose specs they are.
+        job: How it is trained.
+        tables: See `table_specs`.
+        dense: See `dense_spec`; its biases are as its segments say.
+    """
+
+    model: Model
+    job: Job
+    tables: Sequence[TableSpec]
+    dense: DenseSpec
+
+    @property
+    def counting_tables(self) -> frozenset[str]:
+        """Names of the tables whose rows count shows and clicks."""
+        return frozenset(spec.name for spec in self.tables if spec.statistics is not None)
+
+    @property
+    def optimizers(self) -> dict[str, OptimizerSpec]:
+        """The optimizers that train the model, by table, in its order, and dense block."""
+        tables = {spec.name: spec.optimizer for spec in self.tables}
+        own = {table.name: tables[table.name] for table in self.model.tables}
+        return {**own, DENSE_BLOCK: self.dense.optimizer}
+
+
+def specs_of(model: Model, job: Job) -> ModelSpecs:
+    """Returns a model with its specs."""
+    return ModelSpecs(
+        model=model, job=job, tables=table_specs(model, job), dense=dense_spec(model, job)
+    )
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:
@@ -75,11 +111,6 @@ def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
         admission=life.admission.spec(),
         expiry=life.expiry_spec(),
     )
-
-
-def counting_tables(model: Model, job: Job) -> frozenset[str]:
-    """Returns the names of the tables whose rows count shows and clicks."""
-    return frozenset(spec.name for spec in table_specs(model, job) if spec.statistics is not None)
 
 
 def asked_optimizer(table: EmbeddingTable, job: Job) -> OptimizerSpec | None:
@@ -173,15 +204,10 @@ def num_biases(model: Model) -> int:
     return len(initial_biases_of(model, (0.5,) * num_rates(model)))
 
 
-def optimizers_of(model: Model, job: Job) -> dict[str, OptimizerSpec]:
-    """Returns the optimizers that train a model, by table and dense block."""
-    tables = {table.name: optimizer_of_table(table, job) for table in model.tables}
-    return {**tables, DENSE_BLOCK: optimizer_of_dense(job)}
-
-
-def declare(store: Parameters, model: Model, job: Job, rates: Sequence[float] = ()) -> None:
+def declare(store: Parameters, specs: ModelSpecs, rates: Sequence[float] = ()) -> None:
     """Declares the model's tables and its dense block; `rates` are as for `dense_spec`."""
-    tables, dense = table_specs(model, job), dense_spec(model, job, rates)
+    model, job, tables = specs.model, specs.job, specs.tables
+    dense = dense_spec(model, job, rates) if rates else specs.dense
     if job.strategy.mode == "geo":
         tables = [replace(spec, optimizer=DELTA_OPTIMIZER, records_changes=True) for spec in tables]
         dense = replace(dense, optimizer=DELTA_OPTIMIZER)

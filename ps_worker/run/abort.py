@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from protos.errors import CtrPsError, UsageError, comes_again
 from protos.role import HeterRole, WorkerRole
 from protos.store import Coordination, abort_reason
-from ps_worker.cluster.open_store import is_in_process
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> 
 
     A UsageError is left to this process: a wrong job file is so for all, and servers that stay are not lost.
     """
-    if is_in_process(role) or isinstance(error, UsageError):
+    if role.is_in_process or isinstance(error, UsageError):
         return
     # Imported late: a run in one process needs no gRPC.
     from ps_worker.cluster.connect import abort_unjoined

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from ctr_model.models.model import Model
 from protos.role import HeterRole, address_to_bind
 from protos.store import Store
 from protos.wire.heter import Attend
@@ -22,6 +21,7 @@ from ps_worker.heter.trainer import HeterTrainer
 from ps_worker.heter.trainers import heter_trainer_of
 from ps_worker.job import Job
 from ps_worker.job.model import errors_of_model, trained_model
+from ps_worker.run.plan import ModelPlan
 from ps_worker.run.run import Run
 from ps_worker.run.termination import EXIT_CODE
 
@@ -29,10 +29,8 @@ logger = logging.getLogger(__name__)
 
 
 def train_heter(
-    job: Job,
-    model: Model,
+    plan: ModelPlan,
     store: Store,
-    role: HeterRole,
     *,
     host: str,
     on_joined: Callable[[Run], None] = lambda _: None,
@@ -41,10 +39,8 @@ def train_heter(
     """Trains the dense part of a model until all CPU trainers have left; returns figures.
 
     Args:
-        job: How to train.
-        model: A module of PyTorch.
+        plan: What to train, a module of PyTorch, in the role of a heter trainer.
         store: The parameters.
-        role: Of this process.
         host: Address to serve at, with the port of its role.
         on_joined: Called once this process has its place in the job.
         is_told_to_end: Whether it is to end before, and the job goes on.
@@ -53,20 +49,14 @@ def train_heter(
         SystemExit: With the exit code of SIGTERM, if it was told to end.
         CtrPsError: If anything goes wrong; says what.
     """
+    job, model, role = plan.job, plan.model, plan.role
+    assert isinstance(role, HeterRole), "its callers check the role"
     require_heter(job, model)
     credentials = Credentials.from_environment()
     require_protection(host, credentials)
     with (
         errors_of_model(job),
-        Run(
-            store,
-            model,
-            job,
-            worker=role.worker_index,
-            num_workers=role.num_workers,
-            num_heter=len(role.heter_endpoints),
-            is_in_process=False,
-        ) as run,
+        Run(store, plan) as run,
         HeterService(address_to_bind(host, role.port), credentials) as service,
     ):
         on_joined(run)

@@ -34,10 +34,9 @@ from ps_worker.data.formats import reader_of
 from ps_worker.data.slot_values import SlotValues
 from ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ps_worker.job import Job, override_job
-from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
 from ps_worker.job.datasets import TrainingData, format_of_job, streamed, values_of_job
 from ps_worker.job.model import errors_of_model, model_of
-from ps_worker.job.specs import with_rates_of_tables
+from ps_worker.run.plan import checked_model_plan
 from ps_worker.run.run import Run
 from ps_worker.training.evaluation.evaluator import figures
 
@@ -133,17 +132,12 @@ class Trainer:
         else:
             self.schema = _schema_of(model, options, schema)
             self.model = model
-        require_optimizers(self.job, self.model)
-        require_base_rate(self.job, self.model)
-        require_life(self.job, self.model)
-        require_device(self.job, self.model)
-        self.job = with_rates_of_tables(self.job, self.model)
+        plan = checked_model_plan(self.model, self.job)
+        self.job = plan.job
         self._is_named = isinstance(model, str)
         self._epochs_done = 0
         self._values = SlotValues()  # of what was trained on, or loaded
-        self._run = Run(
-            ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), self.model, self.job
-        )
+        self._run = Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), plan)
         self._close = weakref.finalize(self, self._run.close)
 
     def train(self, data: Data, *, epochs: int | None = None) -> Trained:

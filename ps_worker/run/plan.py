@@ -1,5 +1,11 @@
-"""A job checked against all that one process can see: schema, files, model, checkpoints."""
+"""What a worker does, derived once, before anything runs.
 
+job, model, role --> ModelPlan   what any run trains: specs, the model that trains, terms
++ schema, files  --> Plan        a training job, checked against all that one process can see
+"""
+
+import hashlib
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,30 +13,62 @@ from dataclasses import dataclass
 from ctr_model.models.model import Model
 from ctr_model.schema import Schema
 from protos.errors import DataError, UsageError, counted
+from protos.role import HeterRole, Members, WorkerRole
+from protos.runtime.environment import version_term
 from ps_worker.checkpoints.retention import require_other_folder
 from ps_worker.checkpoints.warm_start import warm_start_of
+from ps_worker.cluster.open_store import LOCAL
 from ps_worker.data.files.listing import FileStamp, matching_files, stamp_of
 from ps_worker.data.files.signature import signature_of
 from ps_worker.job import Job
 from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
 from ps_worker.job.datasets import evaluated, format_of_job
 from ps_worker.job.model import model_of, trained_model
-from ps_worker.job.specs import with_rates_of_tables
+from ps_worker.job.specs import ModelSpecs, specs_of, with_rates_of_tables
 from ps_worker.training.evaluation.breakdown import breakdown_of
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_SETTING = 1000
 _MOST_NAMED = 5
+
+_NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
+"""Settings of [data] that may differ from machine to machine, while what they name is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A job that was checked before anything runs.
+class ModelPlan:
+    """What a process of a run trains, and in which role.
 
     Attributes:
-        job: What to do.
+        specs: The model and the job, and what follows from the two.
+        role: Of this process.
+        trained: Computes its gradients; `model` predicts.
+        terms: Settings in which all workers of the run must agree, by the names that users know.
+    """
+
+    specs: ModelSpecs
+    role: WorkerRole | HeterRole
+    trained: Model
+    terms: Mapping[str, str]
+
+    @property
+    def model(self) -> Model:
+        """What is trained."""
+        return self.specs.model
+
+    @property
+    def job(self) -> Job:
+        """How it is trained."""
+        return self.specs.job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(ModelPlan):
+    """A training job that was checked before anything runs.
+
+    Attributes:
         schema: The columns of its data.
-        model: For these columns.
         train_files: Of all workers.
         test_files: Evaluated after training; empty: no evaluation.
         valid_files: Evaluated while training; empty: no validation.
@@ -38,9 +76,7 @@ class Plan:
         signatures: Of the three lists, by the keys of the job that name them.
     """
 
-    job: Job
     schema: Schema
-    model: Model
     train_files: list[str]
     test_files: list[str]
     valid_files: list[str]
@@ -48,8 +84,45 @@ class Plan:
     signatures: Mapping[str, str]
 
 
-def plan_of(job: Job) -> Plan:
-    """Returns the job with its schema, model and files.
+def model_plan_of(model: Model, job: Job, role: WorkerRole | HeterRole = LOCAL) -> ModelPlan:
+    """Returns the plan of a process that trains a model as a job says, with data of whatever kind.
+
+    Raises:
+        JobError: If the model cannot be trained in the job's precision.
+    """
+    return ModelPlan(
+        specs=specs_of(model, job),
+        role=role,
+        trained=trained_model(job, model, worker=role.worker_index),
+        terms=terms_of(job, role.members),
+    )
+
+
+def checked_model_plan(model: Model, job: Job, role: WorkerRole | HeterRole = LOCAL) -> ModelPlan:
+    """Returns the plan of a process, whose job gets the learning rates of the model's tables.
+
+    Raises:
+        JobError: If precision, optimizers, rates to start at, the life of rows or the device are wrong.
+    """
+    require_optimizers(job, model)
+    require_base_rate(job, model)
+    plan = model_plan_of(model, with_rates_of_tables(job, model), role)
+    require_life(plan.specs)
+    require_device(plan.specs)
+    return plan
+
+
+def heter_plan_of(job: Job, role: HeterRole) -> ModelPlan:
+    """Returns a heter trainer's plan of a training job.
+
+    Raises:
+        JobError: If schema or model are wrong, or as `checked_model_plan` says.
+    """
+    return checked_model_plan(model_of(job, _schema_of(job)), job, role)
+
+
+def plan_of(job: Job, role: WorkerRole = LOCAL) -> Plan:
+    """Returns a worker's plan of a training job.
 
     Raises:
         JobError: If schema, format, model, precision, optimizers, the life of rows, the device, the start or
@@ -57,30 +130,77 @@ def plan_of(job: Job) -> Plan:
         DataError: If a pattern matches no file, or files to evaluate have no rows or lack columns.
         CheckpointError: If checkpoints cannot be where the job says.
     """
-    schema, model = model_of_job(job)
-    job = with_rates_of_tables(job, model)
+    schema = _schema_of(job)
+    of_model = checked_model_plan(model_of(job, schema), job, role)
+    job = of_model.job
     _require_format(job)
-    warm_start_of(job, model)
+    warm_start_of(job, of_model.model)
     _require_order(job)
     require_other_folder(job)
     breakdown_of(job, schema)
     patterns = {"train": job.data.train, "test": job.data.test, "valid": job.data.valid}
     files = {name: _files_of(job, f"data.{name}", each) for name, each in patterns.items()}
     stamps = {path: stamp_of(path) for each in files.values() for path in each}
+    signatures = {f"data.{name}": signature_of(each, stamps) for name, each in files.items()}
     plan = Plan(
-        job=job,
+        specs=of_model.specs,
+        role=role,
+        trained=of_model.trained,
+        terms={**of_model.terms, **_terms_of_data(job, schema, signatures)},
         schema=schema,
-        model=model,
         train_files=files["train"],
         test_files=files["test"],
         valid_files=files["valid"],
         stamps=stamps,
-        signatures={f"data.{name}": signature_of(each, stamps) for name, each in files.items()},
+        signatures=signatures,
     )
     _warn_of_overlaps(files)
     _require_rows(plan, "data.test", plan.test_files)
     _require_rows(plan, "data.valid", plan.valid_files)
     return plan
+
+
+def terms_of(job: Job, members: Members) -> dict[str, str]:
+    """Returns the settings of any run in which its workers must agree."""
+    names = ("model", "optimizer", "life")
+    return {
+        **members.terms,
+        **version_term(),
+        **{
+            f"train.{key}": str(value)
+            for key, value in job.train.model_dump(exclude={"log_every_s"}).items()
+        },
+        "cluster.lease_s": str(job.cluster.lease_s),
+        "cluster.on_worker_loss": job.cluster.on_worker_loss,
+        **{
+            f"{name}.{key}": json.dumps(value)
+            for name in names
+            for key, value in getattr(job, name).model_dump(mode="json").items()
+        },
+        **{f"strategy.{key}": json.dumps(value) for key, value in job.strategy.in_use().items()},
+    }
+
+
+def _terms_of_data(job: Job, schema: Schema, signatures: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings of a training job in which its workers must agree besides."""
+    return {
+        "schema": schema.fingerprint,
+        "checkpoint.resume": str(job.checkpoint.resume),
+        **{
+            f"data.{name}": _short(str(value))
+            for name, value in job.data.model_dump(exclude=_NAMES_OF_FILES).items()
+        },
+        **signatures,
+        **{f"valid.{name}": str(value) for name, value in job.valid.model_dump().items()},
+    }
+
+
+def _short(value: str) -> str:
+    """Returns a setting as a term: of a long one, as the names of thousands of columns, a digest too."""
+    if len(value) <= _LONGEST_SETTING:
+        return value
+    digest = hashlib.sha256(value.encode()).hexdigest()[:16]
+    return f"{value[:_LONGEST_SETTING]}... (digest {digest})"
 
 
 def _warn_of_overlaps(files: Mapping[str, Sequence[str]]) -> None:
@@ -93,22 +213,6 @@ def _warn_of_overlaps(files: Mapping[str, Sequence[str]]) -> None:
                 "is" if len(shared) == 1 else "are",
                 ", ".join(shared[:_MOST_NAMED]) + (", ..." if len(shared) > _MOST_NAMED else ""),
             )
-
-
-def model_of_job(job: Job) -> tuple[Schema, Model]:
-    """Returns the schema and the model of a job.
-
-    Raises:
-        JobError: If they are wrong, or the precision, the optimizers, the life of rows or the device.
-    """
-    schema = _schema_of(job)
-    model = model_of(job, schema)
-    trained_model(job, model)
-    require_optimizers(job, model)
-    require_base_rate(job, model)
-    require_life(job, model)
-    require_device(job, model)
-    return schema, model
 
 
 def _schema_of(job: Job) -> Schema:

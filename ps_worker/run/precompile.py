@@ -20,11 +20,12 @@ from ctr_model.schema import Schema
 from protos.errors import CtrPsError
 from protos.gradients import SparseGrad, sum_sparse
 from protos.placement import ShardMap
+from protos.role import WorkerRole
 from protos.runtime.compile_lock import compile_lock
 from protos.runtime.jit import read_only
 from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 from ps_server.store import ParameterStore
-from ps_worker.cluster.client import scatter_rows
+from ps_worker.cluster.routing import scatter_rows
 from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
 from ps_worker.data.columnar.record_batches import Columns, blocks_of
 from ps_worker.data.files.file_split import FileSplit
@@ -38,24 +39,19 @@ from ps_worker.data.user_code.samples import batches_of_samples
 from ps_worker.job import Job
 from ps_worker.job.datasets import streamed
 from ps_worker.job.model import errors_of_model
-from ps_worker.run.plan import Plan, plan_of
+from ps_worker.run.plan import Plan, model_plan_of, plan_of
 from ps_worker.run.run import Run
 
 
-def precompile(plan: Plan, *, is_in_process: bool) -> None:
-    """Compiles the kernels that a worker needs for this plan, and no others.
-
-    Args:
-        plan: What it is to do.
-        is_in_process: Whether the parameters are in this process.
-    """
+def precompile(plan: Plan) -> None:
+    """Compiles the kernels that a worker needs for this plan, and no others."""
     job = plan.job
     is_read = bool(plan.train_files) and not job.data.pipe_command
     # Before the lock: files may be far away, and other processes wait for it.
     read_again = _first_rows(plan) if is_read else None
     with errors_of_model(job), compile_lock():
         _train_on_two_rows(plan.model, plan.schema, job)
-        if not is_in_process:
+        if not plan.role.is_in_process:
             _move_rows(job)
         if job.data.in_memory:
             _gather_lists()
@@ -78,7 +74,8 @@ def _train_on_two_rows(model: Model, schema: Schema, job: Job) -> None:
     """Runs what trains and evaluates a model."""
     quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
     batches = [_batch_of_one(schema, label) for label in (0.0, 1.0)]
-    with Run(ParameterStore(), model, job.model_copy(update={"train": quiet})) as run:
+    plan = model_plan_of(model, job.model_copy(update={"train": quiet}))
+    with Run(ParameterStore(), plan) as run:
         run.train(batches, thread_num=1)
         run.evaluate(batches)
 
@@ -180,8 +177,8 @@ def _read_criteo_rows(schema: Schema) -> None:
 
 def _precompile_image() -> None:
     """Compiles what most jobs need."""
-    plan = plan_of(Job())
-    precompile(plan, is_in_process=False)
+    plan = plan_of(Job(), WorkerRole(endpoints=("server:1",), worker_index=0, num_workers=1))
+    precompile(plan)
     with compile_lock():
         _read_criteo_rows(plan.schema)
         _hash_a_sample(plan.schema)

@@ -11,7 +11,6 @@ for each other first when they start to train. Until then worker 0 may load a ch
 train; later it may not, since in some modes each worker has parameters of its own.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -20,10 +19,8 @@ from typing import TYPE_CHECKING, Self, cast
 import numpy as np
 
 from ctr_model.batch import Batch
-from ctr_model.models.model import Model, tasks_of
+from ctr_model.models.model import tasks_of
 from protos.errors import AbortedError, UsageError, counted
-from protos.role import Members
-from protos.runtime.environment import version_term
 from protos.store import (
     Numbers,
     ReduceOp,
@@ -41,20 +38,16 @@ from ps_worker.data.blocks.position import Batches
 from ps_worker.data.memory.peers import Peers
 from ps_worker.heter.front_model import FrontModel
 from ps_worker.heter.trainers import HeterTrainers
-from ps_worker.job import Job
 from ps_worker.job.checks import require_one_worker
-from ps_worker.job.model import DENSE_BLOCK, trained_model
+from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.job.specs import (
-    counting_tables,
     declare,
-    dense_spec,
     num_biases,
     num_rates,
-    optimizers_of,
-    table_specs,
 )
 from ps_worker.run.abort import abort_by
 from ps_worker.run.membership import Membership
+from ps_worker.run.plan import ModelPlan
 from ps_worker.run.termination import Termination
 from ps_worker.training.evaluation.advice import advice_on_loss
 from ps_worker.training.evaluation.base_rate import rates_of
@@ -85,61 +78,47 @@ class Run:
         store: The parameters.
         worker: Index of this worker.
         num_workers: Workers of the run.
+        is_in_process: The store is in this process.
         progress: Of this worker's training.
         non_finite: Its batches that were skipped.
     """
 
     def __init__(
-        self,
-        store: Store,
-        model: Model,
-        job: Job,
-        *,
-        worker: int = 0,
-        num_workers: int = 1,
-        num_heter: int = 0,
-        heter: HeterTrainers | None = None,
-        is_in_process: bool = True,
-        terms: Mapping[str, str] | None = None,
+        self, store: Store, plan: ModelPlan, *, heter: HeterTrainers | None = None
     ) -> None:
         """Joins the run.
 
         Args:
             store: The parameters.
-            model: What to train.
-            job: How; its sections [train], [optimizer], [life], [strategy], [device] and [cluster] count.
-            worker: Index of this worker; of a heter trainer, behind those of all workers.
-            num_workers: Workers of the run.
-            num_heter: Heter trainers of the run.
+            plan: What to train, and in which role; of its job the sections [train], [optimizer], [life],
+                [strategy], [device] and [cluster] count.
             heter: They train the dense parameters for this worker; None: it does that itself.
-            is_in_process: The store is in this process, so sending in the background gains nothing.
-            terms: Settings in which all workers must agree, by name, besides model and strategy.
 
         Raises:
-            JobError: If workers do not agree, or the model cannot be trained in the job's precision.
+            JobError: If workers do not agree.
             CtrPsError: If servers do not answer, or hold another model; the latter may come with the start.
         """
-        require_one_worker(job, num_workers, num_heter)
+        job, model, role = plan.job, plan.model, plan.role
+        require_one_worker(job, role.num_workers, len(role.heter_endpoints))
         self.store = store
-        self.worker = worker
-        self.num_workers = num_workers
+        self.worker = role.worker_index
+        self.num_workers = role.num_workers
+        self.is_in_process = role.is_in_process
         self.progress = Progress(
             every_s=job.train.log_every_s,
             has_log_loss=getattr(model, "has_log_loss", False),
-            advice=advice_on_loss(job, is_in_process=is_in_process),
-            rates=LearningRates(optimizers_of(model, job), lambda: store.status().batches).shown,
+            advice=advice_on_loss(job, is_in_process=role.is_in_process),
+            rates=LearningRates(plan.specs.optimizers, lambda: store.status().batches).shown,
         )
         self.non_finite = NonFiniteBatches(
-            job.train.non_finite, worker=worker if num_workers > 1 else None
+            job.train.non_finite, worker=self.worker if role.num_workers > 1 else None
         )
+        self._plan = plan
         self._model = model
-        self._heter = heter
-        self._members = Members(num_workers, num_heter)
-        trained = trained_model(job, model, worker=worker)
-        self._trained_model = trained if heter is None else FrontModel(trained, heter)
         self._job = job
-        self._is_in_process = is_in_process
-        self._counting_tables = counting_tables(model, job)
+        self._heter = heter
+        self._trained_model = plan.trained if heter is None else FrontModel(plan.trained, heter)
+        self._counting_tables = plan.specs.counting_tables
         self._communicator: Communicator | None = None  # None: not started
         self._earlier_progress: WorkerProgress | None = None
         self._partial_pass: str | None = None  # why its write back ended midway
@@ -148,19 +127,19 @@ class Run:
         self._version_of_barrier: Version = 0
         self._membership = Membership(
             store,
-            worker,
-            terms={**terms_of(job, self._members), **(terms or {})},
+            self.worker,
+            terms=plan.terms,
             limits=job.cluster,
-            is_in_process=is_in_process,
+            is_in_process=role.is_in_process,
         )
         if self.is_replacement:
-            logger.info("takes the place of a lost process worker=%d", worker)
+            logger.info("takes the place of a lost process worker=%d", self.worker)
         self._is_declared = False
         if job.train.base_rate != "data" or not num_biases(model):
             try:
                 self._declare(() if job.train.base_rate == "data" else job.train.base_rate)
             except BaseException as error:
-                abort_by(error, store, worker)
+                abort_by(error, store, self.worker)
                 self.close()
                 raise
 
@@ -187,11 +166,6 @@ class Run:
             self._membership.__exit__(kind, error, trace)
         finally:
             self.close()
-
-    @property
-    def is_in_process(self) -> bool:
-        """Whether the store is in this process."""
-        return self._is_in_process
 
     @property
     def is_first(self) -> bool:
@@ -270,12 +244,10 @@ class Run:
             self._job,
             self.store,
             self._trained_model,
+            self._plan.specs,
+            self._plan.role,
             member=self._membership.member,
-            num_workers=self.num_workers,
             num_training=num_training,
-            num_heter=self._members.num_heter,
-            is_in_process=self._is_in_process,
-            is_heter_trainer=self.worker >= self.num_workers,
             batches_before=status.batches - status.version,
         )
         # The others may be far beyond the start when this process takes a lost one's place.
@@ -290,7 +262,7 @@ class Run:
     def _declare(self, rates: Sequence[float] = ()) -> None:
         """Declares the model, once."""
         if not self._is_declared:
-            declare(self.store, self._model, self._job, rates)
+            declare(self.store, self._plan.specs, rates)
             self._is_declared = True
 
     def _declare_together(self, head: Iterable[Batch]) -> Version:
@@ -467,7 +439,7 @@ class Run:
         Raises:
             UsageError: If the run has heter trainers, which take no part in an exchange.
         """
-        if self._members.num_heter:
+        if self._plan.role.heter_endpoints:
             raise UsageError(
                 "rows cannot be shuffled globally in a job with heter trainers: shuffle them locally"
             )
@@ -600,8 +572,8 @@ class Run:
             cast("TorchModel", self._trained_model),
             self.store,
             self._started().push_ids,
-            tables=table_specs(self._model, job),
-            dense=dense_spec(self._model, job),
+            tables=self._plan.specs.tables,
+            dense=self._plan.specs.dense,
             settings=DeviceSettings(
                 kind=device.kind,
                 memory_bytes=device.memory_bytes,
@@ -623,27 +595,6 @@ class Run:
             non_finite=self.non_finite,
             clip_norm=self._job.train.clip_norm,
         )
-
-
-def terms_of(job: Job, members: Members) -> dict[str, str]:
-    """Returns the settings in which all workers of a run must agree, by the names that users know."""
-    names = ("model", "optimizer", "life")
-    return {
-        **members.terms,
-        **version_term(),
-        **{
-            f"train.{key}": str(value)
-            for key, value in job.train.model_dump(exclude={"log_every_s"}).items()
-        },
-        "cluster.lease_s": str(job.cluster.lease_s),
-        "cluster.on_worker_loss": job.cluster.on_worker_loss,
-        **{
-            f"{name}.{key}": json.dumps(value)
-            for name in names
-            for key, value in getattr(job, name).model_dump(mode="json").items()
-        },
-        **{f"strategy.{key}": json.dumps(value) for key, value in job.strategy.in_use().items()},
-    }
 
 
 def log_shrunk(tables: Mapping[str, Shrunk]) -> None:

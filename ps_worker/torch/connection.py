@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from protos.errors import RoleError, UsageError
 from protos.role import WorkerRole, require_endpoints, role_from_environment
-from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+from ps_worker.cluster.open_store import LOCAL, open_store
 from ps_worker.job import Job
 from ps_worker.job.reading import override_job
 from ps_worker.run.membership import Membership
-from ps_worker.run.run import terms_of
+from ps_worker.run.plan import terms_of
 from ps_worker.torch.tables import Tables
 
 
@@ -78,7 +78,7 @@ def open_tables(
             role.worker_index,
             terms=terms_of(job, role.members),
             limits=job.cluster,
-            is_in_process=is_in_process(role),
+            is_in_process=role.is_in_process,
         ) as membership,
     ):
         tables = Tables(

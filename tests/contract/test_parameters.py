@@ -238,6 +238,20 @@ def test_dense_block_begins_with_the_values_that_are_given(store):
         store.create_dense(replace(spec, values_digest=6), values)
 
 
+def test_dense_block_of_one_element_is_pulled_and_pushed(store):
+    """Of several servers, all but one have no element of it."""
+    one = DenseSegment(length=1, initializer=InitializerSpec())
+    sgd = OptimizerSpec(name="sgd", params={"learning_rate": 0.5})
+    store.create_dense(replace(TOWER, name="tiny", segments=(one,), optimizer=sgd))
+
+    gradient = DenseGrad(np.array([4.0], np.float32), 1)
+    store.push_grad(Gradients({}, {"tiny": gradient}), push_id(sequence=0)).result()
+
+    out = np.full(1, np.nan, np.float32)
+    store.pull_dense({"tiny": out}).result()
+    assert out.tolist() == [-2.0]
+
+
 @pytest.mark.parametrize(
     ("digest", "values", "message"),
     [

@@ -384,4 +384,4 @@ def test_servers_are_told_of_an_acknowledged_push_of_state() -> None:
         declare(client)
         client.push_state(state_of(client), push_id(sequence=0)).result()
 
-        assert client._acknowledgements[0].told().pushes == 1
+        assert client._workers[0].acknowledgements.told().pushes == 1

@@ -8,6 +8,7 @@ from ctr_model.schema import Schema
 from ps_worker.job import load_job
 from ps_worker.job.checks import require_life, require_optimizers
 from ps_worker.job.model import model_of
+from ps_worker.job.specs import specs_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,5 +25,5 @@ def test_example_is_a_job(example: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     model = model_of(job, Schema.load(job.data.schema_source))
     require_optimizers(job, model)
-    require_life(job, model)
+    require_life(specs_of(model, job))
     assert "part-*" in str(job.data.train)

@@ -17,7 +17,7 @@ from ps_worker.communicators import asynchronous
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker
@@ -159,7 +159,7 @@ def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them(
     """As of a process that takes a lost one's place, while worker 0 trains on."""
     model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.0)
     joined(store)
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     communicator = communicator_on(store, worker=1, clocks=store)
     try:
         communicator.rejoin(asynchronous.FIRST_BATCHES)
@@ -202,7 +202,7 @@ def test_worker_0_alone_is_waited_for_and_no_longer_than_servers_let_it(
 ) -> None:
     model, store = small_model(), ParameterStore(num_workers=3, wait_limit_s=0.5)
     joined(store)
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     worker_1, worker_2 = (communicator_on(store, worker=each, clocks=store) for each in (1, 2))
     try:
         for each in (worker_1, worker_2):
@@ -249,7 +249,7 @@ def test_flushed_parameters_are_read_back() -> None:
         "optimizer.sparse={name='sgd', learning_rate=0.1}",
         "optimizer.dense={name='sgd', learning_rate=0.1}",
     )
-    declare(store, model, settings)
+    declare(store, specs_of(model, settings))
     communicator = communicator_on(store)
     try:
         with communicator.params() as params:
@@ -271,7 +271,7 @@ def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
 ) -> None:
     """The sender wakes by itself: nothing but time makes this push leave."""
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     applied = Applied(store)
     communicator = communicator_on(applied, merges=merges, max_delay_ms=20)
     try:
@@ -284,7 +284,7 @@ def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
 
 def test_error_of_the_sender_reaches_the_training_thread() -> None:
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     communicator = communicator_on(store)
     try:
         communicator.push(
@@ -298,7 +298,7 @@ def test_error_of_the_sender_reaches_the_training_thread() -> None:
 
 def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     busy = Busy(store)
     communicator = communicator_on(busy, send_queue_size=2)
     went_on = threading.Event()
@@ -354,7 +354,7 @@ def test_trainer_reads_old_rows_only_after_the_first_batches(
 
 def test_rows_that_were_asked_for_ahead_are_read_after_the_push_of_a_young_model() -> None:
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     keys = {"embedding": np.arange(3, dtype=np.uint64)}
     communicator = communicator_on(store)
     try:
@@ -375,7 +375,7 @@ def test_rows_that_were_asked_for_ahead_are_read_after_the_push_of_a_young_model
 
 def test_batches_of_a_young_model_are_not_merged() -> None:
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     applied = Applied(store)
     communicator = communicator_on(applied, merges=(2, 4), max_delay_ms=1e6)
     try:
@@ -408,7 +408,7 @@ def test_in_process_threads_count_every_example() -> None:
 
 def test_pull_of_training_reads_initial_values() -> None:
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     keys = {"embedding": np.arange(5, dtype=np.uint64)}
     communicator = communicator_on(store)
     try:

@@ -14,11 +14,10 @@ from ps_worker.data.tools.generate import generate
 from ps_worker.job import override_job
 from ps_worker.job.model import DENSE_BLOCK
 from ps_worker.run.plan import plan_of
-from ps_worker.run.run import Run
 from ps_worker.run.training_job.train_job import train_job
 from ps_worker.training.evaluation.base_rate import rates_of
 from tests.support.cluster import cluster
-from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import job, random_batches, small_model, together, worker_run
 
 MODES = ["sync", "half_async", "async", "bounded_staleness", "geo"]
 RARE = [random_batches(4, 16, seed=seed) for seed in (1, 2)]
@@ -48,7 +47,7 @@ def test_all_workers_start_at_the_rate_of_worker_0(mode: str, num_servers: int) 
 
         def work(worker: int) -> None:
             store = servers.client(joins=False)
-            with Run(store, small_model(), job(mode), worker=worker, num_workers=2) as run:
+            with worker_run(store, small_model(), job(mode), worker=worker, num_workers=2) as run:
                 run.start(RARE[worker])
                 biases.append(bias_of(store))
                 run.train(RARE[worker])
@@ -62,7 +61,7 @@ def test_all_workers_start_at_the_rate_of_worker_0(mode: str, num_servers: int) 
 
 def test_rate_of_the_job_is_taken_without_a_look_at_the_data() -> None:
     store = ParameterStore()
-    with Run(store, small_model(), job("async", "train.base_rate=0.2")) as run:
+    with worker_run(store, small_model(), job("async", "train.base_rate=0.2")) as run:
         run.start(RARE[0])
 
         assert bias_of(store) == [0.0, pytest.approx(np.log(0.25))]
@@ -71,7 +70,7 @@ def test_rate_of_the_job_is_taken_without_a_look_at_the_data() -> None:
 @pytest.mark.parametrize("first", ["load", "evaluate"])
 def test_model_that_is_there_before_the_start_stays_as_it_is(first: str, tmp_path: Path) -> None:
     saved = ParameterStore()
-    with Run(saved, small_model(), job("async", "train.base_rate=0.9")) as run:
+    with worker_run(saved, small_model(), job("async", "train.base_rate=0.9")) as run:
         run.start()
         run.save(SaveRequest(url=str(tmp_path / "model")))
         before = bias_of(saved)
@@ -79,7 +78,7 @@ def test_model_that_is_there_before_the_start_stays_as_it_is(first: str, tmp_pat
     store = ParameterStore(num_workers=2)
 
     def work(worker: int) -> None:
-        with Run(store, small_model(), job("async"), worker=worker, num_workers=2) as run:
+        with worker_run(store, small_model(), job("async"), worker=worker, num_workers=2) as run:
             if worker == 0 and first == "load":
                 run.load(str(tmp_path / "model"))
             elif worker == 1 and first == "evaluate":
@@ -97,7 +96,7 @@ def test_next_job_goes_on_from_the_parameters_of_the_last_one() -> None:
     store = ParameterStore()
 
     def train(batches: list[Batch], *settings: str) -> None:
-        with Run(store, small_model(), job("async", *settings)) as run:
+        with worker_run(store, small_model(), job("async", *settings)) as run:
             run.start(batches)
             run.leave()
         store.begin_job()
@@ -114,10 +113,10 @@ def test_workers_agree_on_the_rate_of_the_job() -> None:
     other = job("async", "train.base_rate=0.2")
 
     with (
-        Run(store, small_model(), job("async"), worker=0, num_workers=2),
+        worker_run(store, small_model(), job("async"), worker=0, num_workers=2),
         pytest.raises(JobError, match=r"train\.base_rate"),
     ):
-        Run(store, small_model(), other, worker=1, num_workers=2)
+        worker_run(store, small_model(), other, worker=1, num_workers=2)
 
 
 def test_process_in_worker_0s_place_reads_no_rows_once_all_have_started() -> None:
@@ -127,12 +126,14 @@ def test_process_in_worker_0s_place_reads_no_rows_once_all_have_started() -> Non
 
     waiting = job("async", "cluster.on_worker_loss=wait")
     with cluster(num_servers=1, num_workers=1) as servers:
-        with Run(servers.client(joins=False), small_model(), waiting, is_in_process=False) as lost:
+        with worker_run(
+            servers.client(joins=False), small_model(), waiting, is_in_process=False
+        ) as lost:
             lost.start(RARE[0])
             lost.end_early()
 
         store = servers.client(joins=False)
-        with Run(store, small_model(), waiting, is_in_process=False) as run:
+        with worker_run(store, small_model(), waiting, is_in_process=False) as run:
             run.start(rows())
             assert bias_of(store) == [0.0, pytest.approx(log_odds())]
             run.leave()
@@ -141,14 +142,14 @@ def test_process_in_worker_0s_place_reads_no_rows_once_all_have_started() -> Non
 @pytest.mark.parametrize("mode", MODES)
 def test_biases_that_a_warm_start_leaves_out_start_at_the_rate(mode: str, tmp_path: Path) -> None:
     url = str(tmp_path / "model")
-    with Run(ParameterStore(), small_model(), job(mode, "train.base_rate=0.9")) as run:
+    with worker_run(ParameterStore(), small_model(), job(mode, "train.base_rate=0.9")) as run:
         run.start()
         run.save(SaveRequest(url=url))
     store = ParameterStore(num_workers=2)
     tables = [table.name for table in small_model().tables]
 
     def work(worker: int) -> None:
-        with Run(store, small_model(), job(mode), worker=worker, num_workers=2) as run:
+        with worker_run(store, small_model(), job(mode), worker=worker, num_workers=2) as run:
             if worker == 0:
                 run.load(url, only=tables, head=RARE[0])
             run.start(RARE[worker])

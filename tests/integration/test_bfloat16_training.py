@@ -26,6 +26,7 @@ from tests.support.training import (
     job,
     random_batches,
     together,
+    worker_run,
 )
 
 SCHEMA = Schema.numbered(NUM_DENSE, NUM_SLOTS)
@@ -43,7 +44,7 @@ def model_of(kind: str) -> Model:
 
 def trained(kind: str, compute: str, *overrides: str, store: ParameterStore | None = None) -> Run:
     settings = job("sync", *SETTINGS, f"train.compute={compute}", *overrides)
-    run = Run(store or ParameterStore(), model_of(kind), settings)
+    run = worker_run(store or ParameterStore(), model_of(kind), settings)
     run.train(TRAIN)
     return run
 
@@ -105,7 +106,9 @@ def test_workers_that_compute_otherwise_are_refused() -> None:
     def worker(index: int, compute: str) -> None:
         settings = job("sync", *SETTINGS, f"train.compute={compute}")
         try:
-            with Run(store, model_of("ctr_dnn"), settings, worker=index, num_workers=2) as run:
+            with worker_run(
+                store, model_of("ctr_dnn"), settings, worker=index, num_workers=2
+            ) as run:
                 run.barrier("start")
         except CtrPsError as error:
             errors.append(error)

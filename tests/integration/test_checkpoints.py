@@ -15,12 +15,18 @@ from ps_server.checkpoint.storage.folders import Folder
 from ps_server.checkpoint.writer import shared_folder
 from ps_server.store import ParameterStore
 from ps_worker.cluster.connect import connect
-from ps_worker.run.run import Run
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
 from tests.support.s3 import BUCKET
 from tests.support.stores import INCARNATION, declare, in_process, push_id, random_gradients
-from tests.support.training import job, random_batches, small_model, together, train_worker
+from tests.support.training import (
+    job,
+    random_batches,
+    small_model,
+    together,
+    train_worker,
+    worker_run,
+)
 
 
 def test_altered_checkpoint_is_refused_before_any_server_has_loaded_its_part(
@@ -83,7 +89,7 @@ def test_model_is_saved_while_another_worker_trains(tmp_path) -> None:
             train_worker(other, batches, settings, worker=1, num_workers=2, is_in_process=False)
 
         def save() -> None:
-            with Run(
+            with worker_run(
                 client, small_model(), settings, worker=0, num_workers=2, is_in_process=False
             ) as worker:
                 worker.start()

@@ -9,7 +9,7 @@ from protos.errors import AbortedError, NotJoinedError, TransportError
 from ps_server.store import ParameterStore
 from ps_worker.run.run import Run
 from tests.support.cluster import Cluster, cluster
-from tests.support.training import job, small_model
+from tests.support.training import job, small_model, worker_run
 
 LIMIT_S = 20.0
 LONG_LEASE_S, SHORT_LEASE_S = 60.0, 3.0
@@ -85,7 +85,9 @@ def running_worker(lease_s: float) -> Iterator[tuple[Cluster, Run]]:
         store = servers.client(joins=False)
         yield (
             servers,
-            Run(store, small_model(), settings, worker=0, num_workers=2, is_in_process=False),
+            worker_run(
+                store, small_model(), settings, worker=0, num_workers=2, is_in_process=False
+            ),
         )
 
 

@@ -8,7 +8,7 @@ import pytest
 from protos.store import SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
 from tests.support.cluster import cluster
-from tests.support.training import Run, job, random_batches, small_model
+from tests.support.training import job, random_batches, small_model, worker_run
 
 BATCHES = random_batches(10, 16, seed=4)
 
@@ -24,7 +24,7 @@ def test_checkpoint_after_a_step_has_that_step_on_every_server(
 
     with cluster(num_servers=2, wait_limit_s=10.0) as servers:
         store = servers.client(joins=False)
-        with Run(store, small_model(), job(mode), is_in_process=True) as run:
+        with worker_run(store, small_model(), job(mode)) as run:
 
             def save() -> None:
                 """As a saver does after a step."""

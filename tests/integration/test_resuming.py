@@ -14,6 +14,7 @@ from ps_worker.run.training_job.summary import Summary
 from ps_worker.run.training_job.train_job import train_job
 from tests.support.cluster import LIMIT_S, cluster
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
+from tests.support.training import plan_as
 
 ROWS, NUM_WORKERS = 600, 2
 
@@ -41,11 +42,8 @@ def run(job: Job, *, num_servers: int, pushes: int | None = None) -> list[Summar
             endings = [
                 pool.submit(
                     train_job,
-                    plan,
+                    plan_as(plan, worker, NUM_WORKERS, is_in_process=False),
                     store,
-                    worker=worker,
-                    num_workers=NUM_WORKERS,
-                    is_in_process=False,
                 )
                 for worker, store in enumerate(stores)
             ]

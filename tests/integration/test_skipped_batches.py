@@ -15,7 +15,7 @@ from ps_server.store import ParameterStore
 from ps_worker.job import Job
 from ps_worker.run.run import Run
 from tests.support.cluster import cluster
-from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import job, random_batches, small_model, together, worker_run
 
 SIZE = 16
 SKIP = 'train.non_finite="skip"'
@@ -25,7 +25,7 @@ MIXED = [BAD, *GOOD[:7], BAD, BAD, *GOOD[7:], BAD]
 
 
 def train(store: Store, batches: list[Batch], settings: Job, **where: object) -> Run:
-    with Run(store, small_model(), settings, **where) as run:
+    with worker_run(store, small_model(), settings, **where) as run:
         run.train(batches)
         run.barrier("end")
         return run
@@ -84,7 +84,9 @@ def test_without_the_policy_the_run_ends_with_the_number_of_the_batch(mode: str)
 
 
 def test_error_of_a_run_with_several_workers_names_the_worker() -> None:
-    run = Run(ParameterStore(num_workers=2), small_model(), job("async"), worker=1, num_workers=2)
+    run = worker_run(
+        ParameterStore(num_workers=2), small_model(), job("async"), worker=1, num_workers=2
+    )
 
     with pytest.raises(GradientError, match=r"^worker 1: batch 1: "):
         run.non_finite.is_skipped(Gradients(), math.nan, 1)

@@ -19,7 +19,6 @@ from ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
 from ps_server.store import ParameterStore  # noqa: E402
 from ps_worker.job import Job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
-from ps_worker.run.run import Run  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402
 from tests.support.torch_models import CtrDnn, params_of_twin  # noqa: E402
 from tests.support.training import (  # noqa: E402
@@ -30,6 +29,7 @@ from tests.support.training import (  # noqa: E402
     random_batches,
     small_model,
     together,
+    worker_run,
 )
 
 OPTIONS = {"dim": 4, "hidden": [16, 8]}
@@ -60,7 +60,7 @@ def train(
     """Trains a worker for each element of `data`."""
 
     def worker(index: int) -> None:
-        with Run(
+        with worker_run(
             stores[index],
             model,
             settings,
@@ -103,7 +103,7 @@ def test_every_mode_learns_what_the_built_in_model_learns(mode: str) -> None:
     original, twin = small_model(), torch_model()
     settings, data = settings_of(mode), [random_batches(40, 32, seed=1)]
     stores = [ParameterStore(), ParameterStore()]
-    with Run(stores[0], original, settings) as run:
+    with worker_run(stores[0], original, settings) as run:
         run.start()
     initial = dense_of(stores[0], original)
     twin.initial_values = params_of_twin(twin, original, initial)
@@ -126,7 +126,7 @@ def replace_range(model: Model, init_range: float) -> None:
 
 def untrained(model: Model) -> ParameterStore:
     store = ParameterStore()
-    with Run(store, model, settings_of("sync")) as run:
+    with worker_run(store, model, settings_of("sync")) as run:
         run.start()
     return store
 
@@ -168,10 +168,10 @@ def test_geo_replicas_begin_with_the_values_that_workers_give(num_servers: int) 
 
 def test_workers_with_other_initial_values_are_refused() -> None:
     store = ParameterStore(num_workers=2)
-    Run(store, torch_model(1), job("sync"), worker=0, num_workers=2).close()
+    worker_run(store, torch_model(1), job("sync"), worker=0, num_workers=2).close()
 
     with pytest.raises(SpecConflictError, match="'dense' exists with other initial values"):
-        Run(store, torch_model(2), job("sync"), worker=1, num_workers=2)
+        worker_run(store, torch_model(2), job("sync"), worker=1, num_workers=2)
 
 
 def test_saved_model_predicts_as_the_trained_one(tmp_path: Any) -> None:

@@ -12,7 +12,6 @@ from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.run.run import Run
 from tests.support.cluster import cluster
 from tests.support.training import (
     job,
@@ -20,6 +19,7 @@ from tests.support.training import (
     small_model,
     together,
     train_worker,
+    worker_run,
 )
 
 NUM_BATCHES = 12
@@ -136,7 +136,7 @@ def test_nothing_is_learnt_after_a_schedule_has_come_to_0(mode: str, num_workers
     seen: list[np.ndarray] = []
 
     def work(worker: int) -> None:
-        with Run(
+        with worker_run(
             store,
             small_model(),
             settings,
@@ -179,7 +179,7 @@ def test_resumed_run_goes_on_in_its_schedule(tmp_path: Path) -> None:
     manifest = Checkpoint.open(tmp_path / "saved").manifest
 
     resumed = ParameterStore()
-    with Run(resumed, small_model(), job("async", *knobs)) as run:
+    with worker_run(resumed, small_model(), job("async", *knobs)) as run:
         run.load(str(tmp_path / "saved"))
         run.resume(manifest.version, manifest.workers, batches=manifest.batches)
         run.train(second)
@@ -211,7 +211,7 @@ def test_each_batch_has_a_mask_of_its_own() -> None:
     losses = {}
     for dropout in (0.0, 0.5):
         settings = job("sync", *still, f"train.dropout={dropout}")
-        with Run(ParameterStore(), small_model(), settings) as run:
+        with worker_run(ParameterStore(), small_model(), settings) as run:
             losses[dropout] = [step.loss for step in run.steps([DATA[0][0]] * 4)]
 
     assert len(set(losses[0.0])) == 1

@@ -14,11 +14,10 @@ from protos.store import Missing
 from protos.wire import calls
 from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 from ps_worker.cluster.client import ClusterClient
-from ps_worker.run.run import Run
 from tests.support.cluster import cluster
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS, TOWER, declare, in_process, pull, push_id, random_gradients
-from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import job, random_batches, small_model, together, worker_run
 
 TRAIN = [random_batches(120, 32, seed=seed) for seed in (1, 2)]
 TEST = random_batches(40, 256, seed=3)
@@ -144,7 +143,7 @@ def trained(mode: str, wire_dtype: str) -> tuple[float, set[tuple[str, Any, bool
                 return send(server, call, argument, **named)
 
             transport.call = call  # type: ignore[method-assign]
-            with Run(
+            with worker_run(
                 clients[worker],
                 small_model(),
                 settings,

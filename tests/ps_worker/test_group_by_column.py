@@ -19,6 +19,7 @@ from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
 from ps_worker.training.evaluation.breakdown import breakdown_of
+from tests.support.training import worker_role
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("item",), label="click")
 ROWS = 300
@@ -92,7 +93,7 @@ def test_figures_of_training_and_infer_are_the_same(tmp_path: Path) -> None:
     names = [f"data.train={path}", f"data.valid={path}", "valid.group_by=user"]
     job = job_of(tmp_path, path, *names, f"checkpoint.dir={tmp_path}/model")
 
-    told = train_job(plan_of(job), ParameterStore(), worker=0, num_workers=1).as_json()
+    told = train_job(plan_of(job, worker_role(worker=0, num_workers=1)), ParameterStore()).as_json()
     inferred = infer(f"{tmp_path}/model", [str(path)])
 
     assert told["groups"]["groups"] == 2

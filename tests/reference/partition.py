@@ -34,3 +34,8 @@ def shard_of(key: int, num_shards: int) -> int:
 def server_of(key: int, num_shards: int, num_servers: int) -> int:
     """Returns the server that holds the key's shard."""
     return shard_of(key, num_shards) % num_servers
+
+
+def server_of_element(element: int, length: int, num_servers: int) -> int:
+    """Returns the last server whose piece begins at or before an element of a dense block."""
+    return max(server for server in range(num_servers) if length * server // num_servers <= element)

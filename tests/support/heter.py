@@ -10,10 +10,11 @@ from protos.role import HeterRole
 from ps_worker.heter.connect import heter_trainers
 from ps_worker.job import Job
 from ps_worker.run.heter_job import train_heter
+from ps_worker.run.plan import model_plan_of
 from ps_worker.run.run import Run
 from tests.support.cluster import Cluster, cluster
 from tests.support.processes import free_port
-from tests.support.training import together
+from tests.support.training import together, worker_run
 
 CpuTrainer = Callable[[Run, int], object]
 """What a CPU trainer does in its run, given its index."""
@@ -32,7 +33,7 @@ class HeterCluster:
         self, index: int, model: Model, settings: Job, work: CpuTrainer, num_workers: int
     ) -> None:
         heter = heter_trainers(self.heter_endpoints, settings, worker=index)
-        with Run(
+        with worker_run(
             self.servers.client(joins=False),
             model,
             settings,
@@ -53,7 +54,9 @@ class HeterCluster:
             num_workers=num_workers,
         )
         store = self.servers.client(joins=False)
-        self.figures[index] = train_heter(settings, model, store, role, host="127.0.0.1")
+        self.figures[index] = train_heter(
+            model_plan_of(model, settings, role), store, host="127.0.0.1"
+        )
 
 
 def run_job(

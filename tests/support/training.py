@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,8 +10,12 @@ from ctr_model.batch import Batch
 from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
+from protos.role import WorkerRole
 from protos.store import Store
+from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job, override_job
+from ps_worker.job.model import trained_model
+from ps_worker.run.plan import Plan, model_plan_of
 from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
 
@@ -64,6 +69,41 @@ def joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
+def worker_role(
+    worker: int = 0, num_workers: int = 1, *, num_heter: int = 0, is_in_process: bool = True
+) -> WorkerRole:
+    """Returns the role of a worker, whose servers are not at the endpoints that it names."""
+    return WorkerRole(
+        endpoints=() if is_in_process else ("server:1",),
+        worker_index=worker,
+        num_workers=num_workers,
+        heter_endpoints=tuple(f"heter:{index + 1}" for index in range(num_heter)),
+    )
+
+
+def plan_as(plan: Plan, worker: int, num_workers: int = 1, *, is_in_process: bool = True) -> Plan:
+    """Returns the plan of the same job for another worker."""
+    role = worker_role(worker, num_workers, is_in_process=is_in_process)
+    trained = trained_model(plan.job, plan.model, worker=worker)
+    return replace(plan, role=role, trained=trained, terms={**plan.terms, **role.members.terms})
+
+
+def worker_run(
+    store: Store,
+    model: Model,
+    settings: Job,
+    *,
+    worker: int = 0,
+    num_workers: int = 1,
+    num_heter: int = 0,
+    heter: HeterTrainers | None = None,
+    is_in_process: bool = True,
+) -> Run:
+    """Returns one worker's part in a run."""
+    role = worker_role(worker, num_workers, num_heter=num_heter, is_in_process=is_in_process)
+    return Run(store, model_plan_of(model, settings, role), heter=heter)
+
+
 def train_worker(
     store: Store,
     batches: Iterable[Batch],
@@ -74,7 +114,7 @@ def train_worker(
     is_in_process: bool = True,
 ) -> Progress:
     """Trains one worker on its batches of up to `train.batch_size`, from the first barrier to the last."""
-    with Run(
+    with worker_run(
         store,
         small_model(),
         settings,

@@ -2,8 +2,9 @@
 
 train_job     the whole, in order
 start         the checkpoint to resume from or to start with
-training      the passes, and what comes between two: shrink, validate, save
+training      goes through the passes, with what comes between two: shrink, validate, save
+passes        the data from one barrier of all workers to the next, and its figures
 validation    evaluates on data.valid, tells all workers, finds the best and when to stop
 checkpoints   what a checkpoint says of the run; BEST
-summarizer    the final evaluation and the summary
+summary       the final evaluation and the summary
 """

@@ -22,7 +22,7 @@ from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.training_job.passes import Pass
 from ps_worker.run.training_job.start import Start
-from ps_worker.run.training_job.validation.validator import NameOf, Validator
+from ps_worker.run.training_job.validation import NameOf, Validator
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ps_worker.run.figures.run_folder import Kind, RunFolder
 from ps_worker.run.run import Run
-from ps_worker.run.training_job.pass_figures import PassFigures
+from ps_worker.run.training_job.passes import PassFigures
 
 
 class MetricsWriter:

@@ -1,13 +1,24 @@
-"""Passes: what a run trains on from one barrier of all workers to the next."""
+"""Passes: what a run trains on from one barrier of all workers to the next, and its figures over all workers.
 
+The figures are those of progressive validation, of predictions before training. In the first pass they are of
+examples that the model had not seen: what it would have done online (Blum, Kalai and Langford, "Beating the
+hold-out", 1999).
+"""
+
+import logging
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from ctr_model.batch import Batch
+from ctr_model.metrics import ClickMetrics
 from protos.errors import ProtocolError
+from protos.store import ReduceOp
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.job.datasets import TrainingData
 from ps_worker.run.run import Run
+
+logger = logging.getLogger(__name__)
 
 Positioned = Batch | tuple[Batch, DataPosition]
 """A batch, with the position behind it where the data has an order."""
@@ -114,3 +125,89 @@ def _earlier_position(run: Run) -> DataPosition | None:
             f"its checkpoint"
         )
     return DataPosition.from_json(earlier.position) if earlier.position else None
+
+
+class Stretches:
+    """Batches in their order, a number of them at a time. For one thread; a stretch's may be any."""
+
+    def __init__(self, batches: Iterator[Positioned]) -> None:
+        self._batches = batches
+        self._ahead: list[Positioned] = []  # a batch that was read to find out whether there is one
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is another batch; reads it."""
+        if not self._ahead:
+            self._ahead = list(islice(self._batches, 1))
+        return bool(self._ahead)
+
+    def take(self, number: int) -> Iterator[Positioned]:
+        """Returns the next `number` batches, or those left; to be gone through before the next call."""
+        ahead, self._ahead = (self._ahead, []) if number > 0 else ([], self._ahead)
+        return chain(ahead, islice(self._batches, max(number - len(ahead), 0)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassFigures:
+    """Figures of one pass.
+
+    Attributes:
+        epoch: Its number, from 1.
+        examples: Of all workers; without those that a lost process had trained on, or the run before this one
+            that it resumes.
+        auc: nan with one class only.
+        log_loss: Mean.
+        base_log_loss: Of predicting the pass's click rate for each of its examples; nan with one class only.
+        calibration: Predicted clicks over actual clicks; nan without clicks.
+        train_seconds: Of all workers, waiting for the slowest included, without validations.
+        examples_per_s: Of all workers, in these seconds.
+    """
+
+    epoch: int
+    examples: int
+    auc: float
+    log_loss: float
+    base_log_loss: float
+    calibration: float
+    train_seconds: float
+    examples_per_s: float
+
+
+def end_pass(run: Run, each: Pass) -> ClickMetrics:
+    """Waits for all workers at the end of a pass; returns the metrics of all of them.
+
+    The store has the gradients of all then. Where the run is repeating barriers, the figures are of no use:
+    servers remember that the barrier was passed, and not its many numbers.
+    """
+    own = run.progress.of_pass()
+    bounds = run.all_reduce(own.bounds(), ReduceOp.MAX, f"{each.name}-bounds")
+    numbers = run.all_reduce(own.to_vector(bounds), ReduceOp.SUM, each.name, remember=False)
+    return ClickMetrics.from_vector(numbers, bounds)
+
+
+def figures_of_pass(run: Run, each: Pass, metrics: ClickMetrics, seconds: float) -> PassFigures:
+    """Returns the figures of a pass, logs them, and warns of a log loss above that of the base rate."""
+    figures = PassFigures(
+        epoch=each.number,
+        examples=metrics.examples,
+        auc=metrics.auc(),
+        log_loss=metrics.log_loss(),
+        base_log_loss=metrics.base_log_loss(),
+        calibration=metrics.calibration(),
+        train_seconds=seconds,
+        examples_per_s=metrics.examples / seconds if seconds > 0 else 0.0,
+    )
+    if run.is_first and figures.examples:
+        logger.info(
+            "pass epoch=%d examples=%d examples/s=%.0f auc=%.4f log_loss=%.5f base_log_loss=%.5f "
+            "calibration=%.3f",
+            figures.epoch,
+            figures.examples,
+            figures.examples_per_s,
+            figures.auc,
+            figures.log_loss,
+            figures.base_log_loss,
+            figures.calibration,
+        )
+        run.progress.warn_of_base_rate(metrics, f"the pass of epoch {each.number}")
+    return figures

@@ -6,7 +6,6 @@ Worker 0 loads, shrinks, validates, saves and evaluates; the others wait for it 
 starts in the middle of this: in the epoch, and at the position in its data, that the checkpoint says.
 """
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -27,43 +26,27 @@ from ps_worker.run.run import Run
 from ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
 from ps_worker.run.training_job.start import clear_folder, start_of
-from ps_worker.run.training_job.summarizer import Summarizer
-from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.summary import Summarizer, Summary
 from ps_worker.run.training_job.training import Training
-from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
-
-_LONGEST_SETTING = 1000
-
-_NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
-"""Settings of [data] that may differ from machine to machine, while what they name is the same."""
 
 
 def train_job(
     plan: Plan,
     store: Store,
     *,
-    worker: int = 0,
-    num_workers: int = 1,
-    num_heter: int = 0,
     heter: HeterTrainers | None = None,
-    is_in_process: bool = True,
-    servers: Sequence[str] = (),
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Trains, saves and evaluates; returns the figures.
 
     Args:
-        plan: What to do.
+        plan: What to do, and in which role.
         store: The parameters.
-        worker: Index of this worker.
-        num_workers: Workers of the job.
-        num_heter: See `Run`.
         heter: See `Run`.
-        is_in_process: See `Run`.
-        servers: host:port of each, in a cluster.
         on_joined: Called once this process has its place among the workers.
         is_told_to_end: Whether this worker is to end after the step that it is in, and the job goes on.
 
@@ -75,28 +58,18 @@ def train_job(
     # All that can fail comes after joining: the others are told, and no other process has this one's place.
     with (
         errors_of_model(job),
-        Run(
-            store,
-            plan.model,
-            job,
-            worker=worker,
-            num_workers=num_workers,
-            num_heter=num_heter,
-            heter=heter,
-            is_in_process=is_in_process,
-            terms=terms_of_plan(plan),
-        ) as run,
+        Run(store, plan, heter=heter) as run,
     ):
         on_joined(run)
-        parts = _parts_of_workers(plan, num_workers)
-        data = TrainingData(job, plan.schema, parts[worker])
+        parts = _parts_of_workers(plan, run.num_workers)
+        data = TrainingData(job, plan.schema, parts[run.worker])
         without_rows = [] if data.is_shuffled_globally else _without_rows(parts)
-        _log_parts(parts, worker, without_rows)
-        run_folder = _folder_of(plan.job, run)
-        with _claimed(plan.job, run, servers) as claim:
+        _log_parts(parts, run.worker, without_rows)
+        run_folder = _folder_of(job, run)
+        with _claimed(job, run, plan.role.endpoints) as claim:
             start = start_of(plan, run, data, claim)
             with run_folder as folder:
-                run.start(data.head(), num_training=num_workers - len(without_rows))
+                run.start(data.head(), num_training=run.num_workers - len(without_rows))
                 clear_folder(job, run, start)
                 metrics = MetricsWriter(folder, run)
                 validator = Validator(plan, run, metrics)
@@ -156,26 +129,3 @@ def _log_parts(
             ", ".join(map(str, without_rows)),
             counted(sum(map(len, parts)), "part"),
         )
-
-
-def _short(value: str) -> str:
-    """Returns a setting as a term: of a long one, as the names of thousands of columns, a digest too."""
-    if len(value) <= _LONGEST_SETTING:
-        return value
-    digest = hashlib.sha256(value.encode()).hexdigest()[:16]
-    return f"{value[:_LONGEST_SETTING]}... (digest {digest})"
-
-
-def terms_of_plan(plan: Plan) -> dict[str, str]:
-    """Returns the settings in which all workers must agree, besides model and strategy."""
-    job = plan.job
-    return {
-        "schema": plan.schema.fingerprint,
-        "checkpoint.resume": str(job.checkpoint.resume),
-        **{
-            f"data.{name}": _short(str(value))
-            for name, value in job.data.model_dump(exclude=_NAMES_OF_FILES).items()
-        },
-        **plan.signatures,
-        **{f"valid.{name}": str(value) for name, value in job.valid.model_dump().items()},
-    }

@@ -15,16 +15,23 @@ from functools import partial
 
 from ps_worker.checkpoints.resume import EarlierRun
 from ps_worker.job.datasets import TrainingData
-from ps_worker.job.specs import counting_tables
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.termination import EXIT_CODE
 from ps_worker.run.training_job.checkpoints import JobCheckpoints
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.pass_figures import PassFigures, end_pass, figures_of_pass
-from ps_worker.run.training_job.passes import Pass, Position, Positioned, epochs, epochs_ended
-from ps_worker.run.training_job.validation.stretches import Stretches
-from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.run.training_job.passes import (
+    Pass,
+    PassFigures,
+    Position,
+    Positioned,
+    Stretches,
+    end_pass,
+    epochs,
+    epochs_ended,
+    figures_of_pass,
+)
+from ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +209,7 @@ class Training:
         """Ends a pass in tables that keep statistics, while all other workers wait or have ended."""
         every = self._job.life.shrink_every_epochs
         is_due = every and each.number % every == 0
-        if self._run.is_first and is_due and counting_tables(self._plan.model, self._job):
+        if self._run.is_first and is_due and self._plan.specs.counting_tables:
             self._checkpoints.wait()  # a server waits for that no longer than for other workers
             self._run.shrink()
 

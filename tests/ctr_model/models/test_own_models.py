@@ -11,8 +11,8 @@ from ctr_model.models.model import EmbeddingTable, StepResult
 from ctr_model.parameters import ModelInputError, Segment
 from ps_server.store import ParameterStore
 from ps_worker.job import Job
-from ps_worker.run.run import Run
 from tests.support.model_cases import SCHEMA, ModelCase
+from tests.support.training import worker_run
 
 
 class Own(ClickModel):
@@ -160,7 +160,10 @@ def test_what_a_class_of_ones_own_returns_is_checked(returned: Any, message: str
     model: Any = Plain(returned)
     batch = case_of("").batch
 
-    with Run(ParameterStore(), model, Job()) as run, pytest.raises(ModelInputError, match=message):
+    with (
+        worker_run(ParameterStore(), model, Job()) as run,
+        pytest.raises(ModelInputError, match=message),
+    ):
         run.train([batch])
 
 
@@ -168,7 +171,7 @@ def test_predictions_of_another_shape_are_refused() -> None:
     model: Any = Plain(lambda batch: np.zeros((batch.size, 2), np.float32))
 
     with (
-        Run(ParameterStore(), model, Job()) as run,
+        worker_run(ParameterStore(), model, Job()) as run,
         pytest.raises(ModelInputError, match=r"predict returned probabilities as float32\[5, 2\]"),
     ):
         run.evaluate([case_of("").batch])
@@ -192,7 +195,7 @@ def test_a_module_of_pytorch_says_the_same() -> None:
     model = TorchModel(SCHEMA, Net)
 
     with (
-        Run(ParameterStore(), model, Job()) as run,
+        worker_run(ParameterStore(), model, Job()) as run,
         pytest.raises(
             ModelInputError, match=r"gradient failed in .*test_own_models.py, line \d+: Run"
         ),

@@ -28,6 +28,7 @@ from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.summary import Summary
 from ps_worker.run.training_job.train_job import train_job
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
+from tests.support.training import plan_as, worker_role
 
 ROWS, BATCH = 200, 8
 LIMIT_S = 30.0
@@ -54,11 +55,8 @@ def run(job: Job, *, num_workers: int = 2, pushes: int | None = None) -> list[Su
     works = [
         partial(
             train_job,
-            plan,
+            plan_as(plan, worker, num_workers, is_in_process=num_workers == 1),
             store,
-            worker=worker,
-            num_workers=num_workers,
-            is_in_process=num_workers == 1,
         )
         for worker in range(num_workers)
     ]
@@ -71,7 +69,9 @@ def run(job: Job, *, num_workers: int = 2, pushes: int | None = None) -> list[Su
 
 def run_first(job: Job, num_workers: int = 2) -> None:
     """Runs worker 0 alone, which ends before it meets another."""
-    train_job(plan_of(job), ParameterStore(num_workers=num_workers), num_workers=num_workers)
+    train_job(
+        plan_of(job, worker_role(num_workers=num_workers)), ParameterStore(num_workers=num_workers)
+    )
 
 
 def kill(job: Job, *, pushes: int, num_workers: int = 2) -> None:
@@ -412,10 +412,10 @@ def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: 
     works = [
         partial(
             train_job,
-            plan_of(job_of(clicks, tmp_path, f"checkpoint.resume={resume}")),
+            plan_of(
+                job_of(clicks, tmp_path, f"checkpoint.resume={resume}"), worker_role(worker, 2)
+            ),
             store,
-            worker=worker,
-            num_workers=2,
         )
         for worker, resume in enumerate(["true", "false"])
     ]

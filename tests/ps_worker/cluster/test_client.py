@@ -648,7 +648,7 @@ def test_server_that_was_restarted_does_not_know_the_worker() -> None:
     transport = transport_to(2)
     client = client_of(transport)
     restarted = ParameterStore(server_index=1, num_servers=2)
-    for spec in client._tables.values():
+    for spec in client._routing.tables.values():
         restarted.create_table(spec)
     transport._handlers[1] = Handlers(restarted)
 

@@ -32,8 +32,8 @@ from protos.wire.security.credentials import Credentials
 from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ps_server.rpc.health import why_not_serving
 from ps_server.store import ParameterStore
-from ps_worker.cluster.client import abort_on_each
 from ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
+from ps_worker.cluster.join import abort_on_each
 from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id

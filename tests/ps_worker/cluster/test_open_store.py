@@ -12,7 +12,7 @@ from protos.role import WorkerRole
 from ps_server.store import ParameterStore
 from ps_worker.cluster import connect
 from ps_worker.cluster.grpc_transport import Deadlines
-from ps_worker.cluster.open_store import LOCAL, is_in_process, open_store
+from ps_worker.cluster.open_store import LOCAL, open_store
 from ps_worker.job.sections.section import ClusterSection
 from tests.support.cluster import cluster
 
@@ -26,7 +26,7 @@ with open_store(LOCAL, ClusterSection()):
 
 
 def test_store_of_a_role_without_servers_is_in_process() -> None:
-    assert is_in_process(LOCAL)
+    assert LOCAL.is_in_process
     with open_store(LOCAL, ClusterSection()) as store:
         assert isinstance(store, ParameterStore)
         assert store.members.total == 1
@@ -72,7 +72,7 @@ def test_store_in_process_needs_no_grpc() -> None:
 def test_store_of_a_role_with_servers_is_theirs_until_the_context_ends() -> None:
     with cluster(num_servers=2) as servers:
         role = WorkerRole(endpoints=tuple(servers.endpoints), worker_index=0, num_workers=1)
-        assert not is_in_process(role)
+        assert not role.is_in_process
 
         with open_store(role, ClusterSection()) as store:
             assert store.status().version == 0

@@ -9,13 +9,18 @@ import pytest
 from protos.errors import ProtocolError
 from protos.placement import ShardMap
 from protos.store import BlockState, ModelState, RowStates, StateChunk
+from ps_worker.cluster.routing import Routing
 from ps_worker.cluster.state_transfer import PartOfPull, joined, parts_of_pull
 from tests.support.stores import DEEP, KEYS, TOWER, WIDE, in_process, train
 
 ALL = {"deep": KEYS, "wide": KEYS}
-TABLES = {"deep": DEEP, "wide": WIDE}
-BLOCKS = {"tower": TOWER}
 Answers = list[tuple[PartOfPull, StateChunk]]
+
+
+def routing(limit_bytes: int = 2000) -> Routing:
+    return Routing(
+        ShardMap.of(1), limit_bytes, tables={"deep": DEEP, "wide": WIDE}, blocks={"tower": TOWER}
+    )
 
 
 def answers(limit_bytes: int = 2000) -> Answers:
@@ -24,12 +29,12 @@ def answers(limit_bytes: int = 2000) -> Answers:
     train(store, 0, 1)
     return [
         (part, store.pull_state_chunk(part.request.keys, part.request.stretches).result())
-        for part in parts_of_pull(ALL, TABLES, BLOCKS, ShardMap.of(1), limit_bytes)
+        for part in parts_of_pull(routing(limit_bytes), ALL, ["tower"])
     ]
 
 
 def state_of(found: Answers) -> ModelState:
-    return joined(ALL, TABLES, BLOCKS, found)
+    return joined(routing(), ALL, found)
 
 
 def test_small_answers_give_the_state_of_one_large_one() -> None:

@@ -15,12 +15,18 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.choice import communicator_of
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.job import Job
-from ps_worker.job.specs import declare
-from ps_worker.run.run import Run
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.training.meter import Progress
 from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
-from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import (
+    job,
+    random_batches,
+    small_model,
+    together,
+    worker_role,
+    worker_run,
+)
 
 NUM_PARAMS = small_model().num_params
 SGD = (
@@ -41,12 +47,16 @@ def bounded(max_staleness: int, *overrides: str) -> Job:
 
 def new_store(num_workers: int = 1, wait_limit_s: float = 10.0) -> ParameterStore:
     store = ParameterStore(num_workers=num_workers, wait_limit_s=wait_limit_s)
-    declare(store, small_model(), bounded(0))
+    declare(store, specs_of(small_model(), bounded(0)))
     return store
 
 
 def new_communicator(store: Store, settings: Job, worker: int = 0) -> Communicator:
-    return communicator_of(settings, store, small_model(), member=member(worker), num_workers=2)
+    model = small_model()
+    role = worker_role(worker, 2, is_in_process=False)
+    return communicator_of(
+        settings, store, model, specs_of(model, settings), role, member=member(worker)
+    )
 
 
 def dense_of(store: Store) -> np.ndarray:
@@ -58,7 +68,7 @@ def dense_of(store: Store) -> np.ndarray:
 def run(
     store: Store, settings: Job, worker: int, batches: Sequence[Batch], num_workers: int = 2
 ) -> None:
-    with Run(
+    with worker_run(
         store,
         small_model(),
         settings,
@@ -92,7 +102,7 @@ def test_bound_of_zero_learns_what_a_barrier_before_each_step_learns() -> None:
         "optimizer.sparse={name='sgd', learning_rate=1.0}",
         "optimizer.dense={name='sgd', learning_rate=0.2}",
     )
-    declare(sync_store, small_model(), job("sync", *twice))
+    declare(sync_store, specs_of(small_model(), job("sync", *twice)))
     together_store = PushedTogether(bounded_store)
 
     together(*(partial(run, together_store, bounded(0), w, DATA[w]) for w in range(2)))
@@ -144,7 +154,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
     )
     store = new_store()
 
-    with Run(store, small_model(), settings, is_in_process=False) as one:
+    with worker_run(store, small_model(), settings, is_in_process=False) as one:
         one.train(DATA[0], thread_num=thread_num)
 
     assert store.status().examples == {0: 8 * 20}
@@ -152,7 +162,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
 
 def test_loop_that_is_left_leaves_no_step_begun() -> None:
     store = new_store()
-    with Run(
+    with worker_run(
         store,
         small_model(),
         bounded(2, "strategy.bounded_staleness.max_delay_ms=1e6"),
@@ -169,7 +179,7 @@ def test_loop_that_is_left_leaves_no_step_begun() -> None:
 
 def test_meeting_in_the_middle_of_a_loop_keeps_the_bound() -> None:
     store = new_store()
-    with Run(store, small_model(), bounded(2), is_in_process=False) as one:
+    with worker_run(store, small_model(), bounded(2), is_in_process=False) as one:
         for step in one.steps(DATA[0]):
             if step.step % 5 == 0:
                 one.barrier(f"step {step.step}")
@@ -194,7 +204,7 @@ def test_steps_are_counted_afresh_after_a_barrier() -> None:
     store = new_store(num_workers=2)
 
     def train(worker: int) -> None:
-        with Run(
+        with worker_run(
             store, small_model(), bounded(1), worker=worker, num_workers=2, is_in_process=False
         ) as one:
             for number, batches in enumerate([DATA[0][: 20 if worker == 0 else 2], DATA[1]]):
@@ -210,7 +220,9 @@ def test_worker_that_stands_still_is_named() -> None:
     store = new_store(num_workers=2, wait_limit_s=0.2)
 
     def stand_still() -> None:
-        with Run(store, small_model(), bounded(2), worker=1, num_workers=2, is_in_process=False):
+        with worker_run(
+            store, small_model(), bounded(2), worker=1, num_workers=2, is_in_process=False
+        ):
             pass  # closed, but not done
 
     def train() -> None:
@@ -256,7 +268,7 @@ def test_worker_in_process_has_no_stale_gradients(max_staleness: int) -> None:
     digests = []
     for settings in (bounded(max_staleness), job("async", *SGD)):
         store = ParameterStore()
-        with Run(store, small_model(), settings) as one:
+        with worker_run(store, small_model(), settings) as one:
             one.train(DATA[0])
             one.barrier("end")
             digests.append(store.digest())

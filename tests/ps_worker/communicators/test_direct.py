@@ -9,7 +9,7 @@ from protos.store import Missing, Staleness
 from ps_server.store import ParameterStore
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from tests.support.stores import member
 from tests.support.training import job, small_model, together
 
@@ -23,11 +23,13 @@ def store() -> ParameterStore:
     store = ParameterStore()
     declare(
         store,
-        small_model(),
-        job(
-            "async",
-            "optimizer.sparse={name='sgd', learning_rate=0.1}",
-            "optimizer.dense={name='sgd', learning_rate=0.1}",
+        specs_of(
+            small_model(),
+            job(
+                "async",
+                "optimizer.sparse={name='sgd', learning_rate=0.1}",
+                "optimizer.dense={name='sgd', learning_rate=0.1}",
+            ),
         ),
     )
     return store

@@ -16,7 +16,7 @@ from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.geo import WARM_UP, GeoCommunicator
 from ps_worker.job import Job
-from ps_worker.job.specs import declare, dense_spec, table_specs
+from ps_worker.job.specs import declare, dense_spec, specs_of, table_specs
 from ps_worker.training.meter import Progress
 from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
@@ -37,7 +37,7 @@ def geo_job(k_steps: int, *overrides: str) -> Job:
 
 def new_store(settings: Job, num_workers: int = 1) -> ParameterStore:
     store = ParameterStore(num_workers=num_workers)
-    declare(store, small_model(), settings)
+    declare(store, specs_of(small_model(), settings))
     return store
 
 

@@ -8,7 +8,7 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.communicator import Communicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.training.meter import Progress
 from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
@@ -21,7 +21,7 @@ BATCHES = random_batches(30, 16, seed=4)
 
 def new_store(num_workers: int = 1) -> ParameterStore:
     store = ParameterStore(num_workers=num_workers)
-    declare(store, small_model(), JOB)
+    declare(store, specs_of(small_model(), JOB))
     return store
 
 

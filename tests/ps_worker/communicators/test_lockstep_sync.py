@@ -14,7 +14,7 @@ from protos.store import Future, Missing, PushId, Store, Version
 from ps_server.store import ParameterStore
 from ps_worker.communicators.lockstep import SyncCommunicator
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.training.meter import Progress
 from ps_worker.training.step_loop import StepLoop
 from tests.support.local_transport import LocalTransport, joined_client
@@ -200,11 +200,13 @@ def workers(number: int) -> list[SyncCommunicator]:
 def declared(store: S) -> S:
     declare(
         store,
-        small_model(),
-        job(
-            "sync",
-            "optimizer.sparse={name='sgd', learning_rate=0.1}",
-            "optimizer.dense={name='sgd', learning_rate=0.1}",
+        specs_of(
+            small_model(),
+            job(
+                "sync",
+                "optimizer.sparse={name='sgd', learning_rate=0.1}",
+                "optimizer.dense={name='sgd', learning_rate=0.1}",
+            ),
         ),
     )
     return store

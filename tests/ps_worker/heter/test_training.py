@@ -25,7 +25,14 @@ from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ps_worker.run.run import Run  # noqa: E402
 from tests.support.heter import HeterCluster, run_job  # noqa: E402
 from tests.support.torch_models import SlotProducts, WideDeep  # noqa: E402
-from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches, small_model  # noqa: E402
+from tests.support.training import (  # noqa: E402
+    NUM_DENSE,
+    NUM_SLOTS,
+    job,
+    random_batches,
+    small_model,
+    worker_run,
+)
 
 SCHEMA = Schema.numbered(NUM_DENSE, NUM_SLOTS)
 ADAGRAD = ("optimizer.sparse=adagrad", "optimizer.dense=adagrad")
@@ -360,7 +367,7 @@ def test_tables_on_a_device_are_trained_without_heter_trainers() -> None:
     with pytest.raises(
         JobError, match=r"device\.tables: is .*has heter trainers \(1\): start none"
     ):
-        Run(
+        worker_run(
             ParameterStore(),
             wide_deep(),
             on_device,

@@ -19,7 +19,7 @@ from ps_worker.job.checks import (
     require_one_worker,
     require_optimizers,
 )
-from ps_worker.job.specs import dense_spec, table_specs, with_rates_of_tables
+from ps_worker.job.specs import dense_spec, specs_of, table_specs, with_rates_of_tables
 from tests.support.training import small_model
 
 JOB = """\
@@ -74,14 +74,14 @@ def test_life_that_cannot_be_is_refused_with_its_place(
     path.write_text(lines)
 
     with pytest.raises(JobError, match=message):
-        require_life(load_job(path), small_model())
+        require_life(specs_of(small_model(), load_job(path)))
 
 
 def test_life_that_can_be_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("[life]\nmax_unseen = 3\n[life.tables.embedding]\nmax_rows = 1000")
 
-    require_life(load_job(path), small_model())
+    require_life(specs_of(small_model(), load_job(path)))
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_setting_of_another_kind_of_schedule_is_refused(override: str, message: 
 class OfTorch:
     """What a job sees of a module of PyTorch."""
 
-    tables = small_model().tables
+    tables, segments = small_model().tables, small_model().segments
     module_class = object
 
 
@@ -276,13 +276,13 @@ def test_settings_that_passes_on_a_device_cannot_honour_are_refused(
     job = override_job({}, [*PASS, *overrides], source="test")
 
     with pytest.raises(JobError, match=message):
-        require_device(job, OfTorch())
+        require_device(specs_of(OfTorch(), job))
 
 
 def test_device_of_one_worker_is_taken() -> None:
     job = override_job({}, [*PASS, "device.pass_rows=512"], source="test")
 
-    require_device(job, OfTorch())
+    require_device(specs_of(OfTorch(), job))
     require_one_worker(job, 1)
     with pytest.raises(JobError, match=r"the job has 2: start one"):
         require_one_worker(job, 2)
@@ -294,7 +294,7 @@ def test_model_of_numpy_stays_on_the_host() -> None:
     job = override_job({}, PASS, source="test")
 
     with pytest.raises(JobError, match=r"model\.name: 'ctr_dnn' is not a module of PyTorch"):
-        require_device(job, small_model())
+        require_device(specs_of(small_model(), job))
 
 
 def test_gpu_that_is_not_there_is_refused() -> None:
@@ -304,7 +304,7 @@ def test_gpu_that_is_not_there_is_refused() -> None:
     job = override_job({}, [*PASS, "device.kind=cuda"], source="test")
 
     with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU here"):
-        require_device(job, OfTorch())
+        require_device(specs_of(OfTorch(), job))
 
 
 def test_rates_to_start_at_are_as_many_as_the_model_has_logits() -> None:

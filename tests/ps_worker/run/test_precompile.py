@@ -48,7 +48,7 @@ path.write_text(f"{row}\\n" * 20)
 data = {"train": str(path), "test": str(path), **settings}
 train = {"batch_size": 4, "thread_num": 2}
 plan = plan_of(Job.model_validate({"data": data, "train": train}))
-precompile(plan, is_in_process=True)
+precompile(plan)
 before = compiled()
 summary = train_job(plan, ParameterStore())
 print(json.dumps({
@@ -95,8 +95,10 @@ from protos.wire.encoding import bfloat16
 from ps_worker.job import Job
 from ps_worker.run.plan import plan_of
 from ps_worker.run.precompile import precompile
+from tests.support.training import worker_role
 
-precompile(plan_of(Job.model_validate(json.loads(sys.argv[1]))), is_in_process=False)
+job = Job.model_validate(json.loads(sys.argv[1]))
+precompile(plan_of(job, worker_role(is_in_process=False)))
 print([len(kernel.signatures) for kernel in (bfloat16._round, bfloat16._widen)])
 """
 
@@ -152,7 +154,7 @@ def test_lock_is_not_held_while_files_are_read(
         assert hashed
 
     monkeypatch.setattr(module, "compile_lock", lock)
-    module.precompile(plan, is_in_process=True)
+    module.precompile(plan)
 
 
 def test_files_that_cannot_be_read_are_left_to_training(
@@ -162,4 +164,4 @@ def test_files_that_cannot_be_read_are_left_to_training(
     plan = plan_of(Job.model_validate({"data": {"train": str(tmp_path / "rows.parquet")}}))
     monkeypatch.setattr(module, "_train_on_two_rows", lambda *_: None)
 
-    module.precompile(plan, is_in_process=True)
+    module.precompile(plan)

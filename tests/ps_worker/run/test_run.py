@@ -16,7 +16,7 @@ from ps_server.store import ParameterStore
 from ps_worker.data.blocks.position import DataPosition
 from ps_worker.job import Job
 from ps_worker.run.run import Run
-from tests.support.training import job, joined, random_batches, small_model, together
+from tests.support.training import job, joined, random_batches, small_model, together, worker_run
 
 BATCHES = random_batches(6, 8, seed=1)
 JOB = job("async")
@@ -26,7 +26,7 @@ SYNC = job("sync")
 def run_of(
     store: ParameterStore, worker: int, settings: Job = JOB, *, is_in_process: bool = False
 ) -> Run:
-    return Run(
+    return worker_run(
         store,
         small_model(),
         settings,
@@ -308,7 +308,7 @@ def test_workers_agree_on_how_many_they_are() -> None:
         JobError,
         match=r"worker 2 has .* PADDLE_TRAINERS_NUM = 3 \(the server has PADDLE_TRAINERS_NUM = 2\)",
     ):
-        Run(store, small_model(), JOB, worker=2, num_workers=3)
+        worker_run(store, small_model(), JOB, worker=2, num_workers=3)
 
 
 @pytest.mark.parametrize("has_trained", [False, True])
@@ -401,7 +401,7 @@ def test_only_a_log_loss_is_compared_with_the_base_rates(is_log_loss: bool, capl
     if not is_log_loss:
         model._loss = replace(loss, with_gradient=twice)
 
-    with Run(ParameterStore(), model, job("sync", "train.log_every_s=1e-9")) as run:
+    with worker_run(ParameterStore(), model, job("sync", "train.log_every_s=1e-9")) as run:
         run.train(batches)
         labels = np.float32([0, 1])
         run.progress.add(labels, np.float32([0.9, 0.1]), 100.0)

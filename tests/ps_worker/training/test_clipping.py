@@ -9,7 +9,6 @@ from ctr_model.schema import Schema
 from protos.gradients import DenseGrad, Gradients, SparseGrad
 from ps_server.store import ParameterStore
 from ps_worker.job import override_job
-from ps_worker.run.run import Run
 from ps_worker.training.clipping import clip
 from tests.support.cluster import cluster
 from tests.support.training import (
@@ -19,6 +18,7 @@ from tests.support.training import (
     random_batches,
     together,
     train_worker,
+    worker_run,
 )
 
 CLIPPED = "train.clip_norm=0.05"
@@ -174,7 +174,7 @@ def test_passes_on_a_device_do_as_other_trainers(knobs: tuple[str, ...]) -> None
         device = ["device.kind=cpu", "data.in_memory=true"] if tables == "pass" else []
         settings = [f"device.tables={tables}", *device, *knobs]
         store = ParameterStore()
-        with Run(store, model, override_job({}, settings, source="test")) as run:
+        with worker_run(store, model, override_job({}, settings, source="test")) as run:
             run.train(DATA[0][:4])
             run.train(DATA[0][4:])
             return store.pull_state({}, ["dense"]).result().blocks["dense"].weights

@@ -19,7 +19,7 @@ from ps_server.store import ParameterStore
 from ps_worker.communicators.asynchronous import AsyncCommunicator
 from ps_worker.communicators.direct import DirectCommunicator
 from ps_worker.communicators.lockstep import SyncCommunicator
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.training.meter import Progress
 from ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
@@ -38,7 +38,10 @@ class Interrupted(BaseException):
 @pytest.fixture
 def store() -> ParameterStore:
     store = ParameterStore()
-    declare(store, small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}"))
+    declare(
+        store,
+        specs_of(small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")),
+    )
     return store
 
 
@@ -261,7 +264,8 @@ def test_steps_and_train_learn_the_same() -> None:
     for run in ("steps", "train"):
         store = ParameterStore()
         declare(
-            store, small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")
+            store,
+            specs_of(small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")),
         )
         communicator = SyncCommunicator(store, member=member(), num_params=small_model().num_params)
         batches = random_batches(5, 4, seed=2)

@@ -16,7 +16,6 @@ from protos.store import Missing
 from ps_server.store import ParameterStore
 from ps_worker.data.blocks.batching import joined, rows_between
 from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.run.run import Run
 from tests.support.training import (
     NUM_DENSE,
     NUM_SLOTS,
@@ -25,6 +24,7 @@ from tests.support.training import (
     small_model,
     together,
     train_worker,
+    worker_run,
 )
 
 WEIGHTS = np.float32([1, 3, 0, 2, 5, 1, 4, 2])
@@ -160,7 +160,7 @@ def test_row_of_weight_3_is_three_rows_to_the_last_bit_where_it_shares_nothing()
     found = []
     for batch in (rows, repeated(replace(rows, weights=None), weights)):
         store = ParameterStore()
-        with Run(store, model, job("sync", *SGD)) as run:
+        with worker_run(store, model, job("sync", *SGD)) as run:
             run.train([batch])
         found.append(parameters(store, rows.keys, model.num_params)["linear"])
 
@@ -179,7 +179,7 @@ def test_mean_loss_is_weighted() -> None:
 def test_loss_of_a_step_is_weighted() -> None:
     losses = []
     for batch in (WEIGHTED, repeated(ROWS)):
-        with Run(ParameterStore(), small_model(), job("sync", *SGD)) as run:
+        with worker_run(ParameterStore(), small_model(), job("sync", *SGD)) as run:
             (step,) = run.steps([batch])
             losses.append(step.loss)
 

@@ -10,7 +10,7 @@ from protos.errors import JobError
 from protos.role import Members
 from ps_worker.job import Job, load_job, override_job
 from ps_worker.job.sections.strategy import SETTINGS, Mode
-from ps_worker.run.run import terms_of
+from ps_worker.run.plan import terms_of
 
 MODES = get_args(Mode)
 EXAMPLES = sorted(Path("examples").glob("*.toml"))

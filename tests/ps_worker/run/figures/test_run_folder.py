@@ -23,6 +23,7 @@ from ps_worker.run.figures.run_folder import RunFolder
 from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.summary import Summary
 from ps_worker.run.training_job.train_job import train_job
+from tests.support.training import plan_as
 
 LIMIT_S = 60.0
 
@@ -43,7 +44,7 @@ def job_of(data: Path, folder: Path, *overrides: str) -> Job:
 def trained(job: Job, num_workers: int = 1) -> Summary:
     plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
     works = [
-        partial(train_job, plan, store, worker=worker, num_workers=num_workers)
+        partial(train_job, plan_as(plan, worker, num_workers), store)
         for worker in range(num_workers)
     ]
     with ThreadPoolExecutor(num_workers) as pool:

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from ctr_model.schema import Schema
 from protos.errors import UsageError
 from ps_server.store import ParameterStore
 from ps_worker.cluster.client import ClusterClient
 from ps_worker.job import override_job
+from ps_worker.job.model import model_of
 from ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port, worker_status
-from ps_worker.run.plan import model_of_job
-from ps_worker.run.run import Run
 from ps_worker.training.meter import Progress
 from tests.support.cluster import cluster
+from tests.support.training import worker_run
 
 ROOT = Path(__file__).parents[4]
 
@@ -74,9 +75,9 @@ def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
 
 def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     job = override_job({}, ["model.name=lr"], source="test")
-    _, model = model_of_job(job)
+    model = model_of(job, Schema.load("criteo"))
     monkeypatch.setattr(ClusterClient, "num_retries", 3)
-    with cluster() as servers, Run(servers.client(joins=False), model, job) as run:
+    with cluster() as servers, worker_run(servers.client(joins=False), model, job) as run:
         labels, predictions = np.array([1, 0], np.float32), np.array([0.75, 0.25], np.float32)
         run.progress.add(labels, predictions, loss_sum=3.0)
         for part, seconds in (("pull", 0.5), ("compute", 1.5)):
@@ -107,8 +108,8 @@ def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) 
 
 def test_port_is_open_for_the_time_of_a_run() -> None:
     job = override_job({}, ["model.name=lr"], source="test")
-    _, model = model_of_job(job)
-    with Run(ParameterStore(), model, job) as run:
+    model = model_of(job, Schema.load("criteo"))
+    with worker_run(ParameterStore(), model, job) as run:
         with metrics_port(run, "127.0.0.1:0") as port:
             text = urllib.request.urlopen(f"{port.url}/metrics", timeout=10).read().decode()
             status = urllib.request.urlopen(f"{port.url}/status.json", timeout=10).read().decode()
@@ -125,8 +126,8 @@ def test_port_is_open_for_the_time_of_a_run() -> None:
 def test_port_of_a_worker_asks_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CTR_PS_TOKEN", "a-token-of-this-test")
     job = override_job({}, ["model.name=lr"], source="test")
-    _, model = model_of_job(job)
-    with Run(ParameterStore(), model, job) as run:
+    model = model_of(job, Schema.load("criteo"))
+    with worker_run(ParameterStore(), model, job) as run:
         with (
             metrics_port(run, "127.0.0.1:0") as port,
             pytest.raises(urllib.error.HTTPError) as refused,

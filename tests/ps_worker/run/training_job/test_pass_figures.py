@@ -15,10 +15,9 @@ from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.job.datasets import streamed
 from ps_worker.run.plan import plan_of
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.pass_figures import figures_of_pass
-from ps_worker.run.training_job.passes import Pass
+from ps_worker.run.training_job.passes import Pass, figures_of_pass
 from ps_worker.run.training_job.train_job import train_job
+from tests.support.training import plan_as, worker_run
 
 LIMIT_S = 60.0
 ROWS = 320
@@ -43,7 +42,7 @@ def test_figures_are_those_of_predictions_before_training(rows: Path) -> None:
     dataset.set_filelist(plan.train_files)
     batches = list(dataset)
     labels = np.concatenate([batch.labels for batch in batches if batch.labels is not None])
-    with Run(ParameterStore(), plan.model, plan.job) as run:
+    with worker_run(ParameterStore(), plan.model, plan.job) as run:
         run.start(batches)
         predicted = [step.probabilities.copy() for step in run.steps(batches)]
     predictions = np.concatenate(predicted).astype(np.float64)
@@ -64,7 +63,7 @@ def test_figures_are_of_all_workers_and_of_their_own_pass(
 ) -> None:
     plan = plan_of(job_of(rows, "train.epochs=2", "strategy.mode=sync"))
     store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
-    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in (0, 1)]
+    works = [partial(train_job, plan_as(plan, worker, 2), store) for worker in (0, 1)]
 
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda work: work(), works)
@@ -87,7 +86,7 @@ def test_speed_is_that_of_all_workers_and_a_pass_without_examples_has_no_line(
     of_all.add(np.ones(120, np.float32), np.full(120, 0.5, np.float32))
     each = Pass(name="epoch-1", number=1, batches=(_ for _ in ()), is_last=True)
 
-    with Run(ParameterStore(), plan.model, plan.job) as run, caplog.at_level(logging.INFO):
+    with worker_run(ParameterStore(), plan.model, plan.job) as run, caplog.at_level(logging.INFO):
         found = [
             figures_of_pass(run, each, metrics, seconds).examples_per_s
             for metrics, seconds in ((of_all, 4.0), (ClickMetrics(), 0.0))

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ctr_model.features import key_of
 from ctr_model.schema import Schema
 from protos.errors import AbortedError, CheckpointError, DataError, JobError
-from protos.role import Members
 from protos.spec import OptimizerSpec
 from protos.store import InferenceSettings, Missing, SaveRequest
 from ps_server.checkpoint.reader import Checkpoint
@@ -28,13 +27,13 @@ from ps_worker.job import Job, load_job, override_job
 from ps_worker.job.checks import require_optimizers
 from ps_worker.job.model import DENSE_BLOCK, model_of
 from ps_worker.job.specs import table_specs
-from ps_worker.run.plan import Plan, model_of_job, plan_of
-from ps_worker.run.run import terms_of
-from ps_worker.run.training_job.train_job import terms_of_plan, train_job
+from ps_worker.run.plan import Plan, plan_of
+from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
 from tests.support.cluster import cluster
 from tests.support.killed import wait_for_saves
 from tests.support.statistics import counted_on
+from tests.support.training import plan_as, worker_role
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCapt
         {}, [f"data.train={rows}", "model.hidden=[4]", "train.batch_size=8"], source="test"
     )
     plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
-    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in range(2)]
+    works = [partial(train_job, plan_as(plan, worker, 2), store) for worker in range(2)]
 
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda work: work(), works)
@@ -86,7 +85,7 @@ def test_more_workers_than_files_share_a_file(rows: Path, caplog: pytest.LogCapt
 def train_together(job: Job, num_workers: int) -> ParameterStore:
     plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=60.0)
     works = [
-        partial(train_job, plan, store, worker=worker, num_workers=num_workers)
+        partial(train_job, plan_as(plan, worker, num_workers), store)
         for worker in range(num_workers)
     ]
     with ThreadPoolExecutor(num_workers) as pool:
@@ -132,22 +131,22 @@ def test_workers_that_would_train_on_other_rows_are_refused(
     key, _, value = differing.partition("=")
     own = f"{key}={folders[value]}/part-*" if value in folders else differing
 
-    def plan_in(folder: Path, *settings: str) -> Plan:
+    def plan_in(folder: Path, worker: int, *settings: str) -> Plan:
         sets = [f"data.train={folder}/part-*", "train.batch_size=8", "model.hidden=[4]", *settings]
-        return plan_of(override_job({}, sets, source="test"))
+        role = worker_role(worker, 3, is_in_process=False)
+        return plan_of(override_job({}, sets, source="test"), role)
 
     store = ParameterStore(num_workers=3, wait_limit_s=1.0)
-    for worker, plan in enumerate([plan_in(folders["SAME"]), plan_in(folders["COPY"])]):
-        terms = {**terms_of(plan.job, Members(3, 0)), **terms_of_plan(plan)}
-        store.join(worker, 1 + worker, terms=terms).result()
+    for worker, files in enumerate(["SAME", "COPY"]):
+        store.join(worker, 1 + worker, terms=plan_in(folders[files], worker).terms).result()
 
-    plan = plan_in(folders["SAME"], own)
+    plan = plan_in(folders["SAME"], 2, own)
     with pytest.raises(JobError, match=told):
-        train_job(plan, store, worker=2, num_workers=3, is_in_process=False)
+        train_job(plan, store)
 
 
 def dense_of(store: ParameterStore, job: Job) -> NDArray[np.float32]:
-    _, model = model_of_job(job)
+    model = model_of(job, Schema.load(job.data.schema_source))
     dense = np.empty(model.num_params, np.float32)
     store.pull_dense({DENSE_BLOCK: dense}).result()
     return dense
@@ -241,7 +240,7 @@ def test_rows_in_memory_are_trained_on_once_in_each_epoch(
         source="test",
     )
     plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=60.0)
-    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in range(2)]
+    works = [partial(train_job, plan_as(plan, worker, 2), store) for worker in range(2)]
 
     with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
         first, second = pool.map(lambda work: work(), works)
@@ -264,11 +263,10 @@ def test_workers_that_would_shuffle_differently_are_refused(rows: Path) -> None:
                     {},
                     [f"data.train={rows}", "data.in_memory=true", f"data.shuffle={shuffle}"],
                     source="test",
-                )
+                ),
+                worker_role(worker, 2),
             ),
             store,
-            worker=worker,
-            num_workers=2,
         )
         for worker, shuffle in enumerate(["local", "global"])
     ]
@@ -698,7 +696,8 @@ def test_process_in_the_place_of_worker_0_goes_on_in_the_folder_of_its_run(
     undisturbed = train_job(
         plan_of(job_in(tmp_path / "other", rows, *threads, begins)), ParameterStore()
     )
-    plan = plan_of(job_in(folder, rows, *threads, *settings, *figures, begins))
+    job = job_in(folder, rows, *threads, *settings, *figures, begins)
+    plan = plan_of(job, worker_role(is_in_process=False))
 
     def has_saved() -> bool:
         wait_for_saves(60.0)
@@ -706,14 +705,9 @@ def test_process_in_the_place_of_worker_0_goes_on_in_the_folder_of_its_run(
 
     with cluster(num_servers=1, num_workers=1) as servers:
         with pytest.raises(SystemExit):
-            train_job(
-                plan,
-                servers.client(joins=False),
-                is_in_process=False,
-                is_told_to_end=has_saved,
-            )
+            train_job(plan, servers.client(joins=False), is_told_to_end=has_saved)
         saved = checkpoints_in(folder)
-        ended = train_job(plan, servers.client(joins=False), is_in_process=False)
+        ended = train_job(plan, servers.client(joins=False))
 
     assert saved == {"step-2"}
     assert {"step-2", "epoch-1"} <= checkpoints_in(folder)

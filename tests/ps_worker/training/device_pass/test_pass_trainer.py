@@ -31,7 +31,7 @@ from ps_worker.training.device_pass import pass_trainer  # noqa: E402
 from ps_worker.training.device_pass.pass_rows import PassRows, merged  # noqa: E402
 from ps_worker.training.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402
-from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches  # noqa: E402
+from tests.support.training import NUM_DENSE, NUM_SLOTS, job, random_batches, worker_run  # noqa: E402
 
 SCHEMA = Schema.numbered(NUM_DENSE, NUM_SLOTS)
 BATCH_SIZE = 16
@@ -100,7 +100,7 @@ def train(
     is_in_process: bool = True,
     **callbacks: Callable[[], Any],
 ) -> Run:
-    with Run(store, model(), how, is_in_process=is_in_process) as run:
+    with worker_run(store, model(), how, is_in_process=is_in_process) as run:
         for number, epoch in enumerate(epochs):
             run.train(epoch, **callbacks)
             run.barrier(f"epoch-{number}")
@@ -292,7 +292,7 @@ def test_part_of_a_pass_is_neither_saved_nor_trained_further(push: int, tmp_path
     """By a script that goes on after the error, either."""
     store = Recorder(ParameterStore())
     data = batches(8)
-    with Run(store, model(), on_device(4)) as run:  # type: ignore[arg-type]
+    with worker_run(store, model(), on_device(4)) as run:  # type: ignore[arg-type]
         run.train(data[:4])
         store.fails_at_push = store.pushes + push
         with pytest.raises(GradientError, match="refused by the test"):
@@ -323,7 +323,7 @@ def test_number_that_an_update_made_infinite_is_found_before_anything_is_pushed(
     """In the last table, and in the dense block: the store stays at the pass before, which may be saved."""
     store = Recorder(ParameterStore())
     data = batches(8)
-    with Run(store, model(), on_device(4)) as run:  # type: ignore[arg-type]
+    with worker_run(store, model(), on_device(4)) as run:  # type: ignore[arg-type]
         run.train(data[:4])
         pushes, digest = store.pushes, store.digest()
         overflow(where, monkeypatch)
@@ -475,7 +475,7 @@ def test_rows_go_back_in_several_pushes_and_the_last_completes_the_pass(
 
 def test_steps_of_a_pass_are_not_single_ones() -> None:
     with (
-        Run(ParameterStore(), model(), on_device(4)) as run,
+        worker_run(ParameterStore(), model(), on_device(4)) as run,
         pytest.raises(UsageError, match="passes are trained, not single steps"),
     ):
         run.steps(batches(1))
@@ -491,7 +491,7 @@ def test_rows_without_a_gradient_are_updated_as_on_the_store() -> None:
 
     stores, data = (ParameterStore(), ParameterStore()), batches(4)
     for store, how in zip(stores, (settings(), on_device(2)), strict=True):
-        with Run(store, TorchModel(SCHEMA, Unused), how) as run:
+        with worker_run(store, TorchModel(SCHEMA, Unused), how) as run:
             run.train(data)
 
     first, second = (store.status().tables["unused"].rows for store in stores)

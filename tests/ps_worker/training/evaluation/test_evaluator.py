@@ -10,7 +10,7 @@ from ctr_model.schema import Schema
 from protos.errors import GradientError
 from protos.store import Store
 from ps_server.store import ParameterStore
-from ps_worker.job.specs import declare
+from ps_worker.job.specs import declare, specs_of
 from ps_worker.training.evaluation.evaluator import evaluate, figures
 from tests.support.training import job, random_batches, small_model
 
@@ -33,7 +33,7 @@ class DivergedStore:
 
 def test_model_that_has_diverged_is_an_error_of_ours() -> None:
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async"))
+    declare(store, specs_of(model, job("async")))
 
     with pytest.raises(GradientError, match="diverged; lower the learning rate"):
         evaluate(DivergedStore(store), model, random_batches(1, 8, seed=1), batch_size=8)
@@ -47,7 +47,7 @@ def blas_threads() -> set[int]:
 def test_products_of_an_evaluation_take_as_many_threads_as_it_is_told(num_threads: int) -> None:
     """Not one for each core: they would wait for each other where others have these cores."""
     model, store = small_model(), ParameterStore()
-    declare(store, model, job("async"))
+    declare(store, specs_of(model, job("async")))
     seen = []
 
     with threadpool_limits(limits=3 - num_threads, user_api="blas"):
@@ -81,7 +81,7 @@ def labelled(rows: list[int], weights: list[float] | None = None) -> Batch:
 def test_example_of_weight_3_is_three_examples_of_each_task() -> None:
     schema = Schema(dense=(), slots=("item",), label="click", other_labels=("bought",))
     model, store = build_model("esmm", schema, {"dim": 2, "hidden": [4]}), ParameterStore()
-    declare(store, model, job("async"))
+    declare(store, specs_of(model, job("async")))
 
     weighted, repeated = (
         figures(evaluate(store, model, [batch], batch_size=8))

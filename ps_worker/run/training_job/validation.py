@@ -10,8 +10,9 @@ stops. In synchronous training the steps and their bytes are those of a run with
 import logging
 import math
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +23,9 @@ from ps_worker.job.datasets import evaluated
 from ps_worker.run.plan import Plan
 from ps_worker.run.run import Run
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.passes import Pass
-from ps_worker.run.training_job.validation.stretches import StepsToValidation
-from ps_worker.run.training_job.validation.validations import Validations
+from ps_worker.run.training_job.passes import Pass, Stretches
 from ps_worker.training.evaluation.breakdown import breakdown_of
+from ps_worker.training.evaluation.early_stopping import EarlyStopping
 from ps_worker.training.evaluation.evaluator import figures
 
 logger = logging.getLogger(__name__)
@@ -176,3 +176,131 @@ def _validation(told: Numbers) -> Validation:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+class Validations:
+    """Validations in their order; each worker has those since its start, worker 0 a resumed run's as well.
+
+    For one thread.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """There are none yet."""
+        settings = plan.job.valid
+        self._is_on = bool(plan.valid_files)
+        self._rule = EarlyStopping(metric=settings.metric, patience=settings.patience)
+        self._best: Validation | None = None
+        self._all: list[Validation] = []
+
+    def __iter__(self) -> Iterator[Validation]:
+        return iter(self._all)
+
+    @property
+    def best(self) -> Validation | None:
+        """The best validation so far; None: none, or it was of a resumed run and this is not worker 0."""
+        return self._best
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is to stop, as validations get no better."""
+        return self._is_on and self._rule.is_over
+
+    def is_better(self, validation: Validation) -> bool:
+        """Whether a validation is better than all before it."""
+        return self._rule.is_better(**_compared(validation))
+
+    def add(self, validation: Validation) -> None:
+        """Counts a validation."""
+        if self.is_better(validation):
+            self._best = validation
+        self._rule = self._rule.after(**_compared(validation))
+        self._all.append(validation)
+
+    def told_of(self, validations: Sequence[Validation]) -> Numbers:
+        """Returns what worker 0 tells the others of a resumed run's validations, for `resume`: float64[3].
+
+        Of none it is what leaves a maximum with those of another worker as they are.
+        """
+        rule = self._rule
+        for each in validations:
+            rule = rule.after(**_compared(each))
+        return np.array([len(validations), rule.best, rule.waits], np.float64)
+
+    def resume(self, told: Numbers, validations: Sequence[Validation]) -> None:
+        """Goes on from a resumed run's validations.
+
+        Args:
+            told: See `told_of`.
+            validations: Known on worker 0: those told of, and perhaps later ones.
+        """
+        number, best, waits = told.tolist()
+        for each in validations[: int(number)]:
+            self.add(each)
+        self._rule = replace(self._rule, best=best, waits=int(waits))
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Returns the validations for a summary."""
+        return [asdict(each) for each in self._all]
+
+
+def _compared(validation: Validation) -> dict[str, float]:
+    """Returns the figures that tell which of two validations is better; nan is never better."""
+    auc, log_loss = validation.auc, validation.log_loss
+    return {
+        "auc": math.nan if auc is None else auc,
+        "log_loss": math.nan if log_loss is None else log_loss,
+    }
+
+
+class StepsToValidation:
+    """Counts the steps of a worker from one validation within a pass to the next. For one thread."""
+
+    def __init__(self, plan: Plan, run: Run) -> None:
+        """Has counted none yet."""
+        self._run = run
+        self._threads = plan.job.train.thread_num
+        # Threads in lockstep take their steps together.
+        every_steps = -(-plan.job.valid.every_steps // self._threads) * self._threads
+        self._every_steps = every_steps if plan.valid_files else 0
+        self._carried_steps = 0  # of an earlier run, since its last validation
+        self._stretch_start = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether validations are due by steps."""
+        return self._every_steps > 0
+
+    @property
+    def left(self) -> int:
+        """Steps of this worker up to the next validation in its pass."""
+        before = self._carried_steps + self._run.steps_since_barrier * self._threads
+        return max(self._every_steps - before, 0)
+
+    @property
+    def since(self) -> int:
+        """Steps of this worker since the last validation in its pass, a resumed run's included."""
+        return self._run.progress.steps - self._stretch_start if self.is_on else 0
+
+    def resume(self, since: int) -> None:
+        """Goes on from the steps of worker 0 in a resumed run since its last validation."""
+        self._carried_steps = since
+
+    def begin_pass(self) -> None:
+        """Counts from the start of a pass, or where a resumed run was in it."""
+        self._begin_stretch()
+
+    def goes_on(self, name: str, stretches: Stretches) -> bool:
+        """Waits for all workers at the end of a stretch; returns whether any has more of the pass to train.
+
+        The store has the gradients of all then.
+        """
+        has_more = np.array([float(stretches.has_more)])
+        goes_on = bool(self._run.all_reduce(has_more, ReduceOp.MAX, name)[0])
+        self._carried_steps = 0
+        self._begin_stretch()
+        return goes_on
+
+    def _begin_stretch(self) -> None:
+        """Counts from here, or from where the lost process before this one was in the stretch."""
+        before = self._carried_steps + self._run.steps_since_barrier * self._threads
+        self._stretch_start = self._run.progress.steps - before

@@ -26,10 +26,10 @@ from ps_worker.run.run import Run
 from ps_worker.run.training_job.metrics_writer import MetricsWriter
 from ps_worker.run.training_job.summary import Summary
 from ps_worker.run.training_job.train_job import train_job
-from ps_worker.run.training_job.validation.validations import Validations
-from ps_worker.run.training_job.validation.validator import Validator
+from ps_worker.run.training_job.validation import Validations, Validator
 from ps_worker.serving.inference import infer
 from tests.support.cluster import Cluster, cluster
+from tests.support.training import plan_as, worker_role, worker_run
 
 LIMIT_S = 60.0
 STEPS = 12  # of a worker of two in an epoch: 192 rows in batches of 8, by halves of the file
@@ -62,7 +62,7 @@ def trained(job: Job, num_workers: int = 1) -> list[Summary]:
     """Returns the summaries of all workers of a run on a store of its own."""
     plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
     works = [
-        partial(train_job, plan, store, worker=worker, num_workers=num_workers)
+        partial(train_job, plan_as(plan, worker, num_workers), store)
         for worker in range(num_workers)
     ]
     with ThreadPoolExecutor(num_workers) as pool:
@@ -130,7 +130,7 @@ def test_validation_is_of_a_moment_at_which_nobody_trains(data: Path) -> None:
             return super().pull_sparse(keys, **settings)
 
     store = Watched(num_workers=2, wait_limit_s=LIMIT_S)
-    works = [partial(train_job, plan, store, worker=worker, num_workers=2) for worker in (0, 1)]
+    works = [partial(train_job, plan_as(plan, worker, 2), store) for worker in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda work: work(), works))
 
@@ -294,9 +294,8 @@ def ended_after(job: Job, servers: Cluster, name: str) -> None:
     manifest = Path(job.checkpoint.dir, name, "MANIFEST.json")
     with pytest.raises(SystemExit):
         train_job(
-            plan_of(job),
+            plan_of(job, worker_role(is_in_process=False)),
             servers.client(joins=False),
-            is_in_process=False,
             is_told_to_end=manifest.exists,
         )
 
@@ -331,7 +330,9 @@ def test_best_model_stays_when_a_process_takes_the_place_of_worker_0(
 
     with cluster(num_servers=1, num_workers=1) as servers:
         ended_after(job, servers, "epoch-2")
-        summary = train_job(plan_of(job), servers.client(joins=False), is_in_process=False)
+        summary = train_job(
+            plan_of(job, worker_role(is_in_process=False)), servers.client(joins=False)
+        )
 
     assert best_in(folder) == "epoch-1"
     assert [each["epoch"] for each in summary.validations] == [1, 2, 3, 4]
@@ -535,7 +536,7 @@ def test_workers_that_would_validate_at_other_steps_are_refused(data: Path) -> N
     def work(worker: int) -> None:
         job = job_of(data, f"data.valid={data}/test.tsv", f"valid.every_steps={worker}")
         try:
-            train_job(plan_of(job), store, worker=worker, num_workers=2)
+            train_job(plan_of(job, worker_role(worker=worker, num_workers=2)), store)
         except Exception as error:
             errors.append(str(error))
 
@@ -554,7 +555,7 @@ def on_two_workers(job: Job, work: Callable[[Run, Validator], T]) -> list[T]:
     plan, store = plan_of(job), ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
 
     def started(worker: int) -> T:
-        with Run(store, plan.model, job, worker=worker, num_workers=2) as run:
+        with worker_run(store, plan.model, job, worker=worker, num_workers=2) as run:
             run.start()
             result = work(run, Validator(plan, run, MetricsWriter(None, run)))
             run.leave()
@@ -646,7 +647,7 @@ def test_validation_that_others_may_not_wait_for_is_warned_of(
 ) -> None:
     job = job_of(data, f"data.valid={data}/test.tsv", "cluster.wait_timeout_s=60")
     clock = SimpleNamespace(monotonic=iter([0.0, seconds]).__next__)
-    monkeypatch.setattr("ps_worker.run.training_job.validation.validator.time", clock)
+    monkeypatch.setattr("ps_worker.run.training_job.validation.time", clock)
 
     on_two_workers(job, lambda run, own: run.is_first and own.validate(epoch=1, name_of=None))
 

@@ -1,1 +1,0 @@
-"""Validation while training: the evaluations, what they decide, and the steps between them."""
