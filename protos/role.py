@@ -1,20 +1,20 @@
 """The role of a process, from the environment.
 
-The names are those that Paddle's operators and scripts set. Both sides read the same list of servers, and
-its order decides where shards live, so it must be the same for every process of a job.
+The names are those that Paddle's operators and scripts set. The order of the servers decides where shards
+live, so it must be the same for every process of a job.
 
     TRAINING_ROLE                  PSERVER, TRAINER or HETER_TRAINER; without it: no cluster
     PADDLE_PSERVERS_IP_PORT_LIST   all servers, "host:port,host:port"; "ps-{2}:8500" is "ps-0:8500,ps-1:8500"
     PADDLE_TRAINERS_NUM            number of workers
     PADDLE_TRAINER_ID              of a worker: its index, from 0
-    POD_IP, PADDLE_PORT            of a server or heter trainer: which of the list it is
+    POD_IP, PADDLE_PORT            of a server or heter trainer: its entry in the list
 
-Heter trainers have a list, too, in one of several variables: Paddle has had two generations of them.
+Heter trainers are listed in one of several variables, of two generations of Paddle.
 
     PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, PADDLE_HETER_TRAINER_IP_PORT_LIST,
     PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST     the first that is not empty counts; all processes need it
     STAGE_NUM, STAGE_ID                        at most 2 stages: CPU trainers are 1, heter trainers 2
-    HETER_DEVICE_TYPE, FLAGS_selected_gpus     of a heter trainer: cpu or gpu, and which
+    HETER_DEVICE_TYPE, FLAGS_selected_gpus     of a heter trainer: cpu or gpu, and its number
 """
 
 import ipaddress
@@ -44,7 +44,7 @@ _NUMBERED = re.compile(r"(?P<before>[^{}]*)\{(?P<count>[1-9][0-9]{0,3})\}(?P<aft
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The processes that join a job, numbered from 0: its workers, and behind them its heter trainers."""
+    """The processes that join a job, numbered from 0: workers, then heter trainers."""
 
     num_workers: int
     num_heter: int = 0
@@ -56,16 +56,16 @@ class Members:
 
     @property
     def terms(self) -> dict[str, str]:
-        """Settings by which processes find out that they are of different jobs."""
+        """Settings that differ between processes of different jobs."""
         return {NUM_WORKERS: str(self.num_workers), "heter trainers": str(self.num_heter)}
 
     def __str__(self) -> str:
-        """Returns how many there are."""
+        """For example, "2 workers and 1 heter trainer"."""
         heter = f" and {counted(self.num_heter, 'heter trainer')}" if self.num_heter else ""
         return f"{counted(self.num_workers, 'worker')}{heter}"
 
     def name(self, member: int) -> str:
-        """Returns "worker 1" or "heter trainer 0"; one that is not of this job is a worker."""
+        """Returns "worker 1" or "heter trainer 0"; a number outside the job counts as a worker's."""
         if self.num_workers <= member < self.total:
             return f"heter trainer {member - self.num_workers}"
         return f"worker {member}"
@@ -78,7 +78,7 @@ class Members:
         return ", ".join([*named, *map(self.name, heter)])
 
     def variables(self, member: int) -> str:
-        """Returns what makes a process this member, as errors say it."""
+        """Returns the environment variables of a member, for errors."""
         if self.num_workers <= member < self.total:
             return f"the {HOST} and {PORT} of {self.name(member)}"
         return f"{WORKER_INDEX}={member}"
@@ -205,7 +205,6 @@ def _server_role(environ: Mapping[str, str]) -> ServerRole:
 
 
 def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, what: str) -> int:
-    """Returns which of `endpoints` this process is."""
     host = _required(environ, HOST, f"the address or host name of this {what} in the list")
     port = _integer(environ, PORT, 1, 65535)
     own = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
@@ -249,14 +248,12 @@ def _heter_role(environ: Mapping[str, str]) -> HeterRole:
 
 
 def _heter_variable(environ: Mapping[str, str]) -> str:
-    """Returns the variable that names the heter trainers; the first one if none does."""
     return next(
         (name for name in HETER_TRAINERS if environ.get(name, "").strip()), HETER_TRAINERS[0]
     )
 
 
 def _heter_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the heter trainers of the job; none: there are none."""
     name = _heter_variable(environ)
     text = environ.get(name, "").strip()
     if not text:
@@ -321,9 +318,9 @@ def _endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def split_endpoints(text: str) -> list[str]:
-    """Returns the parts of "host:port,host:port"; a number in braces stands for that many hosts, from 0.
+    """Splits "host:port,host:port"; a number in braces stands for that many hosts, from 0.
 
-    So a manifest says the number of its servers once: Kubernetes numbers pods, and writes no lists of them.
+    So a manifest states the number of servers once, as Kubernetes numbers pods.
     """
     return [endpoint for part in text.split(",") for endpoint in _numbered(part.strip())]
 
@@ -338,16 +335,7 @@ def _numbered(part: str) -> list[str]:
 def require_endpoints(
     endpoints: Sequence[str], source: str, what: str = "server"
 ) -> tuple[str, ...]:
-    """Returns the endpoints of all servers of a job, in their order.
-
-    Args:
-        endpoints: Each "host:port".
-        source: Where they were written, for errors.
-        what: Kind of process that they are of.
-
-    Raises:
-        RoleError: If there is none, or one is no endpoint or named twice.
-    """
+    """Returns the endpoints; raises RoleError, with `source`, unless each is a distinct host:port."""
     if not endpoints:
         raise RoleError(f"{source} names no {what}, expected host:port of each")
     for endpoint in endpoints:
@@ -371,8 +359,7 @@ def _is_endpoint(text: str) -> bool:
 def default_bind(endpoint: str) -> str:
     """Returns the address to bind for a process that others reach at `endpoint`, "host:port".
 
-    A loopback address itself, since it means this machine alone; for all others every interface, since the
-    address that others use may be that of a proxy.
+    Loopback addresses themselves; otherwise all interfaces, as the endpoint may be a proxy's.
     """
     host = endpoint.rpartition(":")[0].strip("[]")
     if is_loopback(host):
@@ -381,7 +368,7 @@ def default_bind(endpoint: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach an address, given as digits or as "localhost"."""
+    """Whether an address, in digits or "localhost", is reachable from this machine only."""
     name = host.strip("[]").lower()
     try:
         address = ipaddress.ip_address(name)
