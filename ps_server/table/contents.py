@@ -20,7 +20,7 @@ class Rows:
         keys: uint64[N], ascending.
         weights: float32[N, D].
         state: float32[N, K], optimizer state.
-        statistics: float32[N, S], statistics of each key; copied bit by bit, as not all are floats.
+        statistics: float32[N, S]; copied bit by bit, as not all are floats.
     """
 
     keys: Keys
@@ -34,7 +34,7 @@ class DensePiece:
     """Elements `[start, start + p)` of a dense block.
 
     Attributes:
-        start: Position of the first element in the block.
+        start: First element.
         weights: float32[p].
         element_state: float32[j, p], optimizer state of each element.
         scalars: float32[s], optimizer state of the whole piece.

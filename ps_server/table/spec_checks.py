@@ -1,4 +1,4 @@
-"""Checks of specs: of a declaration, and of a checkpoint's, which anybody may have written."""
+"""Checks of specs, of declarations and of checkpoints, which anybody may have written."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME_CHARACTERS - 1}}}"
 
 
 def check_name(name: str) -> None:
-    """Raises SpecError unless a table or dense block may have this name: it is part of file names."""
+    """Raises SpecError if a table or dense block may not have this name, which is part of file names."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             f"invalid name {name!r} of a table or dense block: expected up to {MAX_NAME_CHARACTERS} letters, "

@@ -41,8 +41,8 @@ class AdmissionRule(NamedTuple):
 
     Attributes:
         threshold: Score that a key needs; unused by probability.
-        log_miss: ln(1 - p) where p is the probability; 0 for other policies.
-        seed: Seed of the numbers of occurrences that are drawn.
+        log_miss: ln(1 - p) of the probability p; 0 for other policies.
+        seed: Of the drawn numbers of occurrences.
         nonclk_coeff: Weight of a show without a click.
         click_coeff: Weight of a click.
         limit: Highest number of occurrences that any key needs.
@@ -119,16 +119,7 @@ def is_admitted(rule: AdmissionRule, key: np.uint64, show: np.float32, click: np
 
 
 def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
-    """Checks an admission spec by itself.
-
-    Args:
-        table: Name of the table.
-        spec: The admission.
-        num_shards: Shards of the table.
-
-    Raises:
-        SpecError: If the spec is invalid.
-    """
+    """Raises SpecError if the admission spec of a table is invalid by itself."""
     what = f"table {table!r} has admission"
     if spec.policy not in POLICIES:
         raise SpecError(f"{what} by {spec.policy!r}, expected one of {', '.join(POLICIES)}")
@@ -205,14 +196,9 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
 
 
 def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
-    """Checks the table by whose score another table admits keys.
+    """Raises SpecError if a table would lack the scores by which it admits keys.
 
-    Args:
-        spec: Spec of the table that admits keys.
-        source: Spec of the table with the scores; None if it was not declared.
-
-    Raises:
-        SpecError: If a server would not have the scores of the keys that it admits.
+    `source` is the table with the scores; None: it was not declared.
     """
     if spec.admission is None or not spec.admission.table:
         return

@@ -54,40 +54,33 @@ class Candidates(Protocol):
         push: Push,
         start: int,
     ) -> int:
-        """Counts keys, and inserts rows for those that are admitted; see `admit_counted`."""
+        """Counts keys, and inserts rows for admitted ones; see `admit_counted`."""
 
     def grow(self, shard: int) -> bool:
         """Makes room for a candidate in one shard; False if there was room. All shards must be locked."""
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """Ages the counts of a shard, which must be locked, and removes expired candidates.
+        """Ages the counts of a locked shard and removes expired candidates.
 
-        Returns:
-            The number of candidates removed, or to be removed in a dry run.
+        Returns their number, in a dry run too.
         """
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """Whether these counts are of the kind and size that this admission needs."""
+        """Whether these counts fit the kind and size of an admission."""
 
     def snapshot(
         self, spec: TableSpec, locks: Sequence[threading.Lock]
     ) -> TableSnapshot | CountersSnapshot:
-        """Returns a snapshot of the counts, for a checkpoint; all shards must be locked.
-
-        Args:
-            spec: Spec of the table.
-            locks: Locks of its shards, for copying them later.
-        """
+        """Returns a snapshot of the counts, copied later under `locks`; all shards must be locked."""
 
     def end_snapshot(self, *, saved: bool) -> None:
         """Ends the snapshot; all shards must be locked."""
 
 
 class ExactCandidates:
-    """Candidates as rows: see `Candidates`."""
+    """Candidates as rows, none at first: see `Candidates`."""
 
     def __init__(self, spec: TableSpec, shards: Sequence[int], region_bytes: int) -> None:
-        """Makes an empty set of candidates for the given shards."""
         self._shards = shards
         self.regions = RowRegions(
             CANDIDATE, num_shards=spec.num_shards, shards=shards, region_bytes=region_bytes
@@ -148,20 +141,16 @@ class ExactCandidates:
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
         """Writes candidates from key `start` on, as from a checkpoint; returns the same as `write_rows`.
 
-        Args:
-            keys: uint64[N].
-            statistics: float32[N, 4].
-            start: First key.
+        `keys` are uint64[N], `statistics` float32[N, 4].
         """
         nothing = read_only(np.empty((keys.size, 0), np.float32))
         return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
 
 
 class EstimatedCandidates:
-    """Candidates as counters of a Bloom filter: see `Candidates`."""
+    """Candidates as counters of a Bloom filter, empty at first: see `Candidates`."""
 
     def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
-        """Makes an empty filter for the given shards."""
         self._shards = shards
         self._settings = filter_settings(admission)
         self.filter = CountingBloomFilter(
@@ -219,7 +208,7 @@ class EstimatedCandidates:
         return CountersSnapshot(spec, self._shards, counters)
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """See `Candidates`; the snapshot is a copy, so there is nothing to release."""
+        """See `Candidates`; no-op, as the snapshot is a copy."""
 
 
 def candidates_of(
@@ -229,16 +218,9 @@ def candidates_of(
     region_bytes: int = RESERVED_REGION_BYTES,
     known: Candidates | None = None,
 ) -> Candidates | None:
-    """Returns the candidates of a table.
+    """Returns the candidates of a table; None if every key is admitted, or another table's score decides.
 
-    Args:
-        spec: Spec of the table.
-        shards: Shards of this server.
-        region_bytes: Address space to reserve for each shard.
-        known: Candidates under an earlier spec of the table; kept if they can count for this one.
-
-    Returns:
-        None if every key is admitted, or another table's score decides.
+    `known` are those under an earlier spec of the table, kept if they can count for this one.
     """
     admission = spec.admission
     if admission is None or admission.table:
