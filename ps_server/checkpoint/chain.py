@@ -1,7 +1,7 @@
 """Chains of deltas: the checkpoints that a delta needs, and how their rows are merged.
 
 full <---- delta <---- delta        each has the name of its base, in the same folder, and the sha256 of
-the base's manifest: so a base that was replaced is detected
+the base's manifest: so a replaced base is detected
 
 rows = rows of the base, decayed, without those removed or changed since + changed rows
 """
@@ -74,10 +74,9 @@ def _aged(statistics: Values, change: ShardChange) -> Values:
 
 
 def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]:
-    """Returns a checkpoint and those it needs, the full one first.
+    """Returns a checkpoint and its bases, the full one first.
 
-    Raises:
-        CheckpointError: If one is missing, was replaced, or does not fit; names it.
+    Raises CheckpointError, with the name, if one is missing, was replaced, or does not fit.
     """
     published = read_published(folder)
     chain = [(folder, published)]
@@ -101,12 +100,10 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
 
 
 def dependants(folder: Folder) -> list[str]:
-    """Returns the names of the deltas that need a checkpoint, ascending; they are in the same parent folder.
+    """Returns the names of the deltas that need a checkpoint, ascending, from the same parent folder.
 
-    Deltas whose base was replaced already do not count, as they cannot be read.
-
-    Raises:
-        CheckpointError: If the parent folder cannot be listed.
+    Deltas of a replaced base do not count, as they cannot be read. Raises CheckpointError if the parent
+    folder cannot be listed.
     """
     above = folder.url.rpartition("/")[0]
     if not folder.has(MANIFEST) or above.endswith(":/"):  # a bucket has no parent
@@ -128,11 +125,7 @@ def dependants(folder: Folder) -> list[str]:
 
 
 def require_unneeded(folder: Folder) -> None:
-    """Checks that no delta needs the checkpoint in a folder, so that it may be replaced.
-
-    Raises:
-        CheckpointError: If one does, or if the parent folder cannot be listed.
-    """
+    """Raises CheckpointError if a delta needs the checkpoint in a folder, or `dependants` fails."""
     if names := dependants(folder):
         raise CheckpointError(
             f"{folder.url} will not be replaced: {', '.join(names)} in the same folder need it unchanged; "

@@ -95,9 +95,8 @@ def write_inference_share(
 ) -> list[Entry]:
     """Writes one server's share of an inference checkpoint into the folder of a save.
 
-    Raises:
-        CheckpointError: If it cannot be written, if `min_score` is set and a table has no statistics, or if
-            weights are out of the dtype's range.
+    Raises CheckpointError if it cannot be written, if `min_score` is set and a table has no statistics, or if
+    weights are out of the dtype's range.
     """
     for table in tables:
         if settings.min_score > 0 and not table.statistics_width:

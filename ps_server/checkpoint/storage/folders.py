@@ -73,10 +73,10 @@ class Folder(Protocol):
         ...
 
     def create_new(self, file: str, content: bytes) -> bool:
-        """Writes a file, and returns True; False: one is there already, and stays as it is.
+        """Writes a file, and returns True; False: it exists, and stays unchanged.
 
-        Of several processes that come at the same time one is first, in a local or mounted folder and where
-        the store's fsspec package creates files exclusively, as that for S3; elsewhere more may be.
+        Only one of concurrent processes succeeds, in a local or mounted folder and where the store's fsspec
+        package creates files exclusively, as that for S3; elsewhere more may.
         """
         ...
 
@@ -85,7 +85,7 @@ class Folder(Protocol):
         ...
 
     def open(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a file for reading; what is read is a copy, which nobody changes afterwards."""
+        """Opens a file for reading; the content is a copy, unaffected by later changes."""
         ...
 
     def map(self, file: str) -> Mapped:
@@ -106,11 +106,7 @@ class Folder(Protocol):
 
 
 def folder_at(url: str | Path) -> Folder:
-    """Returns the folder at a path or a URL.
-
-    Raises:
-        CheckpointError: If the path or URL is invalid, or the storage cannot be reached.
-    """
+    """Returns the folder at a path or URL; raises CheckpointError if it is invalid or cannot be reached."""
     place = place_of(url)
     if "://" not in place:
         return LocalFolder(Path(place))
@@ -121,10 +117,9 @@ def folder_at(url: str | Path) -> Folder:
 
 
 def place_of(url: str | Path) -> str:
-    """Returns the canonical name: an absolute path without symbolic links, or a URL; storage is not reached.
+    """Returns the canonical name: an absolute path without symbolic links, or a URL.
 
-    Raises:
-        CheckpointError: If the path or URL is invalid.
+    Does not reach the storage. Raises CheckpointError if the path or URL is invalid.
     """
     text = str(with_home(str(url)))
     match = _URL.match(text)

@@ -20,11 +20,7 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memor
 
 
 def remote_folder(url: str) -> "RemoteFolder":
-    """Returns the folder at a URL of the form that `place_of` returns.
-
-    Raises:
-        CheckpointError: If the storage cannot be reached.
-    """
+    """Returns the folder at a URL in the form of `place_of`; CheckpointError if it cannot be reached."""
     from fsspec.core import url_to_fs
 
     with _errors("reach", url):
@@ -34,16 +30,9 @@ def remote_folder(url: str) -> "RemoteFolder":
 
 
 class RemoteFolder:
-    """A `Folder` in an object store."""
+    """A `Folder` in an object store, at `path` of an `fsspec.AbstractFileSystem`."""
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
-        """Refers to a folder.
-
-        Args:
-            file_system: An `fsspec.AbstractFileSystem`.
-            path: Path in that file system.
-            url: URL of the same folder.
-        """
         self._file_system = file_system
         self._path = path
         self.url = url
@@ -150,9 +139,9 @@ class RemoteFolder:
 
 
 class RenamingFolder(RemoteFolder):
-    """A `Folder` in a remote file system, where a rename may remove its target a moment before it is done.
+    """A `Folder` in a remote file system, where a rename may remove its target before it is complete.
 
-    The new content is complete as `<file>.next` by then, which is read if `<file>` is missing.
+    By then the new content is complete as `<file>.next`, which is read if `<file>` is missing.
     """
 
     def make(self) -> None:
@@ -181,7 +170,6 @@ class RenamingFolder(RemoteFolder):
             self._file_system.mv(f"{path}.next", path)
 
     def _finish_put(self, file: str) -> None:
-        """Finishes a put that was interrupted."""
         if super().has(file):
             super().remove_file(f"{file}.next")
         else:
