@@ -1,4 +1,7 @@
-"""Checks of a job against its model, before anything runs: optimizers, the life of rows, the device."""
+"""Checks of a job against its model, before anything runs: optimizers, the life of rows, the device.
+
+Faults are JobErrors that name the key of the job.
+"""
 
 from collections.abc import Iterator
 
@@ -25,11 +28,7 @@ from ps_worker.job.specs import (
 
 
 def require_optimizers(job: Job, model: Model) -> None:
-    """Refuses optimizers that do not exist, or do not fit their use.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses unknown optimizers, and those that do not fit their use."""
     tables = {table.name: asked_optimizer(table, job) for table in model.tables}
     used = {table.name: optimizer_of_table(table, job) for table in model.tables}
     for name in job.optimizer.tables:
@@ -71,7 +70,7 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
 
 
 def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> str:
-    """Returns the key of the setting that is wrong with an optimizer, which `key` names."""
+    """Returns the key of the wrong setting of an optimizer, which `key` names."""
     parameter = first_named(spec.params, fault)
     choice = _choice_of(job, key)
     if parameter == WEIGHT_DECAY and WEIGHT_DECAY not in (choice.model_extra or {}):
@@ -85,13 +84,13 @@ def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> st
 
 
 def _choice_of(job: Job, key: str) -> OptimizerChoice:
-    """Returns what a job has at a key as "optimizer.sparse" or "optimizer.tables.wide"."""
+    """Returns the optimizer at a key such as "optimizer.sparse" or "optimizer.tables.wide"."""
     _, part, *table = key.split(".", 2)
     return job.optimizer.tables[table[0]] if table else getattr(job.optimizer, part)
 
 
 def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
-    """Returns what is wrong with an optimizer; None: nothing."""
+    """Returns what is wrong with an optimizer, or None."""
     try:
         Tuning(spec)
         if spec.name == DELTA_OPTIMIZER.name:
@@ -107,11 +106,7 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
 
 
 def require_life(job: Job, model: Model) -> None:
-    """Refuses settings of `[life]` that no server would take.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses settings of `[life]` that no server accepts."""
     names = [table.name for table in model.tables]
     for name in job.life.tables:
         if name not in names:
@@ -138,11 +133,7 @@ def require_life(job: Job, model: Model) -> None:
 
 
 def require_base_rate(job: Job, model: Model) -> None:
-    """Refuses rates that the model cannot start at.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses rates that the model cannot start at."""
     rates = job.train.base_rate
     if rates == "data":
         return
@@ -162,11 +153,7 @@ def require_base_rate(job: Job, model: Model) -> None:
 
 
 def require_device(job: Job, model: Model) -> None:
-    """Refuses settings that tables on a device for a pass cannot honour, and a device that is not there.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses settings that passes on a device cannot honour, and a missing device."""
     if job.device.tables == "host":
         return
     for key, is_right, fault in _conditions_of_passes(job, model):
@@ -181,7 +168,7 @@ def require_device(job: Job, model: Model) -> None:
 
 
 def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, str]]:
-    """Yields keys of a job, whether their values go with tables on a device, and what is wrong if not."""
+    """Yields keys of a job, whether their values allow passes on a device, and the fault if not."""
     mode, rows = job.strategy.mode, job.device.pass_rows
     yield (
         "model.name",
@@ -222,7 +209,7 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
 
 
 def missing_gpu(device: str, process: str) -> str:
-    """Returns what is wrong with the device of a kind of process: a GPU that is not there; else ""."""
+    """Returns what is wrong with a device for a kind of process, as a missing GPU; else ""."""
     if not device.startswith("cuda"):
         return ""
     import torch  # late: an extra, and no other job needs it
@@ -233,11 +220,7 @@ def missing_gpu(device: str, process: str) -> str:
 
 
 def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
-    """Refuses tables on a device in a job of several processes, which would not see each other's rows.
-
-    Raises:
-        JobError: Says how many there are.
-    """
+    """Refuses tables on a device in a job of several processes, which would not see each other's rows."""
     if job.device.tables == "pass" and num_heter:
         raise job.error(
             "device.tables",
@@ -253,7 +236,7 @@ def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
 
 
 def _first_set(job: Job, table: str) -> str:
-    """Returns a key that has this table keep statistics."""
+    """Returns a key that makes this table keep statistics."""
     life = job.life.of_table(table)
     rules = [rule for rule in EXPIRY_RULES if getattr(life, rule)]
     admits = ["admission"] if life.admission.spec() is not None else []

@@ -11,12 +11,7 @@ from ps_worker.job.origin import KeyPath, Origin
 
 
 def explain(detail: ErrorDetails, origin: Origin) -> str:
-    """Returns the message for an invalid key: its place, its name, the fault and a hint.
-
-    Args:
-        detail: Of the validation of a job.
-        origin: Of the job.
-    """
+    """Returns the message for an invalid key: its place, its name, the fault and a hint."""
     path = origin.as_written([str(part) for part in detail["loc"]])
     is_missing = detail["type"] == "missing"  # what brought the table around it lacks it
     place = origin.places(path[:-1])[-1] if is_missing else origin.of(path)
@@ -49,7 +44,7 @@ def _fault(detail: ErrorDetails, path: KeyPath) -> str:
 
 
 def did_you_mean(path: KeyPath) -> str:
-    """Ends a sentence about an unknown key: with the keys that may be meant, or all that there are."""
+    """Returns the end of a sentence about an unknown key: similar keys, or all that exist."""
     if meant := meant_keys(path):
         return f", did you mean {' or '.join(map(repr, meant))}?"
     names = names_in(path[:-1])

@@ -32,7 +32,7 @@ def _model_of_name(value: object) -> object:
 
 
 def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yields each text of a tree, also of its keys, with its path."""
+    """Yields each text of a tree, keys included, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -45,7 +45,7 @@ def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[An
 
 
 class Job(Section):
-    """A whole job. It knows where it was written, to say so in errors; that is no part of its data."""
+    """A whole job. It knows its origin, for errors; that is no part of its data."""
 
     model: Annotated[ModelSection, BeforeValidator(_model_of_name)] = ModelSection()
     data: DataSection = DataSection()
@@ -63,7 +63,7 @@ class Job(Section):
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Keeps the origin that validation was given as its context."""
+        """Keeps the origin, which is the context of validation."""
         if isinstance(context, Origin):
             self._origin = context
 
@@ -109,15 +109,10 @@ class Job(Section):
         return self._origin.of(key.split("."))
 
     def error(self, key: str, fault: str) -> JobError:
-        """Returns the error that says where `section.key` was written, its name, and the fault.
-
-        Args:
-            key: `section.key`.
-            fault: Prefixed with the key, unless it begins with it.
-        """
+        """Returns the error with the origin of `section.key`, its name, and the fault."""
         named = fault if fault.startswith(key) else f"{key}: {fault}"
         return JobError(f"{self.place_of(key)}: {named}")
 
     def to_json(self) -> str:
-        """Returns the job as JSON, the defaults of all that has a use filled in."""
+        """Returns the job as JSON, with the defaults of all settings in use."""
         return self.model_dump_json(by_alias=True, indent=1)

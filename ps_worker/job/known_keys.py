@@ -1,4 +1,4 @@
-"""The keys of a job, and the known ones that an unknown key may mean."""
+"""The keys of a job, and suggestions for an unknown one."""
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ _NEAR_ELSEWHERE = 0.75
 
 
 def meant_keys(path: KeyPath) -> list[str]:
-    """Returns the known keys that an unknown one may mean, none if there is nothing like it.
+    """Returns the known keys that an unknown one may mean, or none.
 
     Those of the same name in other sections come first, then the nearest name of its own section, then the
     nearest of all: `train.learning_rate` may mean `optimizer.sparse.learning_rate` or that of `dense`.
@@ -35,7 +35,7 @@ def meant_keys(path: KeyPath) -> list[str]:
 
 
 def names_in(table: Sequence[str]) -> list[str]:
-    """Returns the names of the keys in a section or table, in their order; none if any name goes."""
+    """Returns the names of the keys in a section or table, in order; none if any name is allowed."""
     section: type[BaseModel] | None = Job
     for part in table:
         if section is None:
@@ -51,7 +51,7 @@ def names_in(table: Sequence[str]) -> list[str]:
 
 
 def _below(path: KeyPath, section: type[BaseModel]) -> Iterator[KeyPath]:
-    """Yields all keys in a section and the tables in it, without those in tables of a free name."""
+    """Yields all keys in a section and its tables, except in tables with free names."""
     if issubclass(section, OptimizerChoice):
         yield from ((*path, name) for name in _names_of_optimizers())
         return
@@ -67,7 +67,7 @@ def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _table_of(field: FieldInfo) -> type[BaseModel] | None:
-    """Returns the type of a table, or of each in a table of tables; None: a value is no table."""
+    """Returns the type of a table, or of the tables in it; None for other values."""
     kinds = [field.annotation, *get_args(field.annotation)]
     kinds = [get_args(kind)[0] if get_args(kind) else kind for kind in kinds]
     tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
