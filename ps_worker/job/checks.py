@@ -15,7 +15,6 @@ from ps_server.table.spec_checks import check_table_spec
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
 from ps_worker.job.sections.life import EXPIRY_RULES, TableLife
-from ps_worker.job.sections.optimizers import OptimizerChoice
 from ps_worker.job.sections.schedule import ScheduleSection
 from ps_worker.job.specs import (
     DELTA_OPTIMIZER,
@@ -70,9 +69,10 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
 
 
 def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> str:
-    """Returns the key of the wrong setting of an optimizer, which `key` names."""
+    """Returns the key of a wrong setting of the optimizer at a key such as "optimizer.tables.wide"."""
     parameter = first_named(spec.params, fault)
-    choice = _choice_of(job, key)
+    _, part, *table = key.split(".", 2)
+    choice = job.optimizer.tables[table[0]] if table else getattr(job.optimizer, part)
     if parameter == WEIGHT_DECAY and WEIGHT_DECAY not in (choice.model_extra or {}):
         return "train.weight_decay"
     if parameter:
@@ -83,14 +83,7 @@ def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> st
     return key
 
 
-def _choice_of(job: Job, key: str) -> OptimizerChoice:
-    """Returns the optimizer at a key such as "optimizer.sparse" or "optimizer.tables.wide"."""
-    _, part, *table = key.split(".", 2)
-    return job.optimizer.tables[table[0]] if table else getattr(job.optimizer, part)
-
-
 def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
-    """Returns what is wrong with an optimizer, or None."""
     try:
         Tuning(spec)
         if spec.name == DELTA_OPTIMIZER.name:
@@ -119,8 +112,8 @@ def require_life(job: Job, model: Model) -> None:
             key = _first_set(job, spec.name)
             raise job.error(
                 key,
-                'in mode "geo" workers train replicas, whose rows count nothing and would not hear '
-                'of removed ones: remove it, or take another mode, as "async"',
+                'in mode "geo" workers train replicas, which keep no statistics and do not learn of '
+                'removed rows: remove it, or take another mode, as "async"',
             )
         try:
             check_table_spec(spec)
@@ -163,7 +156,7 @@ def require_device(job: Job, model: Model) -> None:
         if spec.statistics is not None:
             raise job.error(
                 _first_set(job, spec.name),
-                'on a device nothing counts shows and clicks: remove it (device.tables is "pass")',
+                'tables on a device keep no statistics: remove it (device.tables is "pass")',
             )
 
 

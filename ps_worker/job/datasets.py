@@ -17,10 +17,8 @@ from types import MappingProxyType
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema, SchemaError
 from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import FileStamp
 from ps_worker.data.formats import (
@@ -44,15 +42,10 @@ def format_of_job(job: Job) -> Format | None:
     if data.pipe_command:
         return piped(data.pipe_command, columns=data.columns or None, values=data.values)
     if data.format == "multislot":
-        return partial(_multislot, job)
+        return partial(MultiSlotReader, columns=data.columns or None, values=data.values)
     if data.format:
         require_format(data.format)
     return data.format or None
-
-
-def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
-    columns, values = job.data.columns or None, job.data.values
-    return MultiSlotReader(schema, bad_rows, columns=columns, values=values)
 
 
 def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
@@ -83,8 +76,8 @@ def evaluated(
 ) -> QueueDataset:
     """Returns the rows of files in order, with the column of `valid.group_by` if that is no slot.
 
-    `stamps` are those of the files, if listed before. Raises JobError if that column is in no slot, and a
-    file's format has no other named columns.
+    `stamps` are those of the files, if listed before. Raises JobError if a file's format has no other named
+    columns.
     """
     dataset = streamed(job, _with_group(job, schema, files) if job.valid.group_by else schema)
     dataset.set_filelist([FileSplit(path, stamp=stamps.get(path)) for path in files])
@@ -108,7 +101,6 @@ def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
 
 
 def _negatives(job: Job) -> NegativeSampling | None:
-    """Returns the sampling of rows without a click; None: all are trained on."""
     data = job.data
     if data.negative_rate == 1:
         return None

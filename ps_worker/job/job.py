@@ -32,7 +32,6 @@ def _model_of_name(value: object) -> object:
 
 
 def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yields each text of a tree, keys included, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -91,18 +90,9 @@ class Job(Section):
                 "and so is valid.every_steps, so that data.valid has no use: set one of them, or remove it"
             )
         elif self.valid.final_model == "best" and not self.checkpoint.dir:
-            faults["final_model"] = (
-                "but no model is saved that could be the best one: set checkpoint.dir"
-            )
-        if faults:
-            raise ValidationError.from_exception_data(
-                "valid", [self._fault_of_valid(name, why) for name, why in faults.items()]
-            )
+            faults["final_model"] = "but no models are saved: set checkpoint.dir"
+        self.valid.refuse_without_use(faults, "valid")
         return self
-
-    def _fault_of_valid(self, name: str, why: str) -> InitErrorDetails:
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": why})
-        return InitErrorDetails(type=error, loc=("valid", name), input=getattr(self.valid, name))
 
     def place_of(self, key: str) -> str:
         """Returns where `section.key` was written: the file, or `--set section.key=value`."""

@@ -55,7 +55,12 @@ def _with_table_of_mode(strategy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
-    tree = with_home(_overridden(data, origin.overrides))
+    tree = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
+    }
+    for override in origin.overrides:
+        _set(tree, override)
+    tree = with_home(tree)
     if isinstance(strategy := tree.get("strategy"), Mapping):
         try:
             tree["strategy"] = translated(strategy)
@@ -67,15 +72,6 @@ def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
     except ValidationError as error:
         faults = [explain(detail, origin) for detail in error.errors()]
         raise JobError("\n".join(faults)) from error
-
-
-def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    tree = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
-    }
-    for override in overrides:
-        _set(tree, override)
-    return tree
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
@@ -93,13 +89,10 @@ def _set(tree: dict[str, Any], override: str) -> None:
     for part in path[:-1]:
         child = node.get(part)
         # `optimizer.sparse = "adam"` is short for `{ name = "adam" }`, and so is `model = "ctr_dnn"`.
-        node[part] = dict(child) if isinstance(child, Mapping) else _named(child)
+        named = {"name": child} if isinstance(child, str) else {}
+        node[part] = dict(child) if isinstance(child, Mapping) else named
         node = node[part]
     node[path[-1]] = value
-
-
-def _named(value: object) -> dict[str, Any]:
-    return {"name": value} if isinstance(value, str) else {}
 
 
 def _value(text: str) -> Any:

@@ -74,7 +74,6 @@ def _write(source: Path, target: Path, folder: Path) -> None:
 
 
 def _first_line(path: Path) -> str:
-    """Returns the first sentence of a file's docstring or comment."""
     lines = path.read_text(encoding="utf-8").splitlines()
     first = next(line for line in lines if not line.startswith("#!"))
     return first.lstrip('#r" ').rstrip('" ')

@@ -24,21 +24,27 @@ class Section(BaseModel):
         frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
     )
 
-    def refuse_without_use(self, reasons: Mapping[str, str]) -> None:
-        """Refuses settings without an effect beside the others; `reasons` are "but ...", by name."""
-        if reasons:
-            errors = [self._without_use(name, reason) for name, reason in reasons.items()]
+    def refuse_without_use(self, reasons: Mapping[str, str], *within: str) -> None:
+        """Refuses settings without an effect beside the others; `reasons` are "but ...", by name.
+
+        `within` is the path of this section, from the section that is validated.
+        """
+        # The reason is a value: braces in a template would be placeholders.
+        errors = [
+            InitErrorDetails(
+                type=PydanticCustomError("setting_without_use", "{reason}", {"reason": reason}),
+                loc=(*within, name),
+                input=getattr(self, name),
+            )
+            for name, reason in reasons.items()
+        ]
+        if errors:
             raise ValidationError.from_exception_data(type(self).__name__, errors)
 
     def non_default(self, *names: str) -> list[str]:
         """Returns those of the settings `names` that differ from their default."""
         fields = type(self).model_fields
         return [name for name in names if getattr(self, name) != fields[name].default]
-
-    def _without_use(self, name: str, reason: str) -> InitErrorDetails:
-        # The reason is a value: braces in a template would be placeholders.
-        error = PydanticCustomError("setting_without_use", "{reason}", {"reason": reason})
-        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
 
 
 def is_utf8(text: str) -> bool:
@@ -92,15 +98,12 @@ class ModelSection(Section):
 def _rates(value: Any) -> Any:
     """Returns "data", or a tuple of rates; a single rate becomes a tuple."""
     rates = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if value != "data" and not (rates and all(map(_is_rate, rates))):
+    are_rates = all(isinstance(each, int | float) and 0 < each < 1 for each in rates)
+    if value != "data" and not (rates and are_rates):
         raise PydanticCustomError(
             "not_rates", 'expected "data", or one number or several, above 0 and below 1'
         )
     return value if value == "data" else rates
-
-
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < 1
 
 
 Rates = Annotated[Literal["data"] | tuple[float, ...], BeforeValidator(_rates)]
