@@ -104,34 +104,24 @@ def split_push(
     columns = [(grad.keys.size, _row_bytes(grad)) for _, grad in tables]
     columns += [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
     groups = split_columns(columns, limit_bytes)
-    return [
-        PushChunk(
-            sparse=[
-                (tables[column][0], tables[column][1].stretch(rows))
-                for column, rows in group
-                if column < len(tables)
-            ],
-            dense=[
-                (blocks[column - len(tables)][0], *_stretch(blocks[column - len(tables)][1], where))
-                for column, where in group
-                if column >= len(tables)
-            ],
-            chunk=chunk,
-            num_chunks=len(groups),
-            bfloat16=bfloat16,
-        )
-        for chunk, group in enumerate(groups)
-    ]
+    chunks = []
+    for chunk, group in enumerate(groups):
+        sparse, dense = [], []
+        for column, part in group:
+            if column < len(tables):
+                table, rows = tables[column]
+                sparse.append((table, rows.stretch(part)))
+            else:
+                block, grad = blocks[column - len(tables)]
+                dense.append((block, part.start, DenseGrad(grad.values[part], grad.examples)))
+        chunks.append(PushChunk(sparse, dense, chunk, len(groups), bfloat16))
+    return chunks
 
 
 def _row_bytes(grad: SparseGrad) -> int:
     dim: int = grad.values.shape[1]
     num_counts = 0 if grad.counts is None else NUM_COUNTS
     return KEY_BYTES + VALUE_BYTES * dim + COUNT_BYTES * num_counts
-
-
-def _stretch(grad: DenseGrad, where: slice) -> tuple[int, DenseGrad]:
-    return where.start, DenseGrad(grad.values[where], grad.examples)
 
 
 def join_push(chunks: Sequence[PushChunk]) -> Gradients:

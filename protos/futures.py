@@ -18,7 +18,6 @@ class Future(Protocol[T_co]):
 
     def result(self) -> T_co:
         """Waits for the answer, up to its own time limit, and returns it or raises."""
-        ...
 
 
 class Answer(Future[T_co], Protocol):
@@ -26,15 +25,12 @@ class Answer(Future[T_co], Protocol):
 
     def wait(self, seconds: float) -> bool:
         """Waits up to `seconds`; returns whether the answer has arrived."""
-        ...
 
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
         """Calls `tell` with the error if the answer fails or has failed, from any thread."""
-        ...
 
     def fail(self, error: Exception) -> None:
         """Fails the answer unless it is complete."""
-        ...
 
 
 class WaitingFuture(concurrent.futures.Future[T]):

@@ -130,8 +130,8 @@ class ShardMap:
         if epoch != self.epoch:
             raise WrongServerError(
                 f"a request was placed by the shard map of epoch {epoch}, but server {server} of "
-                f"{self.num_servers} has that of epoch {self.epoch}: connect to the cluster again, with its "
-                f"present list of servers"
+                f"{self.num_servers} has that of epoch {self.epoch}: connect again, with the current list "
+                f"of servers"
             )
 
 

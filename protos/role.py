@@ -85,11 +85,8 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRole:
-    """This process is server `server_index` of `endpoints`."""
-
+class _JobRole:
     endpoints: tuple[str, ...]
-    server_index: int
     num_workers: int
     heter_endpoints: tuple[str, ...] = ()
 
@@ -97,6 +94,13 @@ class ServerRole:
     def members(self) -> Members:
         """All processes that join the job."""
         return Members(self.num_workers, len(self.heter_endpoints))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRole(_JobRole):
+    """This process is server `server_index` of `endpoints`."""
+
+    server_index: int
 
     @property
     def num_servers(self) -> int:
@@ -115,42 +119,18 @@ class ServerRole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRole:
+class WorkerRole(_JobRole):
     """This process is worker `worker_index` of `num_workers`."""
 
-    endpoints: tuple[str, ...]
     worker_index: int
-    num_workers: int
-    heter_endpoints: tuple[str, ...] = ()
-
-    @property
-    def members(self) -> Members:
-        """All processes that join the job."""
-        return Members(self.num_workers, len(self.heter_endpoints))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeterRole:
-    """This process is heter trainer `heter_index` of `heter_endpoints`, for `num_workers` workers.
+class HeterRole(_JobRole):
+    """This process is heter trainer `heter_index` of `heter_endpoints`, on "cpu", "cuda" or "cuda:1"."""
 
-    Attributes:
-        endpoints: Of the servers.
-        heter_endpoints: Of all heter trainers.
-        heter_index: Which of them it is.
-        num_workers: Workers of the job.
-        device: "cpu", "cuda" or "cuda:1".
-    """
-
-    endpoints: tuple[str, ...]
-    heter_endpoints: tuple[str, ...]
     heter_index: int
-    num_workers: int
     device: str = "cpu"
-
-    @property
-    def members(self) -> Members:
-        """All processes that join the job."""
-        return Members(self.num_workers, len(self.heter_endpoints))
 
     @property
     def worker_index(self) -> int:
@@ -186,22 +166,24 @@ def role_from_environment(environ: Mapping[str, str]) -> Role | None:
         return None
     role = environ[ROLE].strip().upper()
     if role == "PSERVER":
-        return _server_role(environ)
+        endpoints = _endpoints(environ)
+        return ServerRole(
+            endpoints=endpoints,
+            server_index=_place(environ, endpoints, SERVERS, "server"),
+            num_workers=_integer(environ, NUM_WORKERS, 1),
+            heter_endpoints=_heter_endpoints(environ),
+        )
     if role == "TRAINER":
-        return _worker_role(environ)
+        num_workers = _integer(environ, NUM_WORKERS, 1)
+        return WorkerRole(
+            endpoints=_endpoints(environ),
+            worker_index=_integer(environ, WORKER_INDEX, 0, num_workers - 1),
+            num_workers=num_workers,
+            heter_endpoints=_heter_endpoints(environ),
+        )
     if role == "HETER_TRAINER":
         return _heter_role(environ)
     raise RoleError(f"{ROLE} is {environ[ROLE]!r}, expected PSERVER, TRAINER or HETER_TRAINER")
-
-
-def _server_role(environ: Mapping[str, str]) -> ServerRole:
-    endpoints = _endpoints(environ)
-    return ServerRole(
-        endpoints=endpoints,
-        server_index=_place(environ, endpoints, SERVERS, "server"),
-        num_workers=_integer(environ, NUM_WORKERS, 1),
-        heter_endpoints=_heter_endpoints(environ),
-    )
 
 
 def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, what: str) -> int:
@@ -214,16 +196,6 @@ def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, wh
             f"must name each {what} as it names itself"
         )
     return endpoints.index(own)
-
-
-def _worker_role(environ: Mapping[str, str]) -> WorkerRole:
-    num_workers = _integer(environ, NUM_WORKERS, 1)
-    return WorkerRole(
-        endpoints=_endpoints(environ),
-        worker_index=_integer(environ, WORKER_INDEX, 0, num_workers - 1),
-        num_workers=num_workers,
-        heter_endpoints=_heter_endpoints(environ),
-    )
 
 
 def _heter_role(environ: Mapping[str, str]) -> HeterRole:

@@ -70,7 +70,6 @@ class Frame:
 
 
 def _write_head(tag: bytes, length: int, parts: list[Part]) -> int:
-    """Appends tag and length of a field; returns their number of bytes."""
     head = tag + _varint(length)
     parts.append(head)
     return len(head)

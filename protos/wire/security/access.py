@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from protos.errors import AccessError, UnknownCallerError, UsageError
+from protos.errors import UsageError
 
 TOKEN_KEY = "authorization"
 """Key of the metadata of a call; its value is `Bearer TOKEN`."""
@@ -105,21 +105,6 @@ def access_of_name(common_name: str) -> Access | None:
     """Returns the access in a certificate's common name, or None."""
     name = common_name.partition(".")[0]
     return Access.named(name.removeprefix(NAME_PREFIX)) if name.startswith(NAME_PREFIX) else None
-
-
-def require_access(found: Access | None, needed: Access, call: str, why_unknown: str) -> None:
-    """Raises an error unless a caller with the access `found` may make a call.
-
-    Raises:
-        UnknownCallerError: If `found` is None, with the reason `why_unknown`.
-        AccessError: If the access is too low.
-    """
-    if found is None:
-        raise UnknownCallerError(f"{call} is refused: {why_unknown}")
-    if found < needed:
-        raise AccessError(
-            f"{call} needs the access {str(needed)!r}, this caller has {str(found)!r}"
-        )
 
 
 def _hash(token: str) -> bytes:

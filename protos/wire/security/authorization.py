@@ -15,15 +15,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from protos.errors import AccessError
+from protos.errors import AccessError, UnknownCallerError
 from protos.wire.grpc_status import details_of, metadata_of, status_of
-from protos.wire.security.access import (
-    NAME_PREFIX,
-    Access,
-    access_of_name,
-    require_access,
-    token_in,
-)
+from protos.wire.security.access import NAME_PREFIX, Access, access_of_name, token_in
 from protos.wire.security.credentials import TLS_CERT, TOKEN, TOKEN_FILE, Credentials, WatchedTokens
 
 _NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} or {TOKEN}"
@@ -194,10 +188,12 @@ class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has n
 
 
 def _refusal(found: Access | None, call: Guarded, why_unknown: str) -> AccessError | None:
-    try:
-        require_access(found, call.access, call.name, why_unknown)
-    except AccessError as error:
-        return error
+    if found is None:
+        return UnknownCallerError(f"{call.name} is refused: {why_unknown}")
+    if found < call.access:
+        return AccessError(
+            f"{call.name} needs the access {str(call.access)!r}, this caller has {str(found)!r}"
+        )
     return None
 
 
