@@ -13,7 +13,6 @@ import numpy as np
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.keys import Keys
-from protos.spec import TableSpec
 from ps_server.checkpoint.files.manifest import MANIFEST, Manifest
 from ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
 from ps_server.checkpoint.storage.folders import Folder, folder_at
@@ -93,7 +92,12 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
                 f"{folder.url} needs its base {base_folder.url}, which was replaced since: its manifest has "
                 f"the sha256 {base_published.sha256}, not {published.manifest.base_sha256}"
             )
-        _require_fitting(published.manifest, base_published.manifest, folder.url)
+        shapes, base_shapes = _shapes_of(published.manifest), _shapes_of(base_published.manifest)
+        if shapes != base_shapes:
+            raise CheckpointError(
+                f"{folder.url} does not fit its base {base!r}: its tables have (dim, shards, optimizer, "
+                f"widths of state and statistics) {shapes}, those of the base {base_shapes}"
+            )
         folder, published = base_folder, base_published
         chain.append((folder, published))
     return chain[::-1]
@@ -138,21 +142,10 @@ def beside(folder: Folder, name: str) -> Folder:
     return folder_at(f"{folder.url.rpartition('/')[0]}/{name}")
 
 
-def _require_fitting(manifest: Manifest, base: Manifest, url: str) -> None:
-    shapes, base_shapes = _shapes_of(manifest), _shapes_of(base)
-    if shapes != base_shapes:
-        raise CheckpointError(
-            f"{url} does not fit its base {manifest.base!r}: its tables have (dim, shards, optimizer, "
-            f"widths of state and statistics) {shapes}, those of the base {base_shapes}"
-        )
-
-
 def _shapes_of(manifest: Manifest) -> dict[str, tuple[object, ...]]:
-    return {spec.name: _shape_of(manifest, spec) for spec in manifest.tables}
-
-
-def _shape_of(manifest: Manifest, spec: TableSpec) -> tuple[object, ...]:
-    widths = {
-        (entry.state_width, entry.statistics_width) for entry in manifest.files_of_table(spec.name)
-    }
-    return spec.dim, spec.num_shards, spec.optimizer.name, *sorted(widths)
+    shapes = {}
+    for spec in manifest.tables:
+        files = manifest.files_of_table(spec.name)
+        widths = {(entry.state_width, entry.statistics_width) for entry in files}
+        shapes[spec.name] = spec.dim, spec.num_shards, spec.optimizer.name, *sorted(widths)
+    return shapes

@@ -98,7 +98,7 @@ def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
     if not data.has(TOKEN):
         raise CheckpointError(
             f"{target.url} was not replaced: another process has removed the files of this save, so two "
-            f"save there"
+            f"processes save there"
         )
     data.remove_file(TOKEN)  # from here on servers refuse to write to it
     target.put(MANIFEST, content)
@@ -294,7 +294,6 @@ def published_in(root: Folder) -> dict[str, PublishedManifest]:
 
 
 def _is_checkpoint_in(root: Folder, name: str) -> bool:
-    """Whether `name` is a plain name, and `root/name` a checkpoint."""
     is_plain = name not in ("", ".", "..") and "/" not in name
     return is_plain and root.child(name).has(MANIFEST)
 

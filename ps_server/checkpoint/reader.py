@@ -347,7 +347,6 @@ class Checkpoint:
 
 
 def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:
-    """Raises CheckpointError unless the folder has files of these sizes."""
     found = folder.files() if sizes else {}
     for file, size_bytes in sizes.items():
         if file not in found:
@@ -366,7 +365,6 @@ def _find(things: Mapping[str, T], name: str, kind: str, url: str) -> T:
 
 
 def _holding(files: Iterable[FileT], shards: Set[int]) -> Iterator[FileT]:
-    """Yields the files with any of the shards."""
     for file in files:
         if any(batch.shard in shards for batch in file.batches):
             yield file

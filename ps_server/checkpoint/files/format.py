@@ -342,7 +342,6 @@ def _list_type(width: int, dtype: InferenceDtype) -> pa.DataType:
 
 
 def _lists(values: Values, dtype: InferenceDtype) -> pa.Array:
-    """Returns dtype[N, D] as N lists of D."""
     flat = pa.array(values.reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, type=_list_type(values.shape[1], dtype))
 
@@ -404,8 +403,10 @@ def _reader_of(
     with _parsing(url):
         reader = pa.ipc.open_file(source)
     if not reader.schema.equals(schema, check_metadata=True):
+        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
         raise CheckpointError(
-            f"{url} was altered or belongs to something else: its schema is not {_words(schema)}"
+            f"{url} was altered or belongs to something else: its schema is not ({columns}) "
+            f"{schema.metadata}"
         )
     if reader.num_record_batches != num_batches:
         raise CheckpointError(
@@ -434,19 +435,15 @@ def _read_batch(
     with _parsing(url):
         batch = reader.get_batch(position)
         batch.validate(full=True)  # a damaged length must not be a read out of bounds
-        _require_no_nulls(batch)
+        lists = [each for each in batch.columns if pa.types.is_fixed_size_list(each.type)]
+        if any(each.null_count for each in (*batch.columns, *(each.values for each in lists))):
+            raise pa.ArrowInvalid("a column has missing numbers")
     if batch.num_rows != num_rows:
         raise CheckpointError(
             f"{url} was altered: record batch {position} has {batch.num_rows} rows, the manifest says "
             f"{num_rows}"
         )
     return batch
-
-
-def _require_no_nulls(batch: pa.RecordBatch) -> None:
-    lists = [each for each in batch.columns if pa.types.is_fixed_size_list(each.type)]
-    if any(each.null_count for each in (*batch.columns, *(each.values for each in lists))):
-        raise pa.ArrowInvalid("a column has missing numbers")
 
 
 @contextmanager
@@ -466,8 +463,3 @@ def _start_in(content: pa.Buffer, column: pa.Array, url: str) -> int:
     if start % 8 or not 0 <= start <= content.size - size_bytes:
         raise CheckpointError(f"{url} was altered: a column is misaligned or outside of the file")
     return start
-
-
-def _words(schema: pa.Schema) -> str:
-    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    return f"({columns}) {schema.metadata}"

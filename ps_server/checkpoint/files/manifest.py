@@ -78,13 +78,10 @@ def is_data_folder(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardBatch:
-    """A record batch: a shard.
+    """A record batch: a shard with its number of rows; of counters, of bytes.
 
-    Attributes:
-        shard: Shard number.
-        rows: Number of rows; of counters, of bytes.
-        xxh3: `shard_digest` or `counters_checksum`, in hexadecimal.
-        statistics_xxh3: `statistics_checksum`, in hexadecimal; empty without statistics.
+    `xxh3` is its `shard_digest` or `counters_checksum`, and `statistics_xxh3` its `statistics_checksum`,
+    empty without statistics, in hexadecimal.
     """
 
     shard: Count
@@ -128,18 +125,10 @@ class CountersEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseEntry:
-    """A file in the data folder with one server's piece of a dense block.
+    """A file in the data folder with one server's piece of a dense block, from element `start` on.
 
-    Attributes:
-        kind: Discriminator.
-        file: Its name.
-        size_bytes: File size.
-        block: Name of the dense block.
-        start: First element in the block.
-        length: Number of elements.
-        num_states: Optimizer state values per element.
-        scalars: Optimizer state of the whole piece.
-        xxh3: `piece_checksum`, in hexadecimal.
+    It has `num_states` optimizer states for each element, and `scalars` for the whole piece. `xxh3` is its
+    `piece_checksum`, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"
@@ -369,11 +358,10 @@ def require_whole(manifest: Manifest, source: str) -> None:
 
 
 def _check_specs(manifest: Manifest) -> None:
-    """Raises SpecError unless a job could declare all of this."""
     tables = {table.name: table for table in manifest.tables}
     names = [*tables, *(block.name for block in manifest.blocks)]
     if len(tables) < len(manifest.tables) or len(set(names)) < len(names):
-        raise SpecError("a name is that of several tables or dense blocks")
+        raise SpecError("several tables or dense blocks have one name")
     if len(names) > 2 * MAX_TABLES:
         raise SpecError(f"it has {len(names)} tables and dense blocks, more than {2 * MAX_TABLES}")
     for table in manifest.tables:
@@ -443,11 +431,10 @@ def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, sour
 
 
 def _require_room(entry: Entry, num_bytes: int, source: str) -> None:
-    """Checks that a file is as large as its numbers, before memory is taken for them."""
     if num_bytes > entry.size_bytes:
         raise CheckpointError(
-            f"{source}: {entry.file} has {entry.size_bytes} bytes, too few for the {num_bytes} bytes of "
-            f"numbers that are said to be in it"
+            f"{source}: {entry.file} has {entry.size_bytes} bytes, too few for {num_bytes} bytes of "
+            f"numbers"
         )
 
 

@@ -56,5 +56,5 @@ class Mapped:
         if now != self._first and now[:2] == self._first[:2]:
             raise CheckpointError(
                 f"{self._path} was changed while it was mapped, from {self._first.size} bytes to {now.size}: "
-                f"write checkpoints anew instead of overwriting their files, or do not map them"
+                f"write a new checkpoint instead of overwriting its files, or do not map it"
             )

@@ -4,6 +4,8 @@ Credentials and endpoints are configured for fsspec (docs/checkpoint.md). Listin
 processes write to the same storage.
 """
 
+# ruff: noqa: D102 - what a method does is said once, by `Folder`
+
 import io
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,22 +41,18 @@ class RemoteFolder:
 
     @property
     def name(self) -> str:
-        """See `Folder`."""
         return self.url.rpartition("/")[2]
 
     def child(self, name: str) -> "RemoteFolder":
-        """See `Folder`."""
         return type(self)(self._file_system, f"{self._path}/{name}", f"{self.url}/{name}")
 
     def make(self) -> None:
         """No-op: object stores have no folders, and a bucket must not be created by mistake."""
 
     def files(self) -> Mapping[str, int]:
-        """See `Folder`."""
         return {name: entry["size"] for name, entry in self._entries("file").items()}
 
     def folders(self) -> Sequence[str]:
-        """See `Folder`."""
         return sorted(self._entries("directory"))
 
     def _entries(self, kind: str) -> dict[str, Any]:
@@ -69,24 +67,20 @@ class RemoteFolder:
         return {}
 
     def has(self, file: str) -> bool:
-        """See `Folder`."""
         # Not `isfile`, which returns False when storage does not answer.
         with _errors("read", f"{self.url}/{file}"), suppress(FileNotFoundError):
             return bool(self._file_system.info(f"{self._path}/{file}")["type"] == "file")
         return False
 
     def read(self, file: str) -> bytes:
-        """See `Folder`."""
         with _errors("read", f"{self.url}/{file}"):
             return bytes(self._file_system.cat_file(f"{self._path}/{file}"))
 
     def put(self, file: str, content: bytes) -> None:
-        """See `Folder`."""
         with _errors("write", f"{self.url}/{file}"):
             self._file_system.pipe_file(f"{self._path}/{file}", content)
 
     def create_new(self, file: str, content: bytes) -> bool:
-        """See `Folder`."""
         if self.has(file):
             return False
         with _errors("write", f"{self.url}/{file}"):
@@ -101,7 +95,6 @@ class RemoteFolder:
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`."""
         with (
             _OpenFile(self._file_system, f"{self._path}/{file}", "wb", f"{self.url}/{file}") as raw,
             _arrow_errors("write", f"{self.url}/{file}"),
@@ -111,7 +104,6 @@ class RemoteFolder:
 
     @contextmanager
     def open(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`."""
         with (
             _OpenFile(self._file_system, f"{self._path}/{file}", "rb", f"{self.url}/{file}") as raw,
             _arrow_errors("read", f"{self.url}/{file}"),
@@ -120,17 +112,14 @@ class RemoteFolder:
             yield source
 
     def map(self, file: str) -> Mapped:
-        """See `Folder`."""
         with self.open(file) as source:
             return Mapped(source.read_buffer())
 
     def remove_file(self, file: str) -> None:
-        """See `Folder`."""
         with _errors("remove", f"{self.url}/{file}"), suppress(FileNotFoundError):
             self._file_system.rm_file(f"{self._path}/{file}")
 
     def remove(self) -> None:
-        """See `Folder`."""
         with _errors("remove", self.url), suppress(FileNotFoundError):
             self._file_system.rm(self._path, recursive=True)
 
@@ -145,21 +134,17 @@ class RenamingFolder(RemoteFolder):
     """
 
     def make(self) -> None:
-        """See `Folder`."""
         with _errors("make", self.url):
             self._file_system.makedirs(self._path, exist_ok=True)
 
     def has(self, file: str) -> bool:
-        """See `Folder`."""
         return super().has(file) or super().has(f"{file}.next")
 
     def read(self, file: str) -> bytes:
-        """See `Folder`."""
         is_interrupted = not super().has(file) and super().has(f"{file}.next")
         return super().read(f"{file}.next" if is_interrupted else file)
 
     def put(self, file: str, content: bytes) -> None:
-        """See `Folder`."""
         path = f"{self._path}/{file}"
         if super().has(f"{file}.next"):
             self._finish_put(file)
@@ -177,12 +162,10 @@ class RenamingFolder(RemoteFolder):
                 self._file_system.mv(f"{self._path}/{file}.next", f"{self._path}/{file}")
 
     def remove_file(self, file: str) -> None:
-        """See `Folder`."""
         super().remove_file(f"{file}.next")
         super().remove_file(file)
 
     def remove_if_empty(self) -> None:
-        """See `Folder`."""
         if not self.files() and not self.folders():
             self.remove()
 
