@@ -35,8 +35,8 @@ def _apply(
 class DenseTable:
     """One server's piece of a dense block. Thread-safe.
 
-    `given` float32[p] are the initial values of a spec with a digest of them; None: zeros, to be overwritten
-    before a read. Raises SpecError if the spec is invalid.
+    `given` float32[p] are the initial values of a spec with a digest of them; without these the piece has
+    zeros, to be overwritten before a read. Raises SpecError if the spec is invalid.
     """
 
     def __init__(
@@ -55,7 +55,10 @@ class DenseTable:
         if given is not None:
             self._weights[:] = given
         elif not spec.values_digest:
-            self._initialize_all()
+            position = 0
+            for segment in spec.segments:
+                self._initialize(position, segment)
+                position += segment.length
 
     def declare(self, spec: DenseSpec, given: Values | None = None) -> None:
         """Changes the spec but keeps the values, as when a job declares a loaded block; raises SpecError."""
@@ -139,12 +142,6 @@ class DenseTable:
         with self._lock:
             self._weights[:] = piece.weights
             self._state[:] = np.concatenate([piece.element_state.reshape(-1), piece.scalars])
-
-    def _initialize_all(self) -> None:
-        position = 0
-        for segment in self.spec.segments:
-            self._initialize(position, segment)
-            position += segment.length
 
     def _initialize(self, start: int, segment: DenseSegment) -> None:
         first = max(start, self.piece.start)

@@ -320,7 +320,6 @@ class SparseTable:
             )
 
     def _expect_rows(self, keys: Keys) -> None:
-        """Sizes the index of empty shards for all of these keys at once."""
         counts = self._count_by_shard(keys)
         with self._locked(range(self.spec.num_shards)):
             for shard in np.flatnonzero(counts).tolist():

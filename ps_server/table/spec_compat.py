@@ -27,14 +27,14 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
     """
     existing, spec = _without_values(existing), _without_values(spec)
     if existing != spec:
-        if _only_values_differ(existing, spec):
+        different = list(_different(existing, spec))
+        if [field for field, _, _ in different] == ["values_digest"]:
             raise SpecConflictError(
                 f"{spec.name!r} exists with other initial values: all workers of a job must make the same, "
                 f"by the same code and versions of its libraries, from the same options and seed"
             )
         difference = _layout_difference(existing, spec) or ", ".join(
-            f"{field} is {first!r}, not {second!r}"
-            for field, first, second in _different(existing, spec)
+            f"{field} is {first!r}, not {second!r}" for field, first, second in different
         )
         raise SpecConflictError(
             f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare the "
@@ -91,12 +91,7 @@ def _without_values(spec: TableSpec | DenseSpec) -> TableSpec | DenseSpec:
     return replace(spec, segments=tuple(replace(each, values=()) for each in spec.segments))
 
 
-def _only_values_differ(first: TableSpec | DenseSpec, second: TableSpec | DenseSpec) -> bool:
-    return [field for field, _, _ in _different(first, second)] == ["values_digest"]
-
-
 def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:
-    """Yields the differing fields of two specs, with both values."""
     for field in first.__dataclass_fields__:
         values = getattr(first, field), getattr(second, field)
         if values[0] != values[1]:

@@ -77,7 +77,7 @@ def write_block(block: DenseTable, state: BlockState) -> None:
 def _require_no_statistics(table: SparseTable) -> None:
     if table.spec.statistics is not None:
         raise ProtocolError(
-            f"table {table.spec.name!r} keeps statistics of its rows, which do not travel with them: declare "
+            f"table {table.spec.name!r} keeps statistics of its rows, which are not transferred: declare "
             f"it without statistics, admission and expiry, or push gradients"
         )
 

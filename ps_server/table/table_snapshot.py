@@ -157,7 +157,6 @@ class ShardCopy:
         return start, stop, first + self._numbers[start:stop]
 
     def _wanted(self, kept: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Returns the kept rows to copy, and their positions in the copy."""
         numbers = kept[:, 0].astype(np.int64)
         if self._numbers is None:
             return kept, numbers
@@ -189,10 +188,11 @@ class ShardCopy:
             start, stop, where = self._stretch_bounds()
             stretch = self._stretch[: stop - start]
             stretch[:] = self._regions.arrays.slab[where]
-            is_last = stop == self._num_rows
-            snapshot.advance(
-                self._shard, self._snapshot_rows if is_last else self._first_left(stop)
-            )
+            if stop == self._num_rows:
+                copied = self._snapshot_rows
+            else:
+                copied = stop if self._numbers is None else int(self._numbers[stop])
+            snapshot.advance(self._shard, copied)
             kept = snapshot.kept_rows(self._shard)
         self._place(stretch, 0, places[start:stop])
         self._next = stop
@@ -201,9 +201,6 @@ class ShardCopy:
         kept, positions = self._wanted(kept)
         self._place(kept.view(np.float32), 2 * ROW_WORDS, places[positions])
         snapshot.release(self._shard)
-
-    def _first_left(self, stop: int) -> int:
-        return stop if self._numbers is None else int(self._numbers[stop])
 
     def _place(self, rows: Values, first_column: int, places: NDArray[np.int64]) -> None:
         first = first_column + self._regions.layout.weights.start

@@ -175,7 +175,9 @@ class CopyOnWrite:
     def dirty_at_snapshot(self, shard: int) -> NDArray[np.bool_]:
         """Returns which rows of a shard changed between the last snapshot and this one, bool[N]."""
         dirty = self._dirty if self._dirty_before is None else self._dirty_before
-        return _bits(self._words(dirty, shard), int(self._snapshot_rows[shard]))
+        num_rows = int(self._snapshot_rows[shard])
+        words = self._words(dirty, shard)[: _words_for(num_rows)].astype("<u8")
+        return np.unpackbits(words.view(np.uint8), bitorder="little")[:num_rows].astype(np.bool_)
 
     def _words(self, dirty: Arena, shard: int) -> NDArray[np.uint64]:
         first = shard * dirty.region_rows
@@ -213,8 +215,3 @@ class CopyOnWrite:
 
 def _words_for(rows: int) -> int:
     return -(-rows // BITS_PER_WORD)
-
-
-def _bits(words: NDArray[np.uint64], number: int) -> NDArray[np.bool_]:
-    bytes_of_words = words[: _words_for(number)].astype("<u8").view(np.uint8)
-    return np.unpackbits(bytes_of_words, bitorder="little")[:number].astype(np.bool_)

@@ -86,19 +86,18 @@ def admission_rule(spec: TableSpec) -> AdmissionRule:
         raise ValueError(f"table {spec.name!r} has no admission or no statistics")
     is_score = admission.policy == "score"
     digest = hashlib.sha256(f"{spec.seed}/{spec.name}/admission".encode()).digest()
-    is_drawn = admission.policy == "probability"
+    log_miss = 0.0
+    if admission.policy == "probability":
+        certain = admission.threshold == 1.0
+        log_miss = -math.inf if certain else math.log1p(-admission.threshold)
     return AdmissionRule(
         threshold=np.float32(admission.threshold),
-        log_miss=_log_miss(admission.threshold) if is_drawn else 0.0,
+        log_miss=log_miss,
         seed=np.uint64(int.from_bytes(digest[:8], "little")),
         nonclk_coeff=np.float32(statistics.nonclk_coeff if is_score else 1.0),
         click_coeff=np.float32(statistics.click_coeff if is_score else 1.0),
         limit=np.float32(MAX_COUNT if admission.counter == "bloom" else MAX_OCCURRENCES),
     )
-
-
-def _log_miss(probability: float) -> float:
-    return -math.inf if probability == 1.0 else math.log1p(-probability)
 
 
 @kernel

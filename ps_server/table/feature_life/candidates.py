@@ -8,6 +8,8 @@ A counting Bloom filter stores no keys: it takes a fixed amount of memory, and o
 are guarded by the locks of their table.
 """
 
+# ruff: noqa: D102 - what a method does is said once, by `Candidates`
+
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -88,18 +90,15 @@ class ExactCandidates:
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
-        """See `Candidates`."""
         self._spec, self._rule = spec, admission_rule(spec)
         self.regions.limit_rows(max_candidates_of_shard(spec))
 
     @property
     def num_keys(self) -> int:
-        """See `Candidates`."""
         return int(self.regions.num_rows.sum())
 
     @property
     def size_bytes(self) -> int:
-        """See `Candidates`."""
         return self.regions.size_bytes
 
     def admit(
@@ -110,7 +109,6 @@ class ExactCandidates:
         push: Push,
         start: int,
     ) -> int:
-        """See `Candidates`."""
         candidates = self.regions.arrays
         return admit_counted(table, initializer, initial_state, candidates, self._rule, push, start)
 
@@ -122,20 +120,16 @@ class ExactCandidates:
         return self.regions.grow(shard)
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """See `Candidates`."""
         return shrink_shard(self.regions, shard, 0, rule._replace(max_norm=-1.0)).rows
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """See `Candidates`."""
         return spec.counter == "exact" and not spec.table
 
     def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableSnapshot:
-        """See `Candidates`."""
         self.regions.begin_snapshot()
         return TableSnapshot(replace(spec, dim=0), self._shards, self.regions, locks)
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """See `Candidates`."""
         self.regions.end_snapshot(saved=saved)
 
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
@@ -154,26 +148,19 @@ class EstimatedCandidates:
         self._shards = shards
         self._settings = filter_settings(admission)
         self.filter = CountingBloomFilter(
-            expected_keys=self._settings.expected_keys,
-            false_positive_rate=self._settings.false_positive_rate,
-            max_count=self._settings.max_count,
-            num_shards=spec.num_shards,
-            shards=shards,
+            **self._settings._asdict(), num_shards=spec.num_shards, shards=shards
         )
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
-        """See `Candidates`."""
         self._rule = admission_rule(spec)
 
     @property
     def num_keys(self) -> int:
-        """See `Candidates`."""
         return 0
 
     @property
     def size_bytes(self) -> int:
-        """See `Candidates`."""
         return self.filter.size_bytes
 
     def admit(
@@ -184,7 +171,6 @@ class EstimatedCandidates:
         push: Push,
         start: int,
     ) -> int:
-        """See `Candidates`."""
         counters = self.filter.arrays
         return admit_estimated(table, initializer, initial_state, counters, self._rule, push, start)
 
@@ -199,7 +185,6 @@ class EstimatedCandidates:
         return 0
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """See `Candidates`."""
         return spec.counter == "bloom" and filter_settings(spec) == self._settings
 
     def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSnapshot:

@@ -97,7 +97,6 @@ def _beside_candidates(spec: TableSpec) -> str:
 
 
 def _rows_within(size_bytes: int, row_bytes: int) -> int:
-    """Returns the most rows that fit `size_bytes` together with their index."""
     most, slots = 0, INITIAL_SLOTS
     while SLOT_BYTES * slots < size_bytes:
         fitting = (size_bytes - SLOT_BYTES * slots) // row_bytes

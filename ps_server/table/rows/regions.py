@@ -179,7 +179,6 @@ class RowRegions:
             self._free_rows(shard, kept, num_rows)
 
     def _free_rows(self, shard: int, start: int, stop: int) -> None:
-        """Releases the memory of rows after the first `start`, and rebuilds the index without them."""
         first = shard * self._slab.region_rows
         self._slab.release(first + start, first + stop)
         self.subscribers.release(shard, start, stop)
