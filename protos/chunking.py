@@ -22,14 +22,10 @@ COUNT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class PushChunk:
-    """Chunk `chunk` of `num_chunks` of one push.
+    """Chunk `chunk` of the `num_chunks` of one push.
 
-    Attributes:
-        sparse: Tables, each with some rows of its gradient.
-        dense: Blocks, where in its gradient a stretch begins, and the stretch.
-        chunk: From 0.
-        num_chunks: 1 for a push that fits one message.
-        bfloat16: Its gradients cross the wire as bfloat16.
+    `sparse` has tables with some rows of their gradients; `dense` blocks, the first element of a stretch
+    of the gradient, and the stretch. With `bfloat16` the gradients cross the wire as such.
     """
 
     sparse: Sequence[tuple[str, SparseGrad]]
@@ -40,13 +36,13 @@ class PushChunk:
 
     @property
     def num_values(self) -> int:
-        """Float32 numbers in it; a key counts as two."""
+        """Number of float32 values; a key counts as two."""
         rows = sum(grad.values.size + 2 * grad.keys.size for _, grad in self.sparse)
         return rows + sum(grad.values.size for _, _, grad in self.dense)
 
 
 def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
-    """Raises SpecError if a server's piece of a dense block, which a pull does not split, fits no message."""
+    """Raises SpecError if a server's piece of a block, which a pull does not split, exceeds a message."""
     piece_bytes = VALUE_BYTES * -(-spec.length // num_servers)
     if piece_bytes > MAX_NUMBERS_BYTES:
         raise SpecError(
@@ -57,7 +53,7 @@ def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
 
 
 def require_values(spec: DenseSpec, values: Values | None, length: int) -> None:
-    """Raises SpecError unless `length` initial values come with a dense block, or none, as its spec says."""
+    """Raises SpecError unless a dense block has valid initial values exactly if its spec announces them."""
     if (values is not None) != (spec.values_digest != 0) and length:
         raise SpecError(
             f"dense block {spec.name!r} has {'a' if spec.values_digest else 'no'} digest of initial values, "
@@ -77,14 +73,10 @@ def require_values(spec: DenseSpec, values: Values | None, length: int) -> None:
 def split_columns(
     columns: Sequence[tuple[int, int]], limit_bytes: int
 ) -> list[list[tuple[int, slice]]]:
-    """Splits columns into groups of at most `limit_bytes`, in order.
+    """Splits columns, each a number of elements and the bytes of one, into groups of at most `limit_bytes`.
 
-    Args:
-        columns: Number of elements, and bytes of one element.
-        limit_bytes: Of a group; a single element may exceed it.
-
-    Returns:
-        Groups of (index of the column, its elements). An empty column is in one of them.
+    Returns groups of (index of the column, its elements), in order. A single element may exceed the limit; an
+    empty column is in one of the groups.
     """
     groups: list[list[tuple[int, slice]]] = [[]]
     room = limit_bytes
@@ -107,29 +99,23 @@ def split_columns(
 def split_push(
     gradients: Gradients, limit_bytes: int, *, bfloat16: bool = False
 ) -> list[PushChunk]:
-    """Returns the chunks of a push, each of about `limit_bytes` of float32 at most; always at least one."""
+    """Splits a push into chunks of about `limit_bytes` of float32 each; returns at least one."""
     tables, blocks = list(gradients.sparse.items()), list(gradients.dense.items())
     columns = [(grad.keys.size, _row_bytes(grad)) for _, grad in tables]
     columns += [(grad.values.size, VALUE_BYTES) for _, grad in blocks]
     groups = split_columns(columns, limit_bytes)
-    return [
-        PushChunk(
-            sparse=[
-                (tables[column][0], tables[column][1].stretch(rows))
-                for column, rows in group
-                if column < len(tables)
-            ],
-            dense=[
-                (blocks[column - len(tables)][0], *_stretch(blocks[column - len(tables)][1], where))
-                for column, where in group
-                if column >= len(tables)
-            ],
-            chunk=chunk,
-            num_chunks=len(groups),
-            bfloat16=bfloat16,
-        )
-        for chunk, group in enumerate(groups)
-    ]
+    chunks = []
+    for chunk, group in enumerate(groups):
+        sparse, dense = [], []
+        for column, part in group:
+            if column < len(tables):
+                table, rows = tables[column]
+                sparse.append((table, rows.stretch(part)))
+            else:
+                block, grad = blocks[column - len(tables)]
+                dense.append((block, part.start, DenseGrad(grad.values[part], grad.examples)))
+        chunks.append(PushChunk(sparse, dense, chunk, len(groups), bfloat16))
+    return chunks
 
 
 def _row_bytes(grad: SparseGrad) -> int:
@@ -138,16 +124,8 @@ def _row_bytes(grad: SparseGrad) -> int:
     return KEY_BYTES + VALUE_BYTES * dim + COUNT_BYTES * num_counts
 
 
-def _stretch(grad: DenseGrad, where: slice) -> tuple[int, DenseGrad]:
-    return where.start, DenseGrad(grad.values[where], grad.examples)
-
-
 def join_push(chunks: Sequence[PushChunk]) -> Gradients:
-    """Returns the gradients of `chunks`, which are in order and complete.
-
-    Raises:
-        ProtocolError: If the chunks do not fit each other.
-    """
+    """Joins complete, ordered chunks into gradients; raises ProtocolError if they do not fit each other."""
     sparse: dict[str, list[SparseGrad]] = {}
     dense: dict[str, list[tuple[int, DenseGrad]]] = {}
     for chunk in chunks:

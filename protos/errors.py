@@ -52,22 +52,15 @@ def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.0) -> s
 
 
 def counted(number: int, noun: str, spec: str = "") -> str:
-    """Returns a number with its noun for a message: "1 file", "0 files", "2 batches".
-
-    Args:
-        number: How many.
-        noun: For one.
-        spec: Format of the number, as in "{number:,}".
-    """
+    """Returns a number, formatted with `spec`, and its noun: "1 file", "0 files", "2 batches"."""
     plural = "es" if noun.endswith(("tch", "sh")) else "s"
     return f"{number:{spec}} {noun}{'' if number == 1 else plural}"
 
 
 class CtrPsError(Exception):
-    """Any error of ours; the message says what is wrong, the value, and what to do.
+    """Base of all our errors; the message says what is wrong, the value, and what to do.
 
-    Attributes:
-        comes_again: Whether the same job meets it again where it resumes: update logs are of no use then.
+    `comes_again`: a job that resumes meets the same error, so update logs do not help.
     """
 
     exit_code = 1
@@ -75,7 +68,7 @@ class CtrPsError(Exception):
 
 
 def comes_again(error: BaseException) -> bool:
-    """Whether the same job meets an error again where it resumes; see `CtrPsError`."""
+    """Whether a job that resumes meets the same error; see `CtrPsError`."""
     return isinstance(error, CtrPsError) and error.comes_again
 
 
@@ -107,11 +100,7 @@ class TransportError(CtrPsError):
 
 
 class RecoveringError(TransportError):
-    """A server that was started again reads its checkpoint and its update log before it answers.
-
-    Attributes:
-        progress: Shards and calls that it has done so far.
-    """
+    """A restarted server is reading its checkpoint and update log; `progress` counts shards and calls."""
 
     def __init__(self, message: str, *, progress: int = 0) -> None:
         super().__init__(message)
@@ -119,13 +108,13 @@ class RecoveringError(TransportError):
 
 
 class CheckpointError(CtrPsError):
-    """A folder is not a whole, unaltered checkpoint that fits; the message names the file."""
+    """A folder is not a complete, unaltered, matching checkpoint; the message names the file."""
 
     exit_code = 5
 
 
 class UnknownChangesError(CheckpointError):
-    """A server does not know what changed since the base of a delta; a full checkpoint can be saved."""
+    """A server cannot tell the changes since the base of a delta; a full checkpoint can be saved."""
 
 
 class DataError(CtrPsError):
@@ -153,7 +142,7 @@ class WaitTimeoutError(CtrPsError):
 
 
 class IdleError(CtrPsError):
-    """A server heard of no worker for longer than its idle limit."""
+    """A server has heard from no worker for longer than its idle limit."""
 
     exit_code = 9
 
@@ -166,21 +155,21 @@ class ProtocolError(CtrPsError):
 
 
 class NotJoinedError(ProtocolError):
-    """A server does not know the process that calls: it has not joined, or the server was restarted since."""
+    """The calling process is unknown to the server: it has not joined, or the server was restarted since."""
 
 
 class PlaceLostError(ProtocolError):
-    """Another process has the place, or the others have gone on without this one: the job goes on."""
+    """Another process has the worker's place, or the job continues without this worker."""
 
 
 class SnapshotLostError(ProtocolError):
-    """The snapshot that was to be saved is gone, with the server that held it: save again."""
+    """The snapshot to be saved was lost with its server: save again."""
 
     comes_again = False
 
 
 class LostPushesError(ProtocolError):
-    """A server lacks pushes that it had acknowledged: the job cannot go on."""
+    """A server lacks pushes that it had acknowledged: the job cannot continue."""
 
 
 class WrongServerError(ProtocolError):
@@ -192,18 +181,18 @@ class UnknownTableError(ProtocolError):
 
 
 class SpecError(CtrPsError):
-    """No table or dense block can be as its spec says."""
+    """A spec describes a table or dense block that cannot exist."""
 
     exit_code = 11
     comes_again = True
 
 
 class SpecConflictError(SpecError):
-    """A table or dense block exists already, with another spec."""
+    """A table or dense block of this name exists with another spec."""
 
 
 class AbortedError(CtrPsError):
-    """The job has ended: another worker ended in error, or a step could not be applied; says why."""
+    """The job has ended: another worker failed, or a step could not be applied; the message says why."""
 
     exit_code = 12
 
@@ -215,32 +204,31 @@ class LogError(CtrPsError):
 
 
 class NoMemoryError(CtrPsError):
-    """The system gives a process no memory: what it was doing may be done in part, so it ends."""
+    """The process is out of memory and ends: its current work may be half done."""
 
     exit_code = 16
 
 
 class FileError(CtrPsError):
-    """The system refuses to write or read a file, as its disk is full, or to open one more."""
+    """A file cannot be written, read or opened: the disk is full, or too many files are open."""
 
     exit_code = 17
 
 
 class AccessError(CtrPsError):
-    """A caller's token or certificate does not give the access that a call needs; nothing was done."""
+    """A caller's token or certificate lacks the access that a call needs; nothing was done."""
 
     exit_code = 15
 
 
 class UnknownCallerError(AccessError):
-    """A caller shows no token or certificate, or one that the server does not know."""
+    """A caller shows no token or certificate, or an unknown one."""
 
 
 class OverloadedError(CtrPsError):
-    """A server has no room for more calls, or for more rows; it did nothing of what it was asked.
+    """A server has no room for more calls or rows, and did nothing.
 
-    Attributes:
-        retry_after_s: Seconds after which the same call may succeed; None: it will not by itself.
+    `retry_after_s`: when the same call may succeed, in seconds; None: a retry does not help.
     """
 
     exit_code = 14

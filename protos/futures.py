@@ -1,4 +1,4 @@
-"""Futures: answers with a time limit, answers that are there, and several answers combined."""
+"""Futures: answers with a time limit, immediate answers, and combinations of several answers."""
 
 import concurrent.futures
 import threading
@@ -14,36 +14,27 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Future(Protocol[T_co]):
-    """An answer that may still be on its way."""
+    """A pending answer."""
 
     def result(self) -> T_co:
-        """Waits for the answer, at most for a time limit of its own, and returns it or raises."""
-        ...
+        """Waits for the answer, up to its own time limit, and returns it or raises."""
 
 
 class Answer(Future[T_co], Protocol):
     """One of several answers that are waited for together."""
 
     def wait(self, seconds: float) -> bool:
-        """Waits for at most so long; returns whether `result` would not wait."""
-        ...
+        """Waits up to `seconds`; returns whether the answer has arrived."""
 
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
-        """Calls `tell` with the error that it ends with, if any: now, or then from any thread."""
-        ...
+        """Calls `tell` with the error if the answer fails or has failed, from any thread."""
 
     def fail(self, error: Exception) -> None:
-        """Ends it with an error, unless it has ended."""
-        ...
+        """Fails the answer unless it is complete."""
 
 
 class WaitingFuture(concurrent.futures.Future[T]):
-    """A future whose `result` waits `limit_s` seconds at most.
-
-    Attributes:
-        limit_s: How long to wait.
-        give_up: Stops waiting and returns the error that says what did not happen.
-    """
+    """A future whose `result` waits up to `limit_s` seconds, then raises the error that `give_up` returns."""
 
     def __init__(self, limit_s: float, give_up: Callable[[], CtrPsError]) -> None:
         super().__init__()
@@ -51,11 +42,7 @@ class WaitingFuture(concurrent.futures.Future[T]):
         self.give_up = give_up
 
     def result(self, timeout: float | None = None) -> T:
-        """Returns the answer.
-
-        Raises:
-            CtrPsError: `give_up()`, if it does not come within the limit.
-        """
+        """Returns the answer; raises `give_up()` if it does not come within the limit."""
         try:
             return super().result(self.limit_s if timeout is None else timeout)
         except TimeoutError:
@@ -63,7 +50,7 @@ class WaitingFuture(concurrent.futures.Future[T]):
         raise error
 
     def answer_with(self, answer: Callable[[], T]) -> None:
-        """Answers with what `answer` returns or raises, unless it was cancelled."""
+        """Completes with what `answer` returns or raises, unless cancelled."""
         if not self.set_running_or_notify_cancel():
             return
         try:
@@ -73,7 +60,7 @@ class WaitingFuture(concurrent.futures.Future[T]):
 
 
 class Answered(Generic[T]):
-    """A future that was done from the start; a library's costs a lock and a condition for each call."""
+    """An immediate answer; one of concurrent.futures costs a lock and a condition per call."""
 
     __slots__ = ("_value",)
 
@@ -86,12 +73,11 @@ class Answered(Generic[T]):
 
 
 class Combined(Generic[T]):
-    """A future of several answers, made into one by a function."""
+    """A future that `combine` makes from several answers, each time the result is requested."""
 
     __slots__ = ("_combine",)
 
     def __init__(self, combine: Callable[[], T]) -> None:
-        """Calls `combine`, which waits for the answers, each time the result is asked for."""
         self._combine = combine
 
     def result(self) -> T:
@@ -100,12 +86,11 @@ class Combined(Generic[T]):
 
 
 class Shared(Generic[T]):
-    """A future of several answers that are made into one once, for all who wait for it. Thread-safe."""
+    """A future that `combine` makes from several answers once, for all waiting threads. Thread-safe."""
 
     __slots__ = ("_combine", "_lock", "_value")
 
     def __init__(self, combine: Callable[[], T]) -> None:
-        """Calls `combine`, which waits for the answers, until it has returned once."""
         self._combine: Callable[[], T] | None = combine
         self._lock = threading.Lock()
 
@@ -119,7 +104,7 @@ class Shared(Generic[T]):
 
 
 def first_error_of(answers: Sequence[Answer[T]]) -> Sequence[Answer[T]]:
-    """Returns the answers, of which the first error of any ends all: it is raised by each still awaited."""
+    """Returns the answers, linked: the first error of one fails all pending ones."""
 
     def fail(error: Exception) -> None:
         for answer in answers:
@@ -132,18 +117,18 @@ def first_error_of(answers: Sequence[Answer[T]]) -> Sequence[Answer[T]]:
 
 
 def wait_for_all(answers: Sequence[Answer[T]], seconds: float) -> list[Answer[T]]:
-    """Waits for all answers together, at most so long; returns those that have ended."""
+    """Waits up to `seconds` for all answers together; returns the complete ones."""
     until = time.monotonic() + seconds
     return [answer for answer in answers if answer.wait(max(until - time.monotonic(), 0.0))]
 
 
 def results(answers: Sequence[Answer[T]]) -> list[T]:
-    """Returns the answers; raises the first error of any as soon as it comes, however long others take."""
+    """Returns the answers; raises the first error of any as soon as it arrives."""
     return [answer.result() for answer in first_error_of(answers)]
 
 
 def results_of_all_ended(answers: Sequence[Answer[T]]) -> list[T]:
-    """Returns the answers; raises the first error, but only after all have ended."""
+    """Returns the answers; raises the first error after all have ended."""
     for answer in answers:
         with suppress(CtrPsError):  # raised below
             answer.result()

@@ -1,12 +1,9 @@
-"""Gradients as they are pushed: sums over examples, and how many examples they sum over.
+"""Gradients as they are pushed: sums over examples, with the number of examples.
 
 The server divides a gradient by the number of examples, once, when it is applied. So batches, threads and
 workers are merged by adding, and the mean over all their examples is applied: merging never multiplies a
-step (it does in systems that add up means). An example with a weight counts as that: what is applied is the
-weighted mean, sum(w_i g_i) / sum(w_i).
-
-A gradient carries counts: the occurrences of each key in its batches. They are added as gradients are, so
-that each occurrence counts once, however batches were merged.
+step (it does in systems that add up means). An example counts as its weight: what is applied is the
+weighted mean, sum(w_i g_i) / sum(w_i). The occurrences of keys (counts) are added likewise.
 
 Float addition is not associative: `sum_sparse` and `sum_dense` add in the order given, which is worker
 order on a server and thread order in a worker. That order is part of the contract of sync training.
@@ -43,10 +40,8 @@ class SparseGrad:
     Attributes:
         keys: uint64[N], unique.
         values: float32[N, D], summed over the examples.
-        examples: Number of examples summed over, each counted as its weight, including examples without any
-            of the keys.
-        counts: uint32[N, 2], occurrences of each key, and those of them in examples that were clicked; None
-            for a table that keeps no statistics.
+        examples: Sum of the weights of all examples, with and without these keys.
+        counts: uint32[N, 2], occurrences and clicked occurrences; None: the table keeps no statistics.
     """
 
     keys: Keys
@@ -69,12 +64,7 @@ class SparseGrad:
 
 @dataclass(frozen=True, slots=True)
 class DenseGrad:
-    """Gradient of one dense block, or of a server's piece of it.
-
-    Attributes:
-        values: float32[P], summed over the examples.
-        examples: Number of examples summed over, each counted as its weight.
-    """
+    """Gradient float32[P] of a dense block or a piece of one, summed over `examples` (their weights)."""
 
     values: Values
     examples: float
@@ -99,7 +89,7 @@ def _add_rows(inverse: NDArray[np.int32], values: NDArray[Any], out: NDArray[Any
 def sum_sparse(grads: Sequence[SparseGrad]) -> SparseGrad:
     """Returns the sum, each key's values added in the order of `grads` (one table, one dim).
 
-    A part without keys adds its examples only; decoded from a message, it has no dim.
+    A part without keys, which has no dim when decoded from a message, adds only its examples.
     """
     examples = sum(grad.examples for grad in grads)
     parts = [grad for grad in grads if grad.keys.size] or grads[:1]
@@ -143,15 +133,7 @@ def sum_gradients(parts: Sequence[Gradients]) -> Gradients:
 
 
 def require_examples(what: str, examples: float) -> None:
-    """Checks the number of examples that a gradient is divided by.
-
-    Args:
-        what: The table or dense block, for messages.
-        examples: Of its gradient.
-
-    Raises:
-        GradientError: If it is so small that the mean would not be finite, or above all counts.
-    """
+    """Raises GradientError if the number of examples makes the mean infinite, or exceeds all counts."""
     if not MIN_EXAMPLES <= examples <= MAX_EXAMPLES:
         raise GradientError(
             f"push to {what} says that it sums over {examples:g} examples, expected {MIN_EXAMPLES:g} to "
@@ -160,17 +142,7 @@ def require_examples(what: str, examples: float) -> None:
 
 
 def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> None:
-    """Checks the counts of a push: present exactly if the table keeps statistics, and valid.
-
-    Args:
-        table: Its name, for messages.
-        grad: Without keys, it needs no counts.
-        keeps_statistics: Whether the table keeps statistics.
-
-    Raises:
-        GradientError: If counts are missing, not expected, of a wrong shape or dtype, or have more clicks
-            than occurrences.
-    """
+    """Raises GradientError unless counts are present where the table keeps statistics, and valid."""
     counts = grad.counts
     if not grad.keys.size:
         return
@@ -209,7 +181,7 @@ def _count_non_finite(bits: NDArray[np.uint32]) -> int:
 
 
 def faults_of(gradients: Gradients) -> dict[str, str]:
-    """Returns by table or dense block what is infinite or not a number: a key's row, or an element."""
+    """Returns the errors of tables and dense blocks with infinite or NaN gradients, by name."""
     faults = {}
     for name, grad in gradients.sparse.items():
         if _count_non_finite(grad.values.reshape(-1).view(np.uint32)):
@@ -229,11 +201,7 @@ def faults_of(gradients: Gradients) -> dict[str, str]:
 
 
 def require_finite(gradients: Gradients) -> None:
-    """Checks a push before any of it is sent or applied.
-
-    Raises:
-        GradientError: If a value is infinite or not a number; names the table and a key, or the block.
-    """
+    """Raises GradientError if a value is infinite or NaN; names the table and a key, or the block."""
     for fault in faults_of(gradients).values():
         raise GradientError(
             f"{fault}; nothing was applied, lower the learning rate or check the input's scaling"

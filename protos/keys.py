@@ -54,16 +54,9 @@ def _unique_keys(
 
 
 def unique_keys(keys: Keys) -> tuple[Keys, NDArray[np.int32]]:
-    """Returns the distinct keys in order of first appearance, and where each key went.
+    """Returns the distinct keys uint64[N] in order of first appearance, and int32[L] `inverse`.
 
-    Args:
-        keys: uint64[L].
-
-    Returns:
-        `unique` uint64[N] and `inverse` int32[L] with `unique[inverse] == keys`.
-
-    Raises:
-        ProtocolError: If keys are not uint64.
+    `unique[inverse] == keys`. Raises ProtocolError unless keys are uint64.
     """
     require_uint64(keys)
     # A load factor of at most one half keeps probe sequences short.
@@ -96,13 +89,10 @@ def _repeated_position(keys: Keys, slots: NDArray[np.int32], shift: np.uint64) -
 
 
 def repeated_key(keys: Keys) -> int | None:
-    """Returns a key that occurs more than once in uint64[N] `keys`; None: they are unique.
+    """Returns a key that occurs twice in uint64[N] `keys`, or None.
 
-    For every push and pull, so it has a table of its own: four slots a key and one multiplication (Fibonacci
-    hashing: Knuth, The Art of Computer Programming 3, section 6.4) take half the time of `mix64` and two.
-
-    Raises:
-        ProtocolError: If keys are not uint64.
+    Every push and pull pays for it: four slots a key and one multiplication (Fibonacci hashing: Knuth, The
+    Art of Computer Programming 3, section 6.4) take half the time of `mix64` with two.
     """
     require_uint64(keys)
     num_bits = max(4, (4 * keys.size - 1).bit_length())
@@ -112,7 +102,7 @@ def repeated_key(keys: Keys) -> int | None:
 
 
 def require_unique(what: str, keys: Keys, error: type[CtrPsError]) -> None:
-    """Raises `error`, with `what` and one such key, if a key occurs more than once in uint64[N] `keys`."""
+    """Raises `error`, which names `what` and the key, if a key occurs twice in uint64[N] `keys`."""
     if (key := repeated_key(keys)) is not None:
         raise error(
             f"{what} has key {key} more than once: sum the gradients of equal keys, or look up their rows by "

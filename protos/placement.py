@@ -63,9 +63,7 @@ def _route(
 class ShardMap:
     """Placement of shards, pieces of dense blocks and mailboxes on the servers of a cluster.
 
-    Attributes:
-        epoch: Number of the map, from 1. Pulls and pushes carry it, and a server refuses another one.
-        num_servers: At least 1.
+    `epoch` numbers the maps from 1. Pulls and pushes carry it, and a server refuses another one.
     """
 
     epoch: int
@@ -90,26 +88,15 @@ class ShardMap:
         return range(server, num_shards, self.num_servers)
 
     def piece_of(self, server: int, length: int) -> slice:
-        """Returns one server's piece of a dense block of `length`; pieces differ in length by at most one."""
+        """Returns a server's piece of a dense block; lengths differ by at most one."""
         return slice(length * server // self.num_servers, length * (server + 1) // self.num_servers)
 
     def server_of_receiver(self, worker: int) -> int:
-        """Returns the server of a worker's messages: one, so that they have one order and one end."""
+        """Returns the one server of a worker's messages, which so have one order and one end."""
         return worker % self.num_servers
 
     def route(self, keys: Keys, num_shards: int) -> list[NDArray[np.int32]]:
-        """Returns, for each server, the positions of its keys in `keys`, ascending.
-
-        Args:
-            keys: uint64[N].
-            num_shards: Shards of the table.
-
-        Returns:
-            One int32 array a server; together they hold each position once.
-
-        Raises:
-            ProtocolError: If keys are not uint64.
-        """
+        """Returns for each server the positions of its keys in `keys`, int32, ascending."""
         require_uint64(keys)
         starts = np.empty(self.num_servers + 1, np.int64)
         order = np.empty(keys.size, np.int32)
@@ -117,15 +104,7 @@ class ShardMap:
         return [order[starts[server] : starts[server + 1]] for server in self.servers]
 
     def count_by_shard(self, keys: Keys, num_shards: int, server: int) -> NDArray[np.int64]:
-        """Returns the number of `keys` in each shard.
-
-        Args:
-            keys: uint64[N].
-            num_shards: Shards of the table.
-            server: The server that was asked.
-
-        Returns:
-            int64[num_shards].
+        """Returns the number of `keys` in each shard, int64[num_shards]; all must be of `server`'s shards.
 
         Raises:
             WrongServerError: If a key belongs to a shard of another server.
@@ -151,8 +130,8 @@ class ShardMap:
         if epoch != self.epoch:
             raise WrongServerError(
                 f"a request was placed by the shard map of epoch {epoch}, but server {server} of "
-                f"{self.num_servers} has that of epoch {self.epoch}: connect to the cluster again, with its "
-                f"present list of servers"
+                f"{self.num_servers} has that of epoch {self.epoch}: connect again, with the current list "
+                f"of servers"
             )
 
 

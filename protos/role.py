@@ -1,20 +1,20 @@
 """The role of a process, from the environment.
 
-The names are those that Paddle's operators and scripts set. Both sides read the same list of servers, and
-its order decides where shards live, so it must be the same for every process of a job.
+The names are those that Paddle's operators and scripts set. The order of the servers decides where shards
+live, so it must be the same for every process of a job.
 
     TRAINING_ROLE                  PSERVER, TRAINER or HETER_TRAINER; without it: no cluster
     PADDLE_PSERVERS_IP_PORT_LIST   all servers, "host:port,host:port"; "ps-{2}:8500" is "ps-0:8500,ps-1:8500"
     PADDLE_TRAINERS_NUM            number of workers
     PADDLE_TRAINER_ID              of a worker: its index, from 0
-    POD_IP, PADDLE_PORT            of a server or heter trainer: which of the list it is
+    POD_IP, PADDLE_PORT            of a server or heter trainer: its entry in the list
 
-Heter trainers have a list, too, in one of several variables: Paddle has had two generations of them.
+Heter trainers are listed in one of several variables, of two generations of Paddle.
 
     PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, PADDLE_HETER_TRAINER_IP_PORT_LIST,
     PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST     the first that is not empty counts; all processes need it
     STAGE_NUM, STAGE_ID                        at most 2 stages: CPU trainers are 1, heter trainers 2
-    HETER_DEVICE_TYPE, FLAGS_selected_gpus     of a heter trainer: cpu or gpu, and which
+    HETER_DEVICE_TYPE, FLAGS_selected_gpus     of a heter trainer: cpu or gpu, and its number
 """
 
 import ipaddress
@@ -44,7 +44,7 @@ _NUMBERED = re.compile(r"(?P<before>[^{}]*)\{(?P<count>[1-9][0-9]{0,3})\}(?P<aft
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The processes that join a job, numbered from 0: its workers, and behind them its heter trainers."""
+    """The processes that join a job, numbered from 0: workers, then heter trainers."""
 
     num_workers: int
     num_heter: int = 0
@@ -56,16 +56,16 @@ class Members:
 
     @property
     def terms(self) -> dict[str, str]:
-        """Settings by which processes find out that they are of different jobs."""
+        """Settings that differ between processes of different jobs."""
         return {NUM_WORKERS: str(self.num_workers), "heter trainers": str(self.num_heter)}
 
     def __str__(self) -> str:
-        """Returns how many there are."""
+        """For example, "2 workers and 1 heter trainer"."""
         heter = f" and {counted(self.num_heter, 'heter trainer')}" if self.num_heter else ""
         return f"{counted(self.num_workers, 'worker')}{heter}"
 
     def name(self, member: int) -> str:
-        """Returns "worker 1" or "heter trainer 0"; one that is not of this job is a worker."""
+        """Returns "worker 1" or "heter trainer 0"; a number outside the job counts as a worker's."""
         if self.num_workers <= member < self.total:
             return f"heter trainer {member - self.num_workers}"
         return f"worker {member}"
@@ -78,18 +78,15 @@ class Members:
         return ", ".join([*named, *map(self.name, heter)])
 
     def variables(self, member: int) -> str:
-        """Returns what makes a process this member, as errors say it."""
+        """Returns the environment variables of a member, for errors."""
         if self.num_workers <= member < self.total:
             return f"the {HOST} and {PORT} of {self.name(member)}"
         return f"{WORKER_INDEX}={member}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerRole:
-    """This process is server `server_index` of `endpoints`."""
-
+class _JobRole:
     endpoints: tuple[str, ...]
-    server_index: int
     num_workers: int
     heter_endpoints: tuple[str, ...] = ()
 
@@ -97,6 +94,18 @@ class ServerRole:
     def members(self) -> Members:
         """All processes that join the job."""
         return Members(self.num_workers, len(self.heter_endpoints))
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether the store is in this process: the cluster has no servers."""
+        return not self.endpoints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerRole(_JobRole):
+    """This process is server `server_index` of `endpoints`."""
+
+    server_index: int
 
     @property
     def num_servers(self) -> int:
@@ -115,52 +124,18 @@ class ServerRole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRole:
+class WorkerRole(_JobRole):
     """This process is worker `worker_index` of `num_workers`."""
 
-    endpoints: tuple[str, ...]
     worker_index: int
-    num_workers: int
-    heter_endpoints: tuple[str, ...] = ()
-
-    @property
-    def is_in_process(self) -> bool:
-        """Whether the store is in this process: the cluster has no servers."""
-        return not self.endpoints
-
-    @property
-    def members(self) -> Members:
-        """All processes that join the job."""
-        return Members(self.num_workers, len(self.heter_endpoints))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeterRole:
-    """This process is heter trainer `heter_index` of `heter_endpoints`, for `num_workers` workers.
+class HeterRole(_JobRole):
+    """This process is heter trainer `heter_index` of `heter_endpoints`, on "cpu", "cuda" or "cuda:1"."""
 
-    Attributes:
-        endpoints: Of the servers.
-        heter_endpoints: Of all heter trainers.
-        heter_index: Which of them it is.
-        num_workers: Workers of the job.
-        device: "cpu", "cuda" or "cuda:1".
-    """
-
-    endpoints: tuple[str, ...]
-    heter_endpoints: tuple[str, ...]
     heter_index: int
-    num_workers: int
     device: str = "cpu"
-
-    @property
-    def is_in_process(self) -> bool:
-        """Whether the store is in this process: the cluster has no servers."""
-        return not self.endpoints
-
-    @property
-    def members(self) -> Members:
-        """All processes that join the job."""
-        return Members(self.num_workers, len(self.heter_endpoints))
 
     @property
     def worker_index(self) -> int:
@@ -196,26 +171,27 @@ def role_from_environment(environ: Mapping[str, str]) -> Role | None:
         return None
     role = environ[ROLE].strip().upper()
     if role == "PSERVER":
-        return _server_role(environ)
+        endpoints = _endpoints(environ)
+        return ServerRole(
+            endpoints=endpoints,
+            server_index=_place(environ, endpoints, SERVERS, "server"),
+            num_workers=_integer(environ, NUM_WORKERS, 1),
+            heter_endpoints=_heter_endpoints(environ),
+        )
     if role == "TRAINER":
-        return _worker_role(environ)
+        num_workers = _integer(environ, NUM_WORKERS, 1)
+        return WorkerRole(
+            endpoints=_endpoints(environ),
+            worker_index=_integer(environ, WORKER_INDEX, 0, num_workers - 1),
+            num_workers=num_workers,
+            heter_endpoints=_heter_endpoints(environ),
+        )
     if role == "HETER_TRAINER":
         return _heter_role(environ)
     raise RoleError(f"{ROLE} is {environ[ROLE]!r}, expected PSERVER, TRAINER or HETER_TRAINER")
 
 
-def _server_role(environ: Mapping[str, str]) -> ServerRole:
-    endpoints = _endpoints(environ)
-    return ServerRole(
-        endpoints=endpoints,
-        server_index=_place(environ, endpoints, SERVERS, "server"),
-        num_workers=_integer(environ, NUM_WORKERS, 1),
-        heter_endpoints=_heter_endpoints(environ),
-    )
-
-
 def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, what: str) -> int:
-    """Returns which of `endpoints` this process is."""
     host = _required(environ, HOST, f"the address or host name of this {what} in the list")
     port = _integer(environ, PORT, 1, 65535)
     own = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
@@ -225,16 +201,6 @@ def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, wh
             f"must name each {what} as it names itself"
         )
     return endpoints.index(own)
-
-
-def _worker_role(environ: Mapping[str, str]) -> WorkerRole:
-    num_workers = _integer(environ, NUM_WORKERS, 1)
-    return WorkerRole(
-        endpoints=_endpoints(environ),
-        worker_index=_integer(environ, WORKER_INDEX, 0, num_workers - 1),
-        num_workers=num_workers,
-        heter_endpoints=_heter_endpoints(environ),
-    )
 
 
 def _heter_role(environ: Mapping[str, str]) -> HeterRole:
@@ -259,14 +225,12 @@ def _heter_role(environ: Mapping[str, str]) -> HeterRole:
 
 
 def _heter_variable(environ: Mapping[str, str]) -> str:
-    """Returns the variable that names the heter trainers; the first one if none does."""
     return next(
         (name for name in HETER_TRAINERS if environ.get(name, "").strip()), HETER_TRAINERS[0]
     )
 
 
 def _heter_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the heter trainers of the job; none: there are none."""
     name = _heter_variable(environ)
     text = environ.get(name, "").strip()
     if not text:
@@ -331,9 +295,9 @@ def _endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def split_endpoints(text: str) -> list[str]:
-    """Returns the parts of "host:port,host:port"; a number in braces stands for that many hosts, from 0.
+    """Splits "host:port,host:port"; a number in braces stands for that many hosts, from 0.
 
-    So a manifest says the number of its servers once: Kubernetes numbers pods, and writes no lists of them.
+    So a manifest states the number of servers once, as Kubernetes numbers pods.
     """
     return [endpoint for part in text.split(",") for endpoint in _numbered(part.strip())]
 
@@ -348,16 +312,7 @@ def _numbered(part: str) -> list[str]:
 def require_endpoints(
     endpoints: Sequence[str], source: str, what: str = "server"
 ) -> tuple[str, ...]:
-    """Returns the endpoints of all servers of a job, in their order.
-
-    Args:
-        endpoints: Each "host:port".
-        source: Where they were written, for errors.
-        what: Kind of process that they are of.
-
-    Raises:
-        RoleError: If there is none, or one is no endpoint or named twice.
-    """
+    """Returns the endpoints; raises RoleError, with `source`, unless each is a distinct host:port."""
     if not endpoints:
         raise RoleError(f"{source} names no {what}, expected host:port of each")
     for endpoint in endpoints:
@@ -381,8 +336,7 @@ def _is_endpoint(text: str) -> bool:
 def default_bind(endpoint: str) -> str:
     """Returns the address to bind for a process that others reach at `endpoint`, "host:port".
 
-    A loopback address itself, since it means this machine alone; for all others every interface, since the
-    address that others use may be that of a proxy.
+    Loopback addresses themselves; otherwise all interfaces, as the endpoint may be a proxy's.
     """
     host = endpoint.rpartition(":")[0].strip("[]")
     if is_loopback(host):
@@ -391,7 +345,7 @@ def default_bind(endpoint: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach an address, given as digits or as "localhost"."""
+    """Whether an address, in digits or "localhost", is reachable from this machine only."""
     name = host.strip("[]").lower()
     try:
         address = ipaddress.ip_address(name)

@@ -1,7 +1,7 @@
 """Specs: declarations of tables, dense blocks, optimizers and initial values.
 
 Specs are plain frozen data: they travel in `CreateTable`, are saved in checkpoints, and are compared. A spec
-only names its optimizer; servers know which exist.
+names its optimizer; the implementation is the server's.
 """
 
 from collections.abc import Mapping
@@ -13,17 +13,14 @@ DEFAULT_NUM_SHARDS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
-    """A schedule: the factor of the learning rate at each step (docs/optimizers.md#schedules).
-
-    A step is a batch of any worker, in every mode.
+    """A schedule: the factor of the learning rate by batch of any worker (docs/optimizers.md#schedules).
 
     Attributes:
-        kind: What follows the warm-up: "constant", "linear", "cosine" or "step".
-        warmup_steps: In which the factor grows to 1, by the same amount in each.
-        total_steps: After which the factor stays at `end_factor`, those of the warm-up included; of "linear"
-            and "cosine".
-        end_factor: Factor in the end; of the same two.
-        step_size: Steps from one multiplication by `gamma` to the next; of "step".
+        kind: After the warm-up: "constant", "linear", "cosine" or "step".
+        warmup_steps: Steps of linear growth to 1.
+        total_steps: Steps until `end_factor`, with the warm-up; for "linear" and "cosine".
+        end_factor: Final factor, for "linear" and "cosine".
+        step_size: Steps between two multiplications by `gamma`, for "step".
         gamma: See `step_size`.
     """
 
@@ -37,13 +34,7 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """An optimizer by name, with the hyper-parameters that differ from its defaults.
-
-    Attributes:
-        name: Of the optimizer.
-        params: By name.
-        schedule: Of the learning rate; None: it stays as it is.
-    """
+    """An optimizer by name, with its non-default hyper-parameters and the schedule of its learning rate."""
 
     name: str
     params: Mapping[str, float] = field(default_factory=dict)
@@ -57,9 +48,7 @@ class OptimizerSpec:
 class InitializerSpec:
     """Initial values, a function of (seed, name, key or position, column) alone.
 
-    Attributes:
-        kind: "uniform" in [-scale, scale), or "normal" with mean 0 and standard deviation scale.
-        scale: 0 gives zeros.
+    "uniform" in [-scale, scale), or "normal" with mean 0 and standard deviation `scale`; 0 gives zeros.
     """
 
     kind: str = "uniform"
@@ -72,10 +61,7 @@ class StatisticsSpec:
 
         score = nonclk_coeff * (show - click) + click_coeff * click
 
-    Attributes:
-        nonclk_coeff: Worth of a show without a click.
-        click_coeff: Worth of a click.
-        decay: Factor by which each shrink multiplies both.
+    Each shrink multiplies shows and clicks by `decay`.
     """
 
     nonclk_coeff: float = 0.1
@@ -85,15 +71,15 @@ class StatisticsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSpec:
-    """Admission: the condition under which a key without a row gets one.
+    """Admission: the condition under which a key gets a row.
 
     Attributes:
         policy: "count", "probability" or "score".
         threshold: Occurrences, probability of each occurrence, or score that a key needs.
         table: Table whose score of the same key counts; empty: this one.
         counter: "exact", or "bloom": a counting Bloom filter.
-        expected_keys: Keys without a row for which a Bloom filter is sized.
-        false_positive_rate: Rate of that filter with `expected_keys` keys.
+        expected_keys: Capacity of a Bloom filter, in keys without a row.
+        false_positive_rate: Of the filter at its capacity.
         default_value: Weight that a key without a row reads, in training as well.
     """
 
@@ -112,8 +98,8 @@ class ExpirySpec:
 
     Attributes:
         delete_threshold: A shrink removes rows of a lower score.
-        max_unseen: A shrink removes rows that were not pushed for more passes than this.
-        ttl_s: A shrink removes rows whose last push is more seconds ago.
+        max_unseen: A shrink removes rows without a push for more passes.
+        ttl_s: A shrink removes rows without a push for more seconds.
         max_rows: A push to a table with this number of rows evicts some.
         max_bytes: The same, for the bytes of rows and index.
         evict: "lru" evicts the least recently pushed rows, "score" those of the lowest score.
@@ -135,14 +121,12 @@ class TableSpec:
         name: Unique among the tables of a cluster.
         dim: Width of the embedding.
         initializer: Initial weights of a row.
-        optimizer: Applied to the rows by the server that holds them.
+        optimizer: Applied by the server of a row.
         seed: Of the initial values.
         num_shards: A power of two; fixed for the life of the table.
-        records_changes: Servers record for each worker which rows changed since it last took them
-            (`Store.pull_changed`). A property of the job, not of the model: it is in no digest, and a
-            checkpoint loads with or without it.
-        statistics: Rows count shows and clicks; None: they do not. A property of the job, as are admission
-            and expiry.
+        records_changes: Servers record the changed rows for each worker (`Store.pull_changed`). A property of
+            the job, not of the model: in no digest, and checkpoints load with or without it.
+        statistics: None: rows count no shows and clicks. Of the job, as are admission and expiry.
         admission: Condition for a row; None: the first push.
         expiry: Rules by which rows are removed; None: none.
     """
@@ -160,7 +144,7 @@ class TableSpec:
 
     @property
     def default_value(self) -> float:
-        """Weight that a key without a row reads where it does not read its initial value."""
+        """Weight of keys without a row, where reading creates none."""
         return 0.0 if self.admission is None else self.admission.default_value
 
 
@@ -171,9 +155,9 @@ class DenseSegment:
     Attributes:
         length: Number of elements.
         initializer: Initial values.
-        name: Of the tensor; empty: not known, as in older checkpoints.
-        shape: Of the tensor, row-major in the block; counts only with a name.
-        values: `length` initial values, in the initializer's place; empty: its own.
+        name: Of the tensor; empty: unknown, as in older checkpoints.
+        shape: Of the tensor, row-major in the block; meaningless without a name.
+        values: `length` initial values that replace the initializer's; empty: none.
     """
 
     length: int
@@ -185,15 +169,14 @@ class DenseSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """A dense block: one flat float32 vector, cut evenly over the servers.
+    """A dense block: one flat float32 vector, split evenly over the servers.
 
     Attributes:
         name: Unique among the dense blocks of a cluster.
         segments: Parts of the vector, in order.
         optimizer: Element-wise, so the result does not depend on the split over servers.
         seed: Of the initial values.
-        values_digest: Of the initial values where workers give them, who must agree on them; 0: they follow
-            from the initializers.
+        values_digest: Digest of initial values that workers provide; 0: the initializers make them.
     """
 
     name: str
@@ -208,10 +191,9 @@ class DenseSpec:
         return sum(segment.length for segment in self.segments)
 
     def layout_difference(self, other: "DenseSpec") -> str:
-        """Returns which tensor of another spec is first where this one has a different one; empty: none is.
+        """Returns the first tensor that differs in another spec; empty: none, or names are unknown.
 
-        Values of one spec would be read as parameters of other layers by the other. Where names are not
-        known nothing is different.
+        With another layout, parameters would be read into the wrong layers.
         """
         if not all(segment.name for segment in (*self.segments, *other.segments)):
             return ""

@@ -1,12 +1,11 @@
-"""The port for metrics of a process: what it serves, at which address, over TLS or not, and for whom.
+"""The metrics port of a process: routes, address, TLS and access.
 
     /metrics     for Prometheus
     /            a page for people, with /status.json behind it
 
-Whoever may read parameters may read these: a caller shows a token of access `reader` or a greater one, as
-`Authorization: Bearer TOKEN`, or to a browser as the password of any user; or, where certificates tell
-callers apart, a certificate with such an access. Like any port, it is not open to other machines unless
-callers are known, or the process was told so.
+Whoever may read parameters may read these, with a token of access `reader` or above, as `Authorization:
+Bearer TOKEN` or as a browser's password, or with a certificate of such an access. Other machines reach the
+port only if callers are known, or by an explicit setting.
 """
 
 import base64
@@ -44,30 +43,22 @@ LOOPBACK = "127.0.0.1"
 
 
 class Headers(Protocol):
-    """Of a request, of whatever library."""
+    """HTTP request headers, of any library."""
 
     def get(self, name: str, default: str, /) -> str:
-        """Returns the value of a header; its name may be written in any case."""
+        """Returns the value of a header; names are case-insensitive."""
 
 
 _ADDRESS = re.compile(r"(?:(?P<host>[^:\[\]]+|\[[0-9a-fA-F:]+\]):)?(?P<port>[0-9]{1,5})")
 
 
 def metrics_address(option: str | None, environment: Mapping[str, str] = os.environ) -> str:
-    """Returns the address that an option says, or else the variable; empty: no port."""
+    """Returns the address of the option, else of the variable; empty: no port."""
     return option or environment.get(METRICS, "")
 
 
 def parse_address(text: str, named: str = f"{METRICS} or --metrics") -> tuple[str, int]:
-    """Returns host and port of "[HOST:]PORT"; without a host it is loopback.
-
-    Args:
-        text: The address.
-        named: What says it: an option or a variable.
-
-    Raises:
-        UsageError: If it is no address.
-    """
+    """Returns host, by default loopback, and port of "[HOST:]PORT", or raises UsageError with `named`."""
     found = _ADDRESS.fullmatch(text.strip())
     if found is None or int(found["port"]) > 65535:
         raise UsageError(f"{named} is {text!r}, expected [HOST:]PORT, as 9187 or 0.0.0.0:9187")
@@ -77,17 +68,10 @@ def parse_address(text: str, named: str = f"{METRICS} or --metrics") -> tuple[st
 def open_metrics_port(
     address: str, metrics: Collector, status: Callable[[], Status], credentials: Credentials
 ) -> HttpPort:
-    """Serves metrics and a status page at an address, and logs where.
-
-    Args:
-        address: [HOST:]PORT; port 0 takes a free one.
-        metrics: Served at /metrics, beside those of the process.
-        status: Returns what the page at / shows.
-        credentials: By which the process knows its callers.
+    """Serves metrics and the page of `status` at [HOST:]PORT, and logs the URL; port 0 takes a free one.
 
     Raises:
-        UsageError: If the address is none, or is not loopback and nothing protects it; or a file of the
-            credentials cannot be used.
+        UsageError: If the address is invalid or unprotected, or a file of the credentials cannot be used.
         BindError: If the address cannot be bound.
     """
     host, port = parse_address(address)
@@ -104,7 +88,6 @@ def open_metrics_port(
 
 
 def _metrics_route(metrics: Collector) -> Route:
-    """Returns the route that answers with metrics, in the format that is asked for."""
     registry = CollectorRegistry()
     for each in (PROCESS_COLLECTOR, GC_COLLECTOR, metrics):
         registry.register(each)
@@ -120,19 +103,14 @@ def _metrics_route(metrics: Collector) -> Route:
 
 
 class Readers:
-    """Decides who may read."""
+    """Access checks of requests; raises UsageError if the tokens cannot be read."""
 
     def __init__(self, credentials: Credentials) -> None:
-        """Reads the tokens.
-
-        Raises:
-            UsageError: If there are to be tokens, and none can be read.
-        """
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
         self._has_certificates = bool(credentials.client_ca)
 
     def refusal(self, headers: Headers, certificate: Mapping[str, Any] | None) -> str:
-        """Returns why a request is refused; empty: it is not. See `protos.metrics.http_port.Refusal`."""
+        """Returns why a request is refused; empty: it is allowed. See `http_port.Refusal`."""
         if self._tokens is not None:
             token = _token_of(headers)
             if token is None:
@@ -151,7 +129,6 @@ class Readers:
 
 
 def _token_of(headers: Headers) -> str | None:
-    """Returns the token that a request shows; None: it shows none."""
     shown = headers.get("Authorization", "")
     scheme, _, value = shown.partition(" ")
     if scheme.lower() != "basic":
@@ -163,7 +140,7 @@ def _token_of(headers: Headers) -> str | None:
 
 
 def _common_names(certificate: Mapping[str, Any]) -> list[str]:
-    """Returns the common names of a certificate as of `ssl.SSLSocket.getpeercert`."""
+    """Reads a certificate in the form of `ssl.SSLSocket.getpeercert`."""
     return [
         value
         for relative_name in certificate.get("subject", ())

@@ -1,13 +1,13 @@
-"""The calls to a server: one row an RPC, which says all that tells it from the others.
+"""The calls to a server: one row an RPC, with all of its properties.
 
     client: argument --request.encode--> bytes ~~~> bytes --request.decode--> argument: server
     server: answer --answer.encode--> bytes ~~~> bytes --answer.decode--> answer: client
 
-A new RPC needs its messages in protos/v1/parameter_server.proto, a dataclass in requests.py, a row here, a
-method of a facet in protos/store and of both stores; a server calls the method that has the RPC's name, with
-the fields of the argument, unless ps_server/rpc/handlers.py has a handler for it.
+A new RPC needs its messages in protos/v1/parameter_server.proto, a dataclass in requests.py, a row here,
+and a method of a facet in protos/store and of both stores. A server calls the method of the RPC's name
+with the fields of the argument, unless ps_server/rpc/handlers.py has a handler for it.
 
-Every call is idempotent: sent again because its answer was lost, it changes nothing and is answered alike.
+Every call is idempotent: after a lost answer it is retried, changes nothing, and is answered alike.
 """
 
 import enum
@@ -88,7 +88,7 @@ class Deadline(enum.Enum):
 
 
 class Moves(enum.Flag):
-    """The data that a call moves. A server that is overloaded refuses these calls: they are the many."""
+    """The data that a call moves. An overloaded server refuses only these calls: they are the bulk."""
 
     NOTHING = 0
     TO_SERVER = enum.auto()
@@ -101,12 +101,12 @@ class Moves(enum.Flag):
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What a call waits for at its server until other workers come.
+    """What a call waits for at its server until other workers arrive.
 
     Attributes:
-        kind: Told once in a while, however many calls wait for it.
+        kind: Groups waiting calls, which are logged together.
         place: In lines of the log.
-        workers: Who is to come, where the call says it: servers know all, and name them when they give up.
+        workers: The awaited workers, if the call names them; errors of servers name all.
     """
 
     kind: str
@@ -119,18 +119,17 @@ class Call(Generic[Q, A]):
     """One RPC.
 
     Attributes:
-        service: Full name of the service that it belongs to.
-        name: Its name in the .proto file, which says what it does.
-        request: What it is given.
-        answer: What it answers.
+        service: Full name of its service.
+        name: Its name in the .proto file, which documents it.
+        request: Codec of its argument.
+        answer: Codec of its answer.
         deadline: How long it may take.
-        access: What its caller must be allowed to do.
-        is_logged: Whether it changes what a server holds or knows, so that a recovery carries it out again.
+        access: Access that its caller needs.
+        is_logged: It changes a server's state, so a recovery repeats it.
         moves: The data that it moves.
-        is_long: Whether it looks at all rows, reaches a file system, or applies the steps that it completes.
-        declares: Returns what an argument declares, for which kernels may have to be compiled; None: it
-            declares nothing.
-        awaits: Returns what an argument waits for, None if for no other worker; None: none of them does.
+        is_long: It visits all rows, reaches a file system, or applies the steps that it completes.
+        declares: Returns the spec in an argument, whose kernels may have to be compiled; None: no spec.
+        awaits: Returns what an argument waits for, None for no other worker; None: it never waits.
     """
 
     service: str
@@ -158,7 +157,7 @@ CodecOf = Callable[[Descriptor], Codec[T]]
 def call_of(
     method: MethodDescriptor, request: CodecOf[Q], answer: CodecOf[A], **columns: Any
 ) -> Call[Q, A]:
-    """Returns the row of an RPC, with the columns of `Call` that are not as for most."""
+    """Returns the row of an RPC; `columns` are those of `Call` with other values than the defaults."""
     return Call(
         service=method.containing_service.full_name,
         name=method.name,
@@ -169,12 +168,12 @@ def call_of(
 
 
 def no_fields(message: Descriptor) -> Codec[None]:
-    """A message without fields, for None."""
+    """Codec of a message without fields, for None."""
     return Codec(GetMessageClass(message), FieldCodec(lambda _: {}, lambda _: None))
 
 
 def record(class_: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
-    """A message whose fields are those of a dataclass; codecs for its columns of numbers."""
+    """Codec of a message with the fields of a dataclass; `columns` are the codecs of its arrays."""
     return lambda message: record_codec(class_, message, **columns)
 
 
@@ -183,12 +182,12 @@ def _call(name: str, request: CodecOf[Q], answer: CodecOf[A], **columns: Any) ->
 
 
 def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
-    """A message whose only field is the value."""
+    """Codec of a message whose only field is the value."""
     return lambda message: value_codec(annotation, name, message, codec)
 
 
 def _whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
-    """As `record`, by one codec: how the columns of a message are is said by another of its fields."""
+    """As `record`, with one codec for the whole message: a field of it says how its columns are encoded."""
     return lambda message: whole_codec(class_, message, codec)
 
 

@@ -55,15 +55,14 @@ SERVER_OPTIONS = [
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Whether an event of gRPC's servers is: a caller who has gone before its answer is none."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "ExecuteBatchError"
 
 
 def server_options(*, ports: int = 1) -> list[tuple[str, Any]]:
-    """Returns the options of a server of this process, one of so many ports that share its connections.
+    """Returns the options of one of `ports` servers that share this process's connections.
 
-    Connections beyond are closed at once, so that files of the process can always be opened.
+    Connections above the limit are closed at once, so that the process can always open files.
     """
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_a_line)
     return [*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", connection_limit() // ports)]

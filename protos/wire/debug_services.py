@@ -1,7 +1,7 @@
-"""Services for debugging, on request: gRPC's reflection, for grpcurl, and channelz, for grpcdebug.
+"""Optional debug services: gRPC's reflection, for grpcurl, and channelz, for grpcdebug.
 
-Reflection tells which methods a server has and what their messages look like, channelz which connections
-and streams it has, and what went over them. Like the status, both are for readers.
+Reflection shows a server's methods and messages, channelz its connections and streams. Like the status,
+both are for readers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,9 @@ from protos.wire.security.authorization import Guarded, Method
 
 
 class DebugServices:
-    """Adds the services to a server on an event loop."""
+    """Adds the services to a server on an event loop; raises UsageError without their extra."""
 
     def __init__(self) -> None:
-        """Imports them.
-
-        Raises:
-            UsageError: If the extra is not installed.
-        """
         try:
             from grpc_channelz.v1 import channelz, channelz_pb2
             from grpc_reflection.v1alpha import reflection, reflection_pb2
@@ -36,7 +31,7 @@ class DebugServices:
 
     @property
     def methods(self) -> Sequence[Guarded]:
-        """The methods, of which each needs an access."""
+        """The methods, with the access that each needs."""
         return [
             Method(service.full_name, method.name)
             for service in self._services
@@ -44,12 +39,7 @@ class DebugServices:
         ]
 
     def add_to(self, server: grpc.aio.Server, services: Iterable[str]) -> None:
-        """Adds both.
-
-        Args:
-            server: Not started yet.
-            services: Full names of its other services, which reflection is to tell of.
-        """
+        """Adds both to a server that is not started; `services` are its other ones, for reflection."""
         names = [*services, *(service.full_name for service in self._services)]
         self._reflection.enable_server_reflection(names, server)
         self._channelz.add_channelz_servicer(server)

@@ -17,7 +17,7 @@ ROOT = PROTOS.parent.parent
 
 
 def generate(target: Path) -> None:
-    """Writes the code of all `.proto` files below `target`, which plays the repository's root."""
+    """Writes the code of all `.proto` files below `target`, in the place of the repository's root."""
     from grpc_tools import protoc  # a development tool: imported only to generate
 
     for proto in sorted(PROTOS.glob("*.proto")):
@@ -27,7 +27,7 @@ def generate(target: Path) -> None:
 
 
 def stale_files() -> list[str]:
-    """Returns the names of generated files that differ from what the protos say."""
+    """Returns the names of generated files that differ from the protos."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
         fresh = {path.name: path.read_bytes() for path in Path(folder, "protos/v1").iterdir()}

@@ -1,4 +1,4 @@
-"""Exceptions <-> gRPC status, the only place with the table.
+"""Exceptions <-> gRPC status.
 
 The status code is for tools and dashboards; the exact class travels in the trailing metadata
 `ctr-ps-error`, so that a worker raises what the server raised.
@@ -43,12 +43,12 @@ _CODES: dict[type[errors.CtrPsError], grpc.StatusCode] = {
 
 
 def status_of(error: errors.CtrPsError) -> grpc.StatusCode:
-    """Returns the code that stands for an error's class."""
+    """Returns the status code of an error's class."""
     return next(_CODES[base] for base in type(error).__mro__ if base in _CODES)
 
 
 def details_of(error: errors.CtrPsError) -> str:
-    """Returns the message of an error, cut to what a header holds."""
+    """Returns the message of an error, truncated to fit a header."""
     details = str(error)
     if len(details) > MAX_DETAILS_CHARACTERS:
         details = f"{details[:MAX_DETAILS_CHARACTERS]} [cut]"
@@ -56,7 +56,7 @@ def details_of(error: errors.CtrPsError) -> str:
 
 
 def metadata_of(error: errors.CtrPsError) -> tuple[tuple[str, str], ...]:
-    """Returns the trailing metadata that carry an error's class, and what it says besides its message."""
+    """Returns the trailing metadata with an error's class and its further fields."""
     metadata = ((METADATA_KEY, type(error).__name__),)
     if isinstance(error, errors.OverloadedError) and error.retry_after_s is not None:
         return (*metadata, (RETRY_AFTER_KEY, str(math.ceil(1000 * error.retry_after_s))))
@@ -77,10 +77,7 @@ def _number(metadata: Mapping[str, str | bytes], key: str) -> int | None:
 
 
 def error_of(failure: grpc.RpcError, endpoint: str, call: str) -> errors.CtrPsError:
-    """Returns the exception to raise for a failed call to a server.
-
-    The server's own exception where it sent one, else a `TransportError` that names endpoint and call.
-    """
+    """Returns the exception for a failed call: the server's own, else a `TransportError`."""
     metadata = dict(failure.trailing_metadata() or ())
     name = metadata.get(METADATA_KEY)
     details = f"{endpoint}: {failure.details()}"

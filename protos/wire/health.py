@@ -1,7 +1,7 @@
-"""Health checks of gRPC, as probes, load balancers and clients that wait for a server ask them.
+"""Health checks of gRPC, for probes, load balancers and waiting clients.
 
 Anybody may ask, so an answer costs nothing: requests are not read, whatever service they name, and an address
-has `MAX_CALLS` of a kind open at once. Callers that a server knows, as workers, are not counted.
+has `MAX_CALLS` of a kind open at once. Callers with a known token are not counted.
 """
 
 import asyncio
@@ -23,18 +23,14 @@ WHY_KEY = "ctr-ps-why"
 
 
 class HealthService:
-    """The service grpc.health.v1 of a gRPC server of asyncio, which serves from `begin` to `end`.
+    """The service grpc.health.v1 of a gRPC server of asyncio, serving from `begin` to `end`.
 
-    The servicer of grpcio-health-checking (1.85) reads requests of any size; its watches outlast the server's
-    grace, and it forgets all watches of a service when one of them ends.
+    Without `why_not`, the reason why it does not serve yet, it begins at once. The servicer of
+    grpcio-health-checking (1.85) reads requests of any size; its watches outlast the server's grace, and it
+    forgets all watches of a service when one of them ends.
     """
 
     def __init__(self, why_not: Callable[[], str] | None = None) -> None:
-        """Serves, or begins to later.
-
-        Args:
-            why_not: Returns why it does not serve before `begin`; None: it does at once.
-        """
         self._why_not = why_not
         self._tokens: WatchedTokens | None = None
         self._begun = asyncio.Event()
@@ -44,11 +40,7 @@ class HealthService:
             self.begin()
 
     def add_to(self, server: grpc.aio.Server, credentials: Credentials) -> None:
-        """Adds the methods to a server, which knows its callers by these credentials.
-
-        Raises:
-            UsageError: If there are to be tokens, and none can be read.
-        """
+        """Adds the methods to a server; raises UsageError if its tokens cannot be read."""
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
         serializer = health_pb2.HealthCheckResponse.SerializeToString
         methods = {
@@ -63,11 +55,11 @@ class HealthService:
         server.add_generic_rpc_handlers((handler,))
 
     def begin(self) -> None:
-        """Says from now on that it serves."""
+        """Reports SERVING from now on."""
         self._begun.set()
 
     def end(self) -> None:
-        """Says from now on that nothing is served, and ends all watches."""
+        """Reports NOT_SERVING and ends all watches."""
         self._ending.set()
         self._begun.set()
 
@@ -78,7 +70,7 @@ class HealthService:
         return self._answer()
 
     async def _watch(self, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        """Says whether the server serves, and when that changes; at its end it ends, as UNAVAILABLE."""
+        """Reports the status and its changes; ends with UNAVAILABLE when the server does."""
         await self._take_place("watch", context)
         await context.write(self._answer())
         if not self._begun.is_set():
@@ -90,7 +82,7 @@ class HealthService:
         await context.abort(grpc.StatusCode.UNAVAILABLE, "the server ends")
 
     async def _take_place(self, kind: str, context: grpc.aio.ServicerContext) -> None:
-        """Counts a call until it has ended; refuses it if too many of its address are open."""
+        """Counts an open call of an unknown caller, or refuses it above the limit of its address."""
         if self._knows(context):
             return
         place = kind, context.peer().rpartition(":")[0]
@@ -101,7 +93,6 @@ class HealthService:
         context.add_done_callback(lambda _: self._give_back(place))
 
     def _knows(self, context: grpc.aio.ServicerContext) -> bool:
-        """Whether a caller is known; all are who reach a server without tokens."""
         if self._tokens is None:
             return True
         token = token_in(context.invocation_metadata())

@@ -1,6 +1,6 @@
-"""The calls to a heter trainer: what they are given, and one row an RPC, as in calls.py.
+"""The calls to a heter trainer: request dataclasses, and one row an RPC, as in calls.py.
 
-Arrays that come off the wire are read-only: they are views of the message.
+Decoded arrays are read-only views of the message.
 """
 
 import math
@@ -27,12 +27,12 @@ _DTYPES = {"float32": "<f4", "bool": "?", "int32": "<i4", "int64": "<i8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """A batch of B examples, behind the layers before the cut.
+    """A batch of B examples, after the layers before the cut.
 
     Attributes:
-        member: The worker that sends it, and its process.
-        number: Of the batch among those of the member.
-        settled: The answers of all batches before this number have arrived.
+        member: The sending worker and its process.
+        number: Of the batch among the member's.
+        settled: The answers to all batches before this number have arrived.
         dense: float32[B, num_dense].
         labels: float32[B].
         outputs: Of the layers before the cut.
@@ -48,12 +48,12 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """What a heter trainer answers.
+    """Answer of a heter trainer to a batch.
 
     Attributes:
         loss: Summed over the examples; not finite if the gradients are not.
-        probabilities: float32[B], of a click.
-        grads: Of the loss, with the shapes of the outputs; float32[0] where there is none.
+        probabilities: Of a click, float32[B].
+        grads: Of the loss, in the shapes of the outputs; float32[0] where there is none.
     """
 
     loss: float
@@ -63,14 +63,9 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attend:
-    """A barrier that a worker comes to.
+    """Announcement of a worker's barrier or, with `op`, of an all-reduce of `size` numbers.
 
-    Attributes:
-        member: The worker, and its process.
-        number: Of the barrier among those of the job.
-        name: Of the barrier.
-        size: Of an all-reduce: how many numbers each member brings.
-        op: How they are reduced; None: a barrier.
+    `number` is that of the barrier in the job.
     """
 
     member: Member

@@ -1,7 +1,7 @@
-"""What calls are given, where that is more than one value: a dataclass an RPC, named as it is.
+"""Request dataclasses, one per RPC with several arguments, named after it.
 
-Their fields are those of the messages and, but for calls with a handler of their own, parameters of the
-store's method.
+Fields are those of the message and, unless the call has a handler of its own, parameters of the store's
+method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from protos.store import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """See `Coordination.join`; one that only asks is answered when the place is free, and takes nothing."""
+    """See `Coordination.join`; with `only_asks`, answered when the place is free, without taking it."""
 
     member: Member
     terms: Mapping[str, str]
@@ -49,7 +49,7 @@ class Renew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateDense:
-    """See `Parameters.create_dense`; of the server's piece."""
+    """See `Parameters.create_dense`; `values` are the server's piece."""
 
     spec: DenseSpec
     values: Values | None = None
@@ -57,7 +57,7 @@ class CreateDense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSparse:
-    """See `ParameterReader.pull_sparse`; of the server's keys."""
+    """See `ParameterReader.pull_sparse`, for the server's keys."""
 
     keys: Mapping[str, Keys]
     missing: Missing
@@ -68,7 +68,7 @@ class PullSparse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullDense:
-    """Request for a server's pieces of dense blocks."""
+    """See `ParameterReader.pull_dense`, for the server's pieces."""
 
     blocks: Sequence[str]
     at: Version | None = None
@@ -78,7 +78,7 @@ class PullDense:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushGrad:
-    """Request that hands over one chunk of a push; see `Parameters.push_grad`."""
+    """One chunk of a push; see `Parameters.push_grad`."""
 
     chunk: PushChunk
     push_id: PushId
@@ -88,7 +88,7 @@ class PushGrad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPull:
-    """Request that hands over a whole push, and then reads; see `Parameters.push_pull`."""
+    """A whole push, then a read; see `Parameters.push_pull`."""
 
     push: PushGrad
     sparse: PullSparse
@@ -96,13 +96,13 @@ class PushPull:
 
     @property
     def at(self) -> Version | None:
-        """The version that it waits for."""
+        """The awaited version."""
         return self.sparse.at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullState:
-    """See `StateTransfer.pull_state`; of the server's keys, and stretches of its pieces."""
+    """See `StateTransfer.pull_state`, for the server's keys and stretches of its pieces."""
 
     keys: Mapping[str, Keys]
     stretches: Sequence[Stretch]
@@ -111,7 +111,7 @@ class PullState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushState:
-    """Request that hands over one chunk of a push; see `StateTransfer.push_state`."""
+    """One chunk of a push; see `StateTransfer.push_state`."""
 
     chunk: StateChunk
     push_id: PushId
@@ -208,7 +208,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFolder:
-    """Request to check that a server could save into a folder, which holds the token."""
+    """Checks that a server can save into a folder, which holds the token."""
 
     folder: str
     token: str
@@ -216,7 +216,7 @@ class CheckFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Request for a snapshot, to be saved with the same token; `base` is the token of a delta's base."""
+    """Takes a snapshot, to be saved with the same token; `base` is the token of a delta's base."""
 
     token: str
     base: str = ""
@@ -225,7 +225,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
-    """Request that a server writes its share of a checkpoint; `inference` as in `SaveRequest`."""
+    """Writes the server's share of a checkpoint; `inference` as in `SaveRequest`."""
 
     folder: str
     token: str
@@ -235,7 +235,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """See `Checkpoints.load`; of the server's share."""
+    """See `Checkpoints.load`, for the server's share."""
 
     url: str
     token: str = ""
@@ -256,7 +256,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrink:
-    """See `Admin.shrink`; of the server's shards."""
+    """See `Admin.shrink`, for the server's shards."""
 
     max_norm: float | None = None
     dry_run: bool = False

@@ -1,7 +1,7 @@
 """Chains of deltas: the checkpoints that a delta needs, and how their rows are merged.
 
 full <---- delta <---- delta        each has the name of its base, in the same folder, and the sha256 of
-the base's manifest: so a base that was replaced is detected
+the base's manifest: so a replaced base is detected
 
 rows = rows of the base, decayed, without those removed or changed since + changed rows
 """
@@ -13,7 +13,6 @@ import numpy as np
 from protos.errors import CheckpointError
 from protos.gradients import Values
 from protos.keys import Keys
-from protos.spec import TableSpec
 from ps_server.checkpoint.files.manifest import MANIFEST, Manifest
 from ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
 from ps_server.checkpoint.storage.folders import Folder, folder_at
@@ -74,10 +73,9 @@ def _aged(statistics: Values, change: ShardChange) -> Values:
 
 
 def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]:
-    """Returns a checkpoint and those it needs, the full one first.
+    """Returns a checkpoint and its bases, the full one first.
 
-    Raises:
-        CheckpointError: If one is missing, was replaced, or does not fit; names it.
+    Raises CheckpointError, with the name, if one is missing, was replaced, or does not fit.
     """
     published = read_published(folder)
     chain = [(folder, published)]
@@ -94,19 +92,22 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
                 f"{folder.url} needs its base {base_folder.url}, which was replaced since: its manifest has "
                 f"the sha256 {base_published.sha256}, not {published.manifest.base_sha256}"
             )
-        _require_fitting(published.manifest, base_published.manifest, folder.url)
+        shapes, base_shapes = _shapes_of(published.manifest), _shapes_of(base_published.manifest)
+        if shapes != base_shapes:
+            raise CheckpointError(
+                f"{folder.url} does not fit its base {base!r}: its tables have (dim, shards, optimizer, "
+                f"widths of state and statistics) {shapes}, those of the base {base_shapes}"
+            )
         folder, published = base_folder, base_published
         chain.append((folder, published))
     return chain[::-1]
 
 
 def dependants(folder: Folder) -> list[str]:
-    """Returns the names of the deltas that need a checkpoint, ascending; they are in the same parent folder.
+    """Returns the names of the deltas that need a checkpoint, ascending, from the same parent folder.
 
-    Deltas whose base was replaced already do not count, as they cannot be read.
-
-    Raises:
-        CheckpointError: If the parent folder cannot be listed.
+    Deltas of a replaced base do not count, as they cannot be read. Raises CheckpointError if the parent
+    folder cannot be listed.
     """
     above = folder.url.rpartition("/")[0]
     if not folder.has(MANIFEST) or above.endswith(":/"):  # a bucket has no parent
@@ -128,11 +129,7 @@ def dependants(folder: Folder) -> list[str]:
 
 
 def require_unneeded(folder: Folder) -> None:
-    """Checks that no delta needs the checkpoint in a folder, so that it may be replaced.
-
-    Raises:
-        CheckpointError: If one does, or if the parent folder cannot be listed.
-    """
+    """Raises CheckpointError if a delta needs the checkpoint in a folder, or `dependants` fails."""
     if names := dependants(folder):
         raise CheckpointError(
             f"{folder.url} will not be replaced: {', '.join(names)} in the same folder need it unchanged; "
@@ -145,21 +142,10 @@ def beside(folder: Folder, name: str) -> Folder:
     return folder_at(f"{folder.url.rpartition('/')[0]}/{name}")
 
 
-def _require_fitting(manifest: Manifest, base: Manifest, url: str) -> None:
-    shapes, base_shapes = _shapes_of(manifest), _shapes_of(base)
-    if shapes != base_shapes:
-        raise CheckpointError(
-            f"{url} does not fit its base {manifest.base!r}: its tables have (dim, shards, optimizer, "
-            f"widths of state and statistics) {shapes}, those of the base {base_shapes}"
-        )
-
-
 def _shapes_of(manifest: Manifest) -> dict[str, tuple[object, ...]]:
-    return {spec.name: _shape_of(manifest, spec) for spec in manifest.tables}
-
-
-def _shape_of(manifest: Manifest, spec: TableSpec) -> tuple[object, ...]:
-    widths = {
-        (entry.state_width, entry.statistics_width) for entry in manifest.files_of_table(spec.name)
-    }
-    return spec.dim, spec.num_shards, spec.optimizer.name, *sorted(widths)
+    shapes = {}
+    for spec in manifest.tables:
+        files = manifest.files_of_table(spec.name)
+        widths = {(entry.state_width, entry.statistics_width) for entry in files}
+        shapes[spec.name] = spec.dim, spec.num_shards, spec.optimizer.name, *sorted(widths)
+    return shapes

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protos.errors import CheckpointError
 from protos.gradients import Values
@@ -42,7 +41,9 @@ class _InferenceRows:
 
     def export_shard(self, shard: int) -> Rows:
         rows = self.source.export_shard(shard)
-        kept = _scores(self.spec, rows) >= self.settings.min_score
+        kept = np.ones(rows.keys.size, np.bool_)
+        if self.spec.statistics is not None and rows.statistics.shape[1]:
+            kept = scores_of(rows.statistics, self.spec.statistics) >= self.settings.min_score
         nothing = np.empty((int(kept.sum()), 0), np.float32)
         return Rows(
             keys=rows.keys[kept],
@@ -54,8 +55,6 @@ class _InferenceRows:
 
 @dataclass(frozen=True, slots=True)
 class _InferenceBlock:
-    """A `DenseSource` without optimizer state."""
-
     source: DenseSource
 
     @property
@@ -66,13 +65,6 @@ class _InferenceBlock:
         piece = self.source.export()
         nothing = np.empty((0, piece.weights.size), np.float32)
         return DensePiece(piece.start, piece.weights, nothing, np.empty(0, np.float32))
-
-
-def _scores(spec: TableSpec, rows: Rows) -> NDArray[np.float64]:
-    """Returns the scores of rows, float64[N]; infinity without statistics."""
-    if spec.statistics is None or not rows.statistics.shape[1]:
-        return np.full(rows.keys.size, np.inf)
-    return scores_of(rows.statistics, spec.statistics)
 
 
 def _narrowed(table: str, weights: Values, settings: InferenceSettings) -> Values:
@@ -95,9 +87,8 @@ def write_inference_share(
 ) -> list[Entry]:
     """Writes one server's share of an inference checkpoint into the folder of a save.
 
-    Raises:
-        CheckpointError: If it cannot be written, if `min_score` is set and a table has no statistics, or if
-            weights are out of the dtype's range.
+    Raises CheckpointError if it cannot be written, if `min_score` is set and a table has no statistics, or if
+    weights are out of the dtype's range.
     """
     for table in tables:
         if settings.min_score > 0 and not table.statistics_width:

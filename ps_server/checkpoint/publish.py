@@ -8,6 +8,8 @@
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
 saves to one target are not supported. Retention of old checkpoints is in retention.py.
+
+All functions raise CheckpointError if the storage cannot be reached, read or written.
 """
 
 import json
@@ -40,16 +42,12 @@ _UNFINISHED = re.compile(r"(?:LATEST|BEST|MANIFEST\.json)\.[0-9a-f]+\.(?:next|pa
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a file beside the data of a save is its manifest, or one that is being written."""
+    """Whether a file beside the data of a save is its manifest, or an unfinished one."""
     return _OWN_FILE.fullmatch(name) is not None
 
 
 def remove_unfinished_files(folder: Folder) -> None:
-    """Removes what is left of files that killed processes were replacing.
-
-    Raises:
-        CheckpointError: If the folder cannot be read, or a file cannot be removed.
-    """
+    """Removes files that killed processes left unfinished."""
     for name in folder.files():
         if _UNFINISHED.fullmatch(name):
             folder.remove_file(name)
@@ -58,8 +56,7 @@ def remove_unfinished_files(folder: Folder) -> None:
 def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, str]:
     """Creates the data folder of a save to `target`, and returns it and its token.
 
-    Raises:
-        CheckpointError: If it cannot be created, or `require_replaceable` refuses `target`.
+    Raises CheckpointError if `require_replaceable` refuses `target`.
     """
     require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)
@@ -75,12 +72,9 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
 
 
 def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
-    """Checks that a save may replace what is at `target`: nothing, or a checkpoint for the same use.
+    """Raises CheckpointError unless `target` is empty or a checkpoint for the same use.
 
-    A damaged one may be replaced, but not one that only this release, or only now, cannot be read.
-
-    Raises:
-        CheckpointError: If it may not; says what is there.
+    A damaged one may be replaced, but not one that only this release cannot read, or only now.
     """
     if target.has(MANIFEST):
         _require_same_use(target, is_inference=is_inference)
@@ -97,15 +91,14 @@ def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
 def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
     """Publishes a manifest at `target`, replacing the checkpoint there.
 
-    Raises:
-        CheckpointError: If that fails, or another process saves there; the old checkpoint or the new one is
-            there, complete.
+    Raises CheckpointError on failure, or if another process saves there; the old checkpoint or the new one is
+    there, complete.
     """
     content = manifest_to_json(manifest).encode()
     if not data.has(TOKEN):
         raise CheckpointError(
             f"{target.url} was not replaced: another process has removed the files of this save, so two "
-            f"save there"
+            f"processes save there"
         )
     data.remove_file(TOKEN)  # from here on servers refuse to write to it
     target.put(MANIFEST, content)
@@ -116,7 +109,7 @@ def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
 
 
 def discard(target: Folder, data: Folder) -> None:
-    """Removes the data of a failed save, unless it was published nevertheless."""
+    """Removes the data of a failed save, unless it was published."""
     try:
         if target.has(MANIFEST) and read_manifest(target).data_folder == data.name:
             return
@@ -127,14 +120,9 @@ def discard(target: Folder, data: Folder) -> None:
 
 
 def require_writable(root: str | Path, check_servers: Callable[[str, str], object]) -> None:
-    """Checks, before training, that checkpoints can be saved into a folder.
+    """Raises CheckpointError, before training, if this process or a server cannot save into a folder.
 
-    Args:
-        root: Folder of checkpoints.
-        check_servers: Has every server check a probe folder with `check_folder`, given its URL and token.
-
-    Raises:
-        CheckpointError: If this process or a server cannot write to it.
+    `check_servers` lets every server run `check_folder` on a probe folder, by its URL and token.
     """
     probe = folder_at(root).child("probe")
     data, token = open_data(probe)
@@ -146,7 +134,7 @@ def require_writable(root: str | Path, check_servers: Callable[[str, str], objec
 
 @dataclass(frozen=True, slots=True)
 class PublishedManifest:
-    """A published manifest, and the checksum in it."""
+    """A published manifest and its checksum."""
 
     manifest: Manifest
     sha256: str
@@ -155,8 +143,7 @@ class PublishedManifest:
 def read_published(target: Folder) -> PublishedManifest:
     """Returns the manifest of a checkpoint, with its checksum.
 
-    Raises:
-        CheckpointError: If it does not exist, was altered, or has another format version.
+    Raises CheckpointError if it does not exist, was altered, or has another format version.
     """
     text = target.read(MANIFEST)
     manifest = manifest_from_json(text, f"{target.url}/{MANIFEST}")
@@ -164,21 +151,15 @@ def read_published(target: Folder) -> PublishedManifest:
 
 
 def read_manifest(target: Folder) -> Manifest:
-    """Returns the manifest of a checkpoint; raises as `read_published`."""
+    """As `read_published`, without the checksum."""
     return read_published(target).manifest
 
 
 def write_latest(root: str | Path, name: str, before: str | None = None) -> None:
-    """Makes `name` the latest of the checkpoints in `root`.
+    """Makes `name` the latest of the checkpoints in `root`; CheckpointError if it is none, or not the newest.
 
-    Args:
-        root: Folder of checkpoints.
-        name: Of a checkpoint.
-        before: What `latest_in` said when its run began: any other that `LATEST` names by now is of this
-            run, and is replaced only by one that is as new. None: any is replaced.
-
-    Raises:
-        CheckpointError: If it is not a checkpoint, or `LATEST` cannot be written, or names a newer one.
+    `before` is `latest_in(root)` at the start of the run. If LATEST has changed since, the new one is of this
+    run, and is replaced only by one of at least its version. None: any is replaced.
     """
     folder = folder_at(root)
     if before is not None:
@@ -187,21 +168,13 @@ def write_latest(root: str | Path, name: str, before: str | None = None) -> None
 
 
 def latest_in(root: str | Path) -> str:
-    """Returns the checksum of the checkpoint that `LATEST` names; "": none that can be read.
-
-    Raises:
-        CheckpointError: If the storage cannot be reached.
-    """
+    """Returns the checksum of the latest checkpoint; "": there is no readable one."""
     latest = _latest_of(folder_at(root))
     return "" if latest is None else latest.sha256
 
 
 def require_latest(root: str | Path, name: str) -> None:
-    """Checks that `LATEST` names a checkpoint that this process has made the latest.
-
-    Raises:
-        CheckpointError: If another process has named another one since.
-    """
+    """Raises CheckpointError if LATEST no longer names `name`, as another process saves there."""
     if (now := _named_by(folder_at(root), LATEST)) != name:
         raise CheckpointError(
             f"{root}/{LATEST} names {now!r} by now, and not {name!r}: another process saves there"
@@ -231,48 +204,31 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
 
 
 def write_best(root: str | Path, name: str) -> None:
-    """Makes `name` the best of the checkpoints in `root`, which `root/BEST` then leads to.
-
-    Raises:
-        CheckpointError: If it is not a checkpoint, or `BEST` cannot be written.
-    """
+    """Makes `name` the best of the checkpoints in `root`; raises CheckpointError if it is none."""
     _write_name(folder_at(root), BEST, name, "best")
 
 
 def best_in(root: str | Path) -> str | None:
-    """Returns the name of the best checkpoint in a folder; None: none is called so, or it was removed.
-
-    Raises:
-        CheckpointError: If the storage cannot be reached.
-    """
+    """Returns the name of the best checkpoint in a folder; None: BEST is missing, or names a removed one."""
     folder = folder_at(root)
     name = _named_by(folder, BEST) if folder.has(BEST) else ""
     return name if _is_checkpoint_in(folder, name) else None
 
 
 def forget_best(root: str | Path) -> None:
-    """Removes `BEST`, so that no checkpoint in `root` is called the best; the checkpoint itself stays.
-
-    Raises:
-        CheckpointError: If it cannot be removed.
-    """
+    """Removes `BEST`; the checkpoint itself stays."""
     folder_at(root).remove_file(BEST)
 
 
 def has_latest(root: str | Path) -> bool:
-    """Returns whether a folder of checkpoints has `LATEST`.
-
-    Raises:
-        CheckpointError: If the storage cannot be reached.
-    """
+    """Whether a folder of checkpoints has `LATEST`."""
     return folder_at(root).has(LATEST)
 
 
 def resolve(url: str | Path) -> Folder:
     """Returns the folder of the checkpoint `url`, of the latest one in that folder, or of `folder/BEST`.
 
-    Raises:
-        CheckpointError: If there is none; names what is missing.
+    Raises CheckpointError if there is none; names what is missing.
     """
     folder = folder_at(url)
     if folder.has(MANIFEST):
@@ -326,11 +282,7 @@ def _write_name(root: Folder, file: str, name: str, rank: str) -> None:
 
 
 def published_in(root: Folder) -> dict[str, PublishedManifest]:
-    """Returns the manifests of the checkpoints in a folder, by name; skips damaged ones with a warning.
-
-    Raises:
-        CheckpointError: If the folder cannot be listed, or storage cannot be reached.
-    """
+    """Returns the manifests of the checkpoints in a folder, by name; skips damaged ones with a warning."""
     published = {}
     for folder in map(root.child, root.folders()):
         if folder.has(MANIFEST):
@@ -342,7 +294,6 @@ def published_in(root: Folder) -> dict[str, PublishedManifest]:
 
 
 def _is_checkpoint_in(root: Folder, name: str) -> bool:
-    """Whether `name` is a plain name, and `root/name` a checkpoint."""
     is_plain = name not in ("", ".", "..") and "/" not in name
     return is_plain and root.child(name).has(MANIFEST)
 
@@ -366,7 +317,7 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
 
 
 def _remove_leftovers(target: Folder) -> None:
-    """Removes the data of interrupted saves, to free the space for the next one."""
+    """Removes the data of interrupted saves, to free space for the next one."""
     remove_unfinished_files(target)
     if not target.has(MANIFEST):
         _remove_data(target, keep="")

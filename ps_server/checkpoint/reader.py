@@ -1,4 +1,7 @@
-"""Reading a checkpoint, on any number of servers."""
+"""Reading a checkpoint, on any number of servers.
+
+A missing or altered file raises CheckpointError.
+"""
 
 import hashlib
 import json
@@ -47,7 +50,9 @@ FileT = TypeVar("FileT", TableEntry, CountersEntry)
 class Checkpoint:
     """A checkpoint in storage. Checksums are compared on reading; arrays are read-only.
 
-    A delta is read with its base, as the whole model.
+    A delta is read with its base, as the whole model. `open` finds a published checkpoint; this constructor
+    takes a folder with a manifest, and raises CheckpointError if that is not complete, or a file is missing
+    or has another size.
 
     Attributes:
         url: Path or URL.
@@ -65,11 +70,6 @@ class Checkpoint:
         sha256: str = "",
         base: "Checkpoint | None" = None,
     ) -> None:
-        """Opens a folder with a manifest, published or not; `open` finds a published one.
-
-        Raises:
-            CheckpointError: If the manifest is not complete, or a file is missing or has another size.
-        """
         require_whole(manifest, f"{folder.url}/{MANIFEST}")
         self.url, self.name = folder.url, folder.name
         self.manifest = manifest
@@ -85,8 +85,7 @@ class Checkpoint:
     def open(cls, url: str | Path) -> "Checkpoint":
         """Opens the checkpoint `url`, or the latest one in that folder; a delta with its chain.
 
-        Raises:
-            CheckpointError: If there is none, or it is not complete.
+        Raises CheckpointError if there is none, or it is not complete.
         """
         checkpoint: Checkpoint | None = None
         for folder, published in manifests_of_chain(resolve(url)):
@@ -102,18 +101,17 @@ class Checkpoint:
 
     @cached_property
     def chain(self) -> Sequence["Checkpoint"]:
-        """The checkpoints that this one consists of, the full one first and this one last."""
+        """The checkpoints of this one's chain, the full one first and this one last."""
         chain = [self]
         while (base := chain[-1].base) is not None:
             chain.append(base)
         return chain[::-1]
 
     def require(self, names: Iterable[str], only: Collection[str] = ()) -> None:
-        """Checks that there is a table or dense block of each of `names`, or of `only` if given.
+        """Raises CheckpointError unless it has each of `names`, or of `only`, as a table or dense block.
 
-        Raises:
-            CheckpointError: If one is missing, which would silently keep initial values, or if `only` has a
-                name that is not in `names`.
+        A missing one would silently keep initial values. `only` counts if it is not empty, and must be in
+        `names`.
         """
         declared, saved = frozenset(names), self.tables.keys() | self.blocks.keys()
         if strange := sorted(frozenset(only) - declared if only else ()):
@@ -128,11 +126,7 @@ class Checkpoint:
             )
 
     def require_token(self, token: str) -> None:
-        """Checks that it is of the save with this token; an empty token matches any.
-
-        Raises:
-            CheckpointError: If another save replaced the checkpoint in the meantime.
-        """
+        """Raises CheckpointError if it is of another save than `token`'s; an empty token matches any."""
         if token and token != self.token:
             raise CheckpointError(
                 f"{self.url} is of save {self.token!r}, and was of {token!r} when the load began: it was "
@@ -140,11 +134,7 @@ class Checkpoint:
             )
 
     def require_trainable(self) -> None:
-        """Checks that the checkpoint can be loaded for training.
-
-        Raises:
-            CheckpointError: If it is an inference checkpoint.
-        """
+        """Raises CheckpointError if it is an inference checkpoint, which cannot be loaded for training."""
         if self.manifest.kind == "inference":
             raise CheckpointError(
                 f"checkpoint {self.url} is of kind 'inference': it has weights, but no optimizer state or "
@@ -153,7 +143,7 @@ class Checkpoint:
 
     @property
     def model_digest(self) -> str:
-        """The digest of the saved model; empty for a delta, for which `digest_of_files` computes it."""
+        """The digest of the saved model; empty for a delta: see `digest_of_files`."""
         return self.manifest.model_digest
 
     @cached_property
@@ -182,18 +172,13 @@ class Checkpoint:
         return list(self.manifest.attachments)
 
     def table(self, name: str) -> TableSpec:
-        """Returns the spec of a saved table.
-
-        Raises:
-            CheckpointError: If there is none of this name.
-        """
+        """Returns the spec of a saved table; raises CheckpointError if there is none of this name."""
         return _find(self.tables, name, "table", self.url)
 
     def read_shards(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields shards of a table with their numbers, in the order of the (full) checkpoint's files.
 
-        Raises:
-            CheckpointError: If there is no such table or shard, or a file was altered.
+        Raises CheckpointError if there is no such table or shard.
         """
         spec = self.table(table)
         wanted = frozenset(shards)
@@ -208,11 +193,7 @@ class Checkpoint:
             yield shard, reduce(merged, (change[shard] for change in changes), rows)
 
     def read_changes(self, table: str, shards: Set[int]) -> dict[int, ShardChange]:
-        """Returns the changes that this delta makes to shards of a table, by number.
-
-        Raises:
-            CheckpointError: If a file was altered.
-        """
+        """Returns the changes that this delta makes to shards of a table, by number."""
         spec = self.table(table)
         changed = dict(self._read_own_shards(spec, shards))
         statistics = spec.statistics or StatisticsSpec()
@@ -229,13 +210,8 @@ class Checkpoint:
     def saved_rows(self, table: str, *, maps: bool, verifies: bool) -> list[Layer]:
         """Returns a table's rows for lookups, newest layer first.
 
-        Args:
-            table: Name of the table.
-            maps: Map the files, without reading them; else keys and weights are copied into memory.
-            verifies: Compare the checksums of what is copied.
-
-        Raises:
-            CheckpointError: If there is no such table, or a file was altered or belongs to something else.
+        With `maps` the files are mapped without reading them; else keys and weights are copied into memory,
+        and their checksums compared if `verifies`.
         """
         spec = self.table(table)
 
@@ -254,11 +230,7 @@ class Checkpoint:
         ]
 
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
-        """Yields the candidates of shards with the shards' numbers, if any are saved.
-
-        Raises:
-            CheckpointError: If a file was altered.
-        """
+        """Yields the saved candidates of shards with the shards' numbers."""
         keys_only, wanted = replace(self.table(table), dim=0), frozenset(shards)
         for entry in _holding(self.manifest.files_of_table(table, "candidates"), wanted):
             yield from read_table_file(self._data, entry, keys_only, wanted)
@@ -266,11 +238,7 @@ class Checkpoint:
     def read_counters(
         self, table: str, shards: Iterable[int]
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yields the counters of shards with the shards' numbers, if any are saved.
-
-        Raises:
-            CheckpointError: If a file was altered.
-        """
+        """Yields the saved counters of shards with the shards' numbers."""
         wanted = frozenset(shards)
         for entry in _holding(self.manifest.files_of_counters(table), wanted):
             yield from read_counters_file(self._data, entry, wanted)
@@ -279,10 +247,8 @@ class Checkpoint:
         """Returns elements of a dense block, from `elements.start` to `elements.stop`.
 
         Scalars are those of the saved piece with the first element: pieces differ in them only if their
-        servers had not applied the same pushes.
-
-        Raises:
-            CheckpointError: If there is no such block, or `elements` exceeds it, or a file was altered.
+        servers had not applied the same pushes. Raises CheckpointError if there is no such block, or it is
+        shorter.
         """
         spec = _find(self.blocks, block, "dense block", self.url)
         start, stop = elements.start, elements.stop
@@ -304,11 +270,7 @@ class Checkpoint:
         )
 
     def attachment(self, name: str) -> bytes:
-        """Returns an attachment.
-
-        Raises:
-            CheckpointError: If there is none of this name, or it was altered.
-        """
+        """Returns an attachment; raises CheckpointError if there is none of this name."""
         saved = _find(self.manifest.attachments, name, "attachment", self.url)
         content = self._attachments.read(name)
         if hashlib.sha256(content).hexdigest() != saved.sha256:
@@ -318,11 +280,7 @@ class Checkpoint:
         return content
 
     def json_attachment(self, name: str) -> dict[str, Any]:
-        """Returns an attachment that is a JSON object.
-
-        Raises:
-            CheckpointError: As `attachment`, or if it is none.
-        """
+        """Returns an attachment that is a JSON object; raises CheckpointError if it is not."""
         try:
             content = json.loads(self.attachment(name))
         except (ValueError, RecursionError) as error:
@@ -340,11 +298,7 @@ class Checkpoint:
     def verify(self, *, without_rows: bool = False) -> None:
         """Reads every file, of a delta those of its chain, and compares all checksums.
 
-        Args:
-            without_rows: Leave out the rows: the caller has compared those that it read.
-
-        Raises:
-            CheckpointError: If anything was altered.
+        `without_rows` leaves out the rows, if the caller has compared their checksums.
         """
         for link in self.chain:
             link.verify_own(without_rows=without_rows)
@@ -368,11 +322,7 @@ class Checkpoint:
             )
 
     def digest_of_files(self) -> str:
-        """Returns the model's digest; for a delta, all rows of its chain are read.
-
-        Raises:
-            CheckpointError: If a file that is read was altered.
-        """
+        """Returns the model's digest; for a delta, all rows of its chain are read."""
         if self.base is None:
             return self.digest_of_own_files()
         shards = {
@@ -383,11 +333,7 @@ class Checkpoint:
         return model_digest(self._read_dense_weights(), shards)
 
     def digest_of_own_files(self) -> str:
-        """Returns the model's digest, from dense blocks and the digests of shards; "" for a delta.
-
-        Raises:
-            CheckpointError: If a dense block's file was altered.
-        """
+        """Returns the model's digest, from dense blocks and the digests of shards; "" for a delta."""
         dense = self._read_dense_weights()  # for a delta too: compares their checksums
         if self.base is not None:
             return ""
@@ -401,7 +347,6 @@ class Checkpoint:
 
 
 def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:
-    """Raises CheckpointError unless the folder has files of these sizes."""
     found = folder.files() if sizes else {}
     for file, size_bytes in sizes.items():
         if file not in found:
@@ -420,7 +365,6 @@ def _find(things: Mapping[str, T], name: str, kind: str, url: str) -> T:
 
 
 def _holding(files: Iterable[FileT], shards: Set[int]) -> Iterator[FileT]:
-    """Yields the files with any of the shards."""
     for file in files:
         if any(batch.shard in shards for batch in file.batches):
             yield file

@@ -1,6 +1,7 @@
-"""Retention: removal of old checkpoints, and of what interrupted saves and removals left.
+"""Retention: removal of old checkpoints, and of the remains of interrupted saves and removals.
 
-Which checkpoints of a folder belong to a run, and so may be removed, is ps_worker/checkpoints/retention.py.
+ps_worker/checkpoints/retention.py decides which checkpoints belong to a run, and so may be removed. A folder
+that cannot be read, or a checkpoint that cannot be removed, raises CheckpointError.
 """
 
 import logging
@@ -22,20 +23,10 @@ logger = logging.getLogger(__name__)
 
 
 def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
-    """Removes all but the newest checkpoints of a run, and the rest of removals that were interrupted.
+    """Removes all but the newest `number` checkpoints of a run's `own`, and the rest of interrupted removals.
 
-    Those that LATEST and BEST name, those of kind inference, and the bases of those kept are never removed.
-
-    Args:
-        root: Folder of checkpoints.
-        number: How many of `own` to keep, at least 1; 0 keeps all.
-        own: Names of the checkpoints that may be removed.
-
-    Returns:
-        Names of the checkpoints removed.
-
-    Raises:
-        CheckpointError: If the folder cannot be read, or a checkpoint cannot be removed.
+    Never removes those named by LATEST and BEST, those of kind inference, and the bases of others; 0 keeps
+    all. Returns the names of the removed ones.
     """
     if not number:
         return []
@@ -49,25 +40,13 @@ def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
 
 
 def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
-    """Removes checkpoints, but not those that `keep_last` never removes.
-
-    Args:
-        root: Folder of checkpoints.
-        names: Of those to remove; one that does not exist is removed.
-
-    Returns:
-        Names of the checkpoints removed.
-
-    Raises:
-        CheckpointError: If the folder cannot be read, or a checkpoint cannot be removed.
-    """
+    """Removes checkpoints, except those that `keep_last` never removes; returns their names."""
     manifests = manifests_in(root)
     old = [name for name in manifests if name in names and manifests[name].kind != "inference"]
     return _remove(folder_at(root), old, manifests)
 
 
 def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
-    """Removes those of `old` that nothing needs; returns their names."""
     named = [folder.read(file).decode().strip() for file in (LATEST, BEST) if folder.has(file)]
     kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
     removed = [name for name in manifests if name in old and name not in kept]
@@ -80,7 +59,6 @@ def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]
 
 
 def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str]:
-    """Returns `names` with the bases that they need."""
     kept: set[str] = set()
     for name in names:
         needed: str | None = name
@@ -91,7 +69,7 @@ def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str
 
 
 def _finish_removal(folder: Folder) -> None:
-    """Removes the rest of a checkpoint whose removal was interrupted: its manifest was removed first."""
+    """Removes the rest of a checkpoint after an interrupted removal, which begins with the manifest."""
     names = folder.folders()
     is_rest = bool(names) and not folder.files() and all(map(is_data_folder, names))
     # A running save has a TOKEN in its data folder until it has a manifest.
@@ -101,25 +79,15 @@ def _finish_removal(folder: Folder) -> None:
 
 
 def manifests_in(root: str | Path) -> dict[str, Manifest]:
-    """Returns the manifests of the checkpoints in a folder by name, oldest first; skips damaged ones.
-
-    Raises:
-        CheckpointError: If the folder cannot be read.
-    """
+    """Returns the manifests of the checkpoints in a folder by name, oldest first; skips damaged ones."""
     manifests = {name: found.manifest for name, found in published_in(folder_at(root)).items()}
     return dict(sorted(manifests.items(), key=lambda item: (item[1].created, item[0])))
 
 
 def remove_unfinished(root: str | Path) -> list[str]:
-    """Removes the data of interrupted first saves from a folder of checkpoints, and unfinished files.
+    """Removes the data of interrupted first saves, and unfinished files; returns the folders' names.
 
     Must not be called during a save into the folder, which looks the same.
-
-    Returns:
-        Names of the folders removed.
-
-    Raises:
-        CheckpointError: If the folder cannot be read, or one in it cannot be removed.
     """
     folder = folder_at(root)
     removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]

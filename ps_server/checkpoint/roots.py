@@ -1,4 +1,4 @@
-"""Roots: the folders in which a server may save and load, as any client could name another place."""
+"""Roots: the only folders in which a server saves and loads, as clients could name any place."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,22 +9,16 @@ from ps_server.checkpoint.storage.folders import place_of
 
 
 class Roots:
-    """Folders that checkpoints have to be in; if there are none, any place is allowed."""
+    """Folders that must contain all checkpoints; none: any place is allowed.
+
+    Raises CheckpointError if a path or URL is invalid.
+    """
 
     def __init__(self, urls: Iterable[str] = ()) -> None:
-        """Takes paths and URLs.
-
-        Raises:
-            CheckpointError: If one is not valid.
-        """
         self._places = [place_of(url) for url in urls]
 
     def require(self, urls: Sequence[str]) -> None:
-        """Checks that all `urls`, after following links, are in one of the roots.
-
-        Raises:
-            CheckpointError: If one is not.
-        """
+        """Raises CheckpointError unless all `urls`, with links resolved, are in the roots."""
         for url in urls if self._places else ():
             place = place_of(url)
             if not any(f"{place}/".startswith(f"{root.rstrip('/')}/") for root in self._places):
@@ -36,8 +30,7 @@ class Roots:
     def open(self, url: str) -> Checkpoint:
         """Opens the checkpoint `url`, or the latest one in that folder.
 
-        Raises:
-            CheckpointError: If there is none, it is not complete, or a file of it is not in the roots.
+        Raises CheckpointError if there is none, it is not complete, or a file of it is not in the roots.
         """
         self.require([url])
         found = resolve(url).url  # LATEST may lead to a link

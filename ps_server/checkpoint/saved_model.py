@@ -16,23 +16,17 @@ from ps_server.checkpoint.reader import Checkpoint
 
 
 class SavedModel:
-    """The parameters of one checkpoint. Immutable, so thread-safe."""
+    """The parameters of one checkpoint, copied into memory. Immutable, so thread-safe.
+
+    `maps` maps the files of rows instead, for a model larger than memory: they must not be changed. Each
+    lookup notices changes of size and time; truncation during a lookup ends the process. `verifies`
+    compares all checksums, of the bytes in memory unless they are mapped. Raises CheckpointError if a file
+    is missing, truncated or altered.
+    """
 
     def __init__(
         self, checkpoint: Checkpoint, *, maps: bool = False, verifies: bool = False
     ) -> None:
-        """Reads keys, weights and dense blocks into memory, where nobody changes them.
-
-        Args:
-            checkpoint: The checkpoint.
-            maps: Map the files of rows instead, for a model larger than memory: they must not be
-                changed. That they were is noticed by their size and time of change in each lookup; a
-                file that is cut during one ends the process.
-            verifies: Compare all checksums, of the bytes in memory unless they are mapped.
-
-        Raises:
-            CheckpointError: If a file is missing or truncated, or altered in what is read of it.
-        """
         self.checkpoint = checkpoint
         if verifies:
             checkpoint.verify(without_rows=not maps)
@@ -47,11 +41,7 @@ class SavedModel:
 
     @classmethod
     def open(cls, url: str | Path) -> "SavedModel":
-        """Opens the checkpoint `url`, or the latest one in that folder, in memory.
-
-        Raises:
-            CheckpointError: If there is none, or it is not complete.
-        """
+        """Opens the checkpoint `url`, or the latest one in that folder, in memory; see `Checkpoint.open`."""
         return cls(Checkpoint.open(url))
 
     @property
@@ -62,17 +52,12 @@ class SavedModel:
     def read(self, table: str, keys: Keys) -> Values:
         """Returns the rows of `keys` uint64[N] as float32[N, D]; missing keys have the table's default value.
 
-        Raises:
-            CheckpointError: If there is no such table, or its files are mapped and were changed.
+        Raises CheckpointError if there is no such table, or its mapped files were changed.
         """
         return self.find(table, keys)[0]
 
     def find(self, table: str, keys: Keys) -> tuple[Values, NDArray[np.bool_]]:
-        """Returns what `read` does, and bool[N], whether each key has a row.
-
-        Raises:
-            CheckpointError: As `read`.
-        """
+        """As `read`, with bool[N], whether each key has a row."""
         if table not in self._rows:
             raise CheckpointError(
                 f"checkpoint {self.checkpoint.url} has no table {table!r}, only {sorted(self._rows)}"

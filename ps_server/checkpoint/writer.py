@@ -1,4 +1,4 @@
-"""Saving: a server writes its share, and the saving process makes all shares a checkpoint."""
+"""Saving: a server writes its share, and the saving process turns all shares into a checkpoint."""
 
 import hashlib
 import time
@@ -32,11 +32,7 @@ from ps_server.table.contents import CountersSource, DenseSource, RemovedSource,
 
 
 def shared_folder(url: str, token: str) -> Folder:
-    """Returns the data folder of a save, after checking that this process sees the same as the saver.
-
-    Raises:
-        CheckpointError: If it sees no folder, or another one.
-    """
+    """Returns the data folder of a save; raises CheckpointError unless it is the one that the saver sees."""
     folder = folder_at(url)
     advice = "servers and workers need shared storage, at the same path or URL"
     if not folder.has(TOKEN):
@@ -49,11 +45,7 @@ def shared_folder(url: str, token: str) -> Folder:
 
 
 def check_folder(url: str, token: str, server_index: int) -> None:
-    """Checks that a server can write into the probe folder of `require_writable`.
-
-    Raises:
-        CheckpointError: If it sees no folder, or another one, or cannot write to it.
-    """
+    """Writes into the probe folder of `require_writable`; raises CheckpointError if that fails."""
     shared_folder(url, token).put(f"probe.server-{server_index}", b"")
 
 
@@ -72,11 +64,11 @@ def write_share(
     Args:
         folder: Data folder of the save.
         server_index: Index of the server.
-        tables: Its shards of each table; of a delta, with only the rows that changed.
+        tables: Its shards of each table; of a delta, only changed rows.
         blocks: Its piece of each dense block.
         candidates: Keys not admitted yet, of tables that count them exactly.
-        counters: Counters of keys without a row, of tables that have a counting filter.
-        removed: Of a delta: keys whose rows were removed since the base, of each table.
+        counters: Counters of keys without a row, of tables with a counting filter.
+        removed: Of a delta: keys of rows removed since the base, of each table.
 
     Raises:
         CheckpointError: If a file cannot be written.
@@ -93,8 +85,7 @@ def write_share(
 def open_base(base: str | Path, target: str | Path) -> Checkpoint:
     """Opens the base of a delta to be saved at `target`.
 
-    Raises:
-        CheckpointError: If it does not exist, is in another folder, or would be replaced by the delta.
+    Raises CheckpointError if it does not exist, is in another folder, or would be replaced by the delta.
     """
     checkpoint, folder = Checkpoint.open(base), folder_at(target)
     checkpoint.require_trainable()
@@ -125,16 +116,16 @@ def save_checkpoint(
     """Saves and publishes a checkpoint, and returns the model's digest; "" for a delta.
 
     Args:
-        target: Path or URL. A checkpoint there is replaced, except one for training by one for inference, or
-            the other way round.
-        write_shares: Called with the URL of the data folder and the token; has every server write its share,
+        target: Path or URL. A checkpoint there is replaced, but not one for training by one for inference or
+            vice versa.
+        write_shares: Called with the URL of the data folder and the token; lets every server write its share,
             after `shared_folder`, and returns all shares.
         tables: Every table, by name.
         blocks: Every dense block, by name.
         attachments: Opaque files to save with the parameters, by name.
         base: Base of a delta, from `open_base`; None: not a delta.
         is_inference: Whether the shares are written by `write_inference_share`.
-        confirm: Called before the checkpoint is published; raises if this process must not do that any more.
+        confirm: Called before publication; raises if this process must not publish any more.
         clock: Seconds since 1970.
 
     Raises:

@@ -35,21 +35,16 @@ def _unknown(what: str, name: str, known: list[str]) -> SpecError:
 
 
 def optimizer_of(spec: OptimizerSpec) -> Optimizer:
-    """Returns the optimizer that a spec names.
-
-    Raises:
-        SpecError: If no optimizer has that name.
-    """
+    """Returns the optimizer of a spec; raises SpecError if there is none of that name."""
     if spec.name not in OPTIMIZERS:
         raise _unknown("optimizer", spec.name, list(OPTIMIZERS))
     return OPTIMIZERS[spec.name]
 
 
 def hyper_of(spec: OptimizerSpec) -> Any:
-    """Returns the named tuple of hyper-parameters, as float32, with defaults; without a schedule.
+    """Returns the named tuple of hyper-parameters, as float32, with defaults and without a schedule.
 
-    Raises:
-        SpecError: If a parameter is unknown, out of range, or required and missing.
+    Raises SpecError if a parameter is unknown, out of range, or required and missing.
     """
     optimizer = optimizer_of(spec)
     own = {name: value for name, value in spec.params.items() if name != WEIGHT_DECAY}
@@ -80,7 +75,6 @@ def hyper_of(spec: OptimizerSpec) -> Any:
 
 
 def _weight_decay_of(spec: OptimizerSpec, learning_rate: float) -> float:
-    """Returns the weight decay of a spec, of which each update takes a share times the learning rate."""
     value = spec.params.get(WEIGHT_DECAY, 0.0)
     if value and not optimizer_of(spec).decays:
         own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
@@ -94,11 +88,9 @@ def _weight_decay_of(spec: OptimizerSpec, learning_rate: float) -> float:
 
 
 class AtStep(NamedTuple):
-    """What an update applies at one step.
+    """An update's hyper-parameters, whose type selects the row function, and its weight decay.
 
-    Attributes:
-        hyper: Hyper-parameters; their type selects the row function.
-        decay: Share of the weights that they lose before.
+    `decay` is the share of the weights that is removed before the update.
     """
 
     hyper: Any
@@ -106,14 +98,12 @@ class AtStep(NamedTuple):
 
 
 class Tuning:
-    """The hyper-parameters of a spec at each step of its schedule, and for each staleness. Immutable."""
+    """The hyper-parameters of a spec for each step of its schedule and each staleness. Immutable.
+
+    Raises SpecError as `hyper_of`, or if the weight decay or the schedule is impossible.
+    """
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        """Checks the spec.
-
-        Raises:
-            SpecError: As `hyper_of`, or if the weight decay or the schedule is impossible.
-        """
         self._hyper = hyper_of(spec)
         self._scheduled = optimizer_of(spec).scheduled
         self._schedule = spec.schedule
@@ -133,7 +123,7 @@ class Tuning:
         ]  # by staleness
 
     def at(self, step: int, staleness: int = 0) -> AtStep:
-        """Returns what an update applies after `step` batches of all workers."""
+        """Returns the parameters of an update after `step` batches of all workers."""
         found = self._unscheduled[min(staleness, len(self._unscheduled) - 1)]
         if self._schedule is None:
             return found

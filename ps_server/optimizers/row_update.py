@@ -29,15 +29,15 @@ class Optimizer:
     Attributes:
         name: Name in jobs and specs.
         hyper: Named tuple of hyper-parameters; those without a default are required.
-        ranges: Closed interval of each hyper-parameter that a spec may give.
-        scheduled: Hyper-parameter that a schedule multiplies; empty: there is no learning rate.
-        decays: Whether it takes a `weight_decay`, by which rows and dense blocks shrink before each update.
+        ranges: Closed interval of each hyper-parameter that a spec may set.
+        scheduled: Hyper-parameter that a schedule multiplies; empty: none.
+        decays: Whether it takes a `weight_decay`, applied before each update.
         switches: Hyper-parameters that are 0 or 1.
         num_slots: States of each weight.
-        initial_slot: Hyper-parameter that slots start at; None starts them at 0.
-        initial_scalars: Initial value of each state that a row has once.
-        is_movable: Whether an update keeps a change made to weights from outside, as by merging replicas.
-            False if it computes weights from the state alone.
+        initial_slot: Hyper-parameter with the slots' initial value; None: 0.
+        initial_scalars: Initial values of the states of a whole row.
+        is_movable: Whether an update keeps an external change of weights, as by merging replicas. False if
+            it computes weights from the state alone.
         is_elementwise: Whether each weight is updated by its own gradient and state alone. Required for
             dense blocks, whose values must not depend on the number of servers.
     """
@@ -65,7 +65,7 @@ class Optimizer:
 
 
 def row_function(hyper: type[Any]) -> Callable[[RowFunction], RowFunction]:
-    """Marks the function that updates one row under the hyper-parameters of type `hyper`."""
+    """Registers the function that updates one row, for hyper-parameters of type `hyper`."""
 
     def register(function: RowFunction) -> RowFunction:
         _ROW_FUNCTIONS[hyper] = function
@@ -76,7 +76,7 @@ def row_function(hyper: type[Any]) -> Callable[[RowFunction], RowFunction]:
 
 @inlined_kernel
 def decay_row(weights: Values, decay: np.float32) -> None:
-    """Takes the share `decay` off the weights of a row, float32[D], in place.
+    """Removes the share `decay` of the weights of a row, float32[D], in place.
 
     Decoupled weight decay: Loshchilov, Hutter, "Decoupled weight decay regularization", ICLR 2019.
     """
@@ -86,14 +86,9 @@ def decay_row(weights: Values, decay: np.float32) -> None:
 
 
 def update_row(hyper: Any, weights: Values, state: Values, grad: Values, scale: np.float32) -> None:
-    """Updates one row in place.
+    """Updates one row in place, weights float32[D] and state float32[state_width(D)].
 
-    Args:
-        hyper: The optimizer's hyper-parameters, as float32.
-        weights: float32[D].
-        state: float32[state_width(D)].
-        grad: float32[D], a sum over examples.
-        scale: One over the number of examples: `grad * scale` is the mean.
+    `grad` float32[D] is a sum over examples, and `scale` one over their number. `hyper` is float32.
     """
     _ROW_FUNCTIONS[type(hyper)](hyper, weights, state, grad, scale)
 

@@ -29,7 +29,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 
 
 def require_schedule(spec: ScheduleSpec) -> None:
-    """Raises SpecError if a schedule is impossible; says which setting is wrong."""
+    """Raises SpecError if a schedule is impossible; names the wrong setting."""
     if spec.kind not in SETTINGS:
         raise SpecError(f"kind of schedule is {spec.kind!r}, expected one of {', '.join(SETTINGS)}")
     named = f"of schedule {spec.kind!r} is"
@@ -50,7 +50,7 @@ def require_schedule(spec: ScheduleSpec) -> None:
 
 
 def factor_at(spec: ScheduleSpec, step: int) -> float:
-    """Returns the factor of the learning rate for what is applied after `step` batches."""
+    """Returns the factor of the learning rate after `step` batches."""
     if step < spec.warmup_steps:
         return (step + 1) / spec.warmup_steps
     after = step - spec.warmup_steps

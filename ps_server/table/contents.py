@@ -20,7 +20,7 @@ class Rows:
         keys: uint64[N], ascending.
         weights: float32[N, D].
         state: float32[N, K], optimizer state.
-        statistics: float32[N, S], statistics of each key; copied bit by bit, as not all are floats.
+        statistics: float32[N, S]; copied bit by bit, as not all are floats.
     """
 
     keys: Keys
@@ -34,7 +34,7 @@ class DensePiece:
     """Elements `[start, start + p)` of a dense block.
 
     Attributes:
-        start: Position of the first element in the block.
+        start: First element.
         weights: float32[p].
         element_state: float32[j, p], optimizer state of each element.
         scalars: float32[s], optimizer state of the whole piece.
@@ -46,32 +46,29 @@ class DensePiece:
     scalars: Values
 
 
-class TableSource(Protocol):
-    """One server's shards of a table, or of its candidates, as rows of dim 0."""
-
+class _Shards(Protocol):
     @property
     def spec(self) -> TableSpec:
         """The table's spec."""
-        ...
 
     @property
     def shards(self) -> Iterable[int]:
         """Shards of this server."""
-        ...
+
+
+class TableSource(_Shards, Protocol):
+    """One server's shards of a table, or of its candidates, as rows of dim 0."""
 
     @property
     def state_width(self) -> int:
         """K, the width of `Rows.state`."""
-        ...
 
     @property
     def statistics_width(self) -> int:
         """S, the width of `Rows.statistics`."""
-        ...
 
     def export_shard(self, shard: int) -> Rows:
         """Returns the rows of one of `shards`."""
-        ...
 
 
 class RemovedSource(TableSource, Protocol):
@@ -80,25 +77,13 @@ class RemovedSource(TableSource, Protocol):
     @property
     def passes(self) -> int:
         """Passes that ended since, in each of which all rows aged."""
-        ...
 
 
-class CountersSource(Protocol):
+class CountersSource(_Shards, Protocol):
     """One server's Bloom filter counters of a table."""
-
-    @property
-    def spec(self) -> TableSpec:
-        """The table's spec."""
-        ...
-
-    @property
-    def shards(self) -> Iterable[int]:
-        """Shards of this server."""
-        ...
 
     def export_shard(self, shard: int) -> NDArray[np.uint8]:
         """Returns the counters of one of `shards` as bytes, uint8[c]."""
-        ...
 
 
 class DenseSource(Protocol):
@@ -107,8 +92,6 @@ class DenseSource(Protocol):
     @property
     def spec(self) -> DenseSpec:
         """The block's spec."""
-        ...
 
     def export(self) -> DensePiece:
         """Returns the piece."""
-        ...

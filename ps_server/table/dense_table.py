@@ -33,7 +33,11 @@ def _apply(
 
 
 class DenseTable:
-    """One server's piece of a dense block. Thread-safe."""
+    """One server's piece of a dense block. Thread-safe.
+
+    `given` float32[p] are the initial values of a spec with a digest of them; without these the piece has
+    zeros, to be overwritten before a read. Raises SpecError if the spec is invalid.
+    """
 
     def __init__(
         self,
@@ -43,18 +47,6 @@ class DenseTable:
         server_index: int = 0,
         shard_map: ShardMap = ONE_SERVER,
     ) -> None:
-        """Makes the piece with its initial values.
-
-        Args:
-            spec: The block.
-            given: float32[p], initial values of a spec that has a digest of them; None: zeros, for a block
-                that gets others before it is read.
-            server_index: Whose piece.
-            shard_map: Says which piece that is.
-
-        Raises:
-            SpecError: If the spec is invalid.
-        """
         self._lock = threading.Lock()
         self.declare(spec, given)
         self.piece = shard_map.piece_of(server_index, spec.length)
@@ -63,14 +55,13 @@ class DenseTable:
         if given is not None:
             self._weights[:] = given
         elif not spec.values_digest:
-            self._initialize_all()
+            position = 0
+            for segment in spec.segments:
+                self._initialize(position, segment)
+                position += segment.length
 
     def declare(self, spec: DenseSpec, given: Values | None = None) -> None:
-        """Changes the spec but keeps the values, as when a job declares a loaded block.
-
-        Raises:
-            SpecError: If the spec is invalid.
-        """
+        """Changes the spec but keeps the values, as when a job declares a loaded block; raises SpecError."""
         check_dense_spec(spec)
         self._tuning = Tuning(spec.optimizer)
         self.spec = spec
@@ -113,7 +104,7 @@ class DenseTable:
             yield self._weights
 
     def push(self, grad: DenseGrad, *, step: int = 0, staleness: int = 0) -> None:
-        """Applies the mean of a gradient that `check` accepted; `step` is of the optimizer's schedule."""
+        """Applies the mean of a gradient that `check` accepted, at `step` of the optimizer's schedule."""
         values, scale = read_only(grad.values), np.float32(1.0 / grad.examples)
         hyper, decay = self._tuning.at(step, staleness)
         with self._lock:
@@ -125,7 +116,7 @@ class DenseTable:
             self._weights += values
 
     def export(self, start: int = 0, stop: int | None = None) -> DensePiece:
-        """Returns a copy of weights and optimizer state: of the elements `start` to `stop`, exclusive."""
+        """Returns a copy of weights and optimizer state of the elements from `start` to `stop`, exclusive."""
         slots, where = optimizer_of(self.spec.optimizer).num_slots, slice(start, stop)
         with self._lock:
             element_state = self._state[: slots * self.length].reshape(slots, self.length)
@@ -137,10 +128,9 @@ class DenseTable:
             )
 
     def restore(self, piece: DensePiece) -> None:
-        """Overwrites weights and optimizer state; `piece` covers exactly this server's elements.
+        """Overwrites weights and optimizer state with exactly this server's elements.
 
-        Raises:
-            CheckpointError: If its arrays have other shapes than this piece's; nothing is changed.
+        Raises CheckpointError, without a change, if the arrays have other shapes than this piece's.
         """
         found = (piece.weights.shape, piece.element_state.shape, piece.scalars.shape)
         expected = ((self.length,), *self.state_shapes)
@@ -153,14 +143,7 @@ class DenseTable:
             self._weights[:] = piece.weights
             self._state[:] = np.concatenate([piece.element_state.reshape(-1), piece.scalars])
 
-    def _initialize_all(self) -> None:
-        position = 0
-        for segment in self.spec.segments:
-            self._initialize(position, segment)
-            position += segment.length
-
     def _initialize(self, start: int, segment: DenseSegment) -> None:
-        """Overwrites what this piece has of a segment that begins at element `start` of the block."""
         first = max(start, self.piece.start)
         last = min(start + segment.length, self.piece.stop)
         if first >= last:

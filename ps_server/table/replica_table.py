@@ -28,24 +28,16 @@ from ps_server.table.sparse_table import SparseTable
 
 
 class ReplicaTable(SparseTable):
-    """A worker's replica of a table. Thread-safe."""
+    """A worker's replica of a table, empty at first. Thread-safe. Raises SpecError if the spec is invalid."""
 
     def __init__(self, spec: TableSpec) -> None:
-        """Makes an empty table.
-
-        Raises:
-            SpecError: If the spec is invalid.
-        """
         super().__init__(spec, num_subscribers=1, has_base=True)
 
     def take_deltas(self, share: float) -> tuple[Keys, Values]:
         """Returns `share` times the change of each row trained since the last call, and adds it to the base.
 
-        Weights are set to the new base, as the servers' will be but for other workers' changes, which `merge`
-        adds.
-
-        Returns:
-            Unique keys uint64[N] and deltas float32[N, D], only of rows that were trained.
+        Weights are set to the new base, the servers' row but for other workers' changes, which `merge` adds.
+        Unique keys uint64[N] and deltas float32[N, D], of trained rows only.
         """
         parts = [self._take_shard_deltas(shard, np.float32(share)) for shard in self.shards]
         return (
@@ -62,10 +54,10 @@ class ReplicaTable(SparseTable):
         return keys[:count], deltas[:count]
 
     def merge(self, keys: Keys, values: Values) -> None:
-        """Makes the servers' `values` float32[N, D] the base of rows; changes not taken yet are kept.
+        """Replaces the base of rows by the servers' rows, keys uint64[N] and values float32[N, D].
 
-        Raises:
-            ProtocolError: If the rows have another width; nothing is changed.
+        Changes that were not taken yet are kept. Raises ProtocolError, without a change, if the rows have
+        another width.
         """
         if values.shape != (keys.size, self.spec.dim):
             raise ProtocolError(
@@ -84,15 +76,9 @@ def _take_shard_deltas(
 ) -> int:
     """Takes the deltas of a shard's changed rows, and sets weights and base both to base + delta.
 
-    Args:
-        table: The table, which has one subscriber; updated in place.
-        shard: The shard.
-        share: Delta as a fraction of weights - base.
-        keys: uint64[N], overwritten from the front; N is at least the shard's rows.
-        deltas: float32[N, D], overwritten from the front.
-
-    Returns:
-        The number of rows that had changed.
+    The table has one subscriber. Overwrites `keys` uint64[N] and `deltas` float32[N, D] from the front, where
+    N is at least the shard's rows; returns the number of changed rows. `share` is the delta as a fraction
+    of weights - base.
     """
     count, dim, base = 0, deltas.shape[1], table.base_column
     for row_in_shard in range(table.num_rows[shard]):
@@ -119,19 +105,10 @@ def _merge_rows(
     values: Values,
     start: int,
 ) -> int:
-    """Makes `values` the base of the rows of `keys[start:]`, and changes their weights as much as the base.
+    """Makes `values` float32[N, D] the base of the rows of `keys[start:]`, and moves their weights with it.
 
-    A missing row is created, with `values` as its weights. The rows do not count as changed.
-
-    Args:
-        table: The table, updated in place.
-        initial_state: float32[state_width], state of a new row.
-        keys: uint64[N].
-        values: float32[N, D].
-        start: First key.
-
-    Returns:
-        The same as `apply_rows` (rows/kernels.py).
+    A missing row is created, with `values` as its weights. The rows do not count as changed. Returns the same
+    as `apply_rows` (rows/kernels.py).
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)

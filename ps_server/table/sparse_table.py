@@ -54,7 +54,11 @@ from ps_server.table.table_snapshot import TableSnapshot
 
 
 class SparseTable:
-    """One server's shards of a table. Thread-safe; calls that touch a common shard are serialised."""
+    """One server's shards of a table, empty at first. Thread-safe; calls on a common shard are serialised.
+
+    Changes are recorded for `num_subscribers`; with `has_base` each row has a base (replica_table.py). Raises
+    SpecError if the spec is invalid.
+    """
 
     def __init__(
         self,
@@ -67,20 +71,6 @@ class SparseTable:
         region_bytes: int = RESERVED_REGION_BYTES,
         clock: Clock = wall_clock,
     ) -> None:
-        """Makes an empty table.
-
-        Args:
-            spec: The table's spec.
-            server_index: Index of this server.
-            shard_map: The placement of shards on servers.
-            num_subscribers: Subscribers for whom to record which rows changed.
-            has_base: Whether each row has a base (replica_table.py).
-            region_bytes: Address space to reserve for each shard.
-            clock: Time at which rows are last seen.
-
-        Raises:
-            SpecError: If the spec is invalid.
-        """
         self._server_index = server_index
         self._shard_map = shard_map
         self._clock = clock
@@ -103,10 +93,7 @@ class SparseTable:
     def declare(self, spec: TableSpec) -> None:
         """Changes the spec but keeps the rows, as when a job declares a loaded table.
 
-        The caller ensures that the new spec has the same row layout and number of shards.
-
-        Raises:
-            SpecError: If the spec is invalid.
+        The caller ensures the same row layout and number of shards. Raises SpecError if the spec is invalid.
         """
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
@@ -115,7 +102,7 @@ class SparseTable:
             self._regions.limit_rows(self._max_rows)
 
     def _set_spec(self, spec: TableSpec) -> None:
-        """Sets the spec and what follows from it; if it is invalid, changes nothing."""
+        """Sets the spec and what it implies; if it is invalid, changes nothing."""
         check_table_spec(spec)
         tuning = Tuning(spec.optimizer)
         state = initial_state(spec.optimizer, spec.dim)
@@ -128,7 +115,7 @@ class SparseTable:
         )
 
     def record_changes(self, num_subscribers: int) -> None:
-        """Records changes for `num_subscribers` from now on; every row counts as changed for each of them."""
+        """Records changes for subscribers from now on; initially every row counts as changed."""
         with self._locked(range(self.spec.num_shards)):
             self._regions.record_changes(num_subscribers)
 
@@ -165,7 +152,7 @@ class SparseTable:
         )
 
     def check(self, grad: SparseGrad) -> None:
-        """Raises GradientError, ProtocolError or WrongServerError if `push` cannot apply this gradient."""
+        """Raises GradientError, ProtocolError or WrongServerError if `push` cannot apply a gradient."""
         expected = (grad.keys.size, self.spec.dim)
         if grad.keys.size and grad.values.shape != expected:
             raise GradientError(
@@ -188,9 +175,9 @@ class SparseTable:
         return self._regions.new_row_bytes
 
     def key_of_new_row(self, keys: Keys) -> int | None:
-        """Returns a key of uint64[N] `keys` for which a push may have to create a row; None: there is none.
+        """Returns one of `keys` uint64[N] for which a push may have to create a row, or None.
 
-        A key without a row counts, admitted or not, unless its shard is at the limit of its rows.
+        A key without a row counts, admitted or not, unless its shard is at its limit of rows.
         """
         with self._locked_for(keys):
             position = find_new_row(self._arrays, read_only(keys))
@@ -200,9 +187,7 @@ class SparseTable:
         """Returns the embeddings of `keys` uint64[N], float32[N, D]; creates no rows.
 
         A key without a row reads as the admission's default value, or without admission as `missing` says.
-
-        Raises:
-            WrongServerError: If a key belongs to another server.
+        WrongServerError if a key belongs to another server.
         """
         out = np.empty((keys.size, self.spec.dim), np.float32)
         reads_initial = self.spec.admission is None and missing is Missing.INITIAL
@@ -216,10 +201,7 @@ class SparseTable:
     def pull_states(self, keys: Keys) -> tuple[Values, Values]:
         """Returns whole rows of `keys` uint64[N]: weights float32[N, D] and state float32[N, K].
 
-        A key without a row reads as a new row would be; none is created.
-
-        Raises:
-            WrongServerError: If a key belongs to another server.
+        A key without a row reads as a new row would be; none is created. WrongServerError as in `pull`.
         """
         weights = np.empty((keys.size, self.spec.dim), np.float32)
         state = np.empty((keys.size, self.state_width), np.float32)
@@ -233,10 +215,7 @@ class SparseTable:
         self._count_by_shard(keys)
 
     def scores(self, keys: Keys) -> Values:
-        """Returns the scores of `keys` uint64[N], float32[N]; 0 for a key without a row.
-
-        The table must keep statistics.
-        """
+        """Returns the scores of `keys`, float32[N], 0 without a row; the table must keep statistics."""
         statistics = self.spec.statistics or StatisticsSpec()
         out = np.empty(keys.size, np.float32)
         with self._locked_for(keys):
@@ -258,14 +237,10 @@ class SparseTable:
         step: int = 0,
         staleness: int = 0,
     ) -> None:
-        """Applies the mean gradient to each key's row, creating rows for missing keys that are admitted.
+        """Applies the mean of a checked gradient to each key's row, creating rows for admitted keys.
 
-        Args:
-            grad: A gradient that `check` accepted.
-            source: The subscriber that sent it, for which the rows do not count as changed.
-            scores: float32[N], the keys' scores in the other table, if that decides about admission.
-            step: Of the optimizer's schedule.
-            staleness: Of the gradient.
+        The rows do not count as changed for the subscriber `source`. `scores` float32[N] are those of the
+        keys in the other table, if that decides about admission; `step` is of the optimizer's schedule.
         """
         if not grad.keys.size:
             return
@@ -284,7 +259,7 @@ class SparseTable:
         self._with_room(keys, lambda start: self._apply(hyper, push, start))
 
     def _admitted(self, num_keys: int, scores: Values | None) -> NDArray[np.uint8]:
-        """Returns which keys without a row get one in `apply_rows`; `Candidates.admit` has run before."""
+        """Returns the keys that get a row in `apply_rows`, after `Candidates.admit`."""
         if self.spec.admission is None:
             return _ALL_ADMITTED
         if self._candidates is not None or scores is None:
@@ -309,9 +284,7 @@ class SparseTable:
         """Writes whole rows of this server's shards, as from a checkpoint.
 
         Statistics that this table does not keep are dropped; missing ones start at `unknown_statistics`.
-
-        Raises:
-            CheckpointError: If rows have other widths than this table's; nothing is changed.
+        Raises CheckpointError, without a change, if rows have other widths than this table's.
         """
         self._require_widths(rows, self.spec.dim, self.state_width, {0, STATISTICS_WIDTH})
         self._expect_rows(rows.keys)
@@ -329,7 +302,7 @@ class SparseTable:
     def _require_widths(
         self, rows: Rows, dim: int, state_width: int, statistics_widths: Set[int]
     ) -> None:
-        """Raises CheckpointError unless a kernel that writes these rows stays within its arrays."""
+        """Raises CheckpointError unless a kernel can write these rows within its arrays."""
         size = rows.keys.size
         found = {"weights": rows.weights.shape, "optimizer state": rows.state.shape}
         expected = {"weights": (size, dim), "optimizer state": (size, state_width)}
@@ -347,7 +320,6 @@ class SparseTable:
             )
 
     def _expect_rows(self, keys: Keys) -> None:
-        """Sizes the index of shards without rows for all of these keys at once."""
         counts = self._count_by_shard(keys)
         with self._locked(range(self.spec.num_shards)):
             for shard in np.flatnonzero(counts).tolist():
@@ -391,20 +363,11 @@ class SparseTable:
         return candidates is not None and admission is not None and candidates.can_count(admission)
 
     def take_changed(self, subscriber: int, max_rows: int) -> tuple[Keys, Values]:
-        """Returns rows that changed since the subscriber last took them: by a write, or another's push.
+        """Returns up to `max_rows` rows that changed since the subscriber last took them: keys and weights.
 
-        They no longer count as changed for this subscriber, until they change again. Each call resumes
-        where the last one stopped.
-
-        Args:
-            subscriber: Index of the subscriber, less than `num_subscribers`.
-            max_rows: Most rows to return, at least 1; fewer mean that no more had changed.
-
-        Returns:
-            Keys uint64[N] and weights float32[N, D].
-
-        Raises:
-            ProtocolError: If there is no such subscriber, or `max_rows` is less than 1.
+        Changes are writes and other workers' pushes. Each call resumes where the last one stopped; fewer
+        rows than `max_rows` mean that no more had changed. Raises ProtocolError if there is no such
+        subscriber, or `max_rows` is less than 1.
         """
         if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
@@ -429,14 +392,12 @@ class SparseTable:
         return keys[:count], weights[:count]
 
     def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
-        """Ends a pass: ages the rows' statistics, and removes rows that have expired (expiry.py).
+        """Ends a pass: ages the rows' statistics, and removes expired rows (expiry.py).
 
         Locks one shard at a time, so pushes and pulls continue. A removed key is like one that was never
         pushed. Removals are not reported to subscribers. Candidates age and expire by the same rules.
-
-        Args:
-            max_norm: Also removes the rows whose weights have an L2 norm of at most this.
-            dry_run: Changes nothing, and returns what would be removed.
+        `max_norm` also removes rows whose weights have an L2 norm of at most this; `dry_run` only returns
+        what would be removed.
         """
         now = int(seconds_of(self._clock))
         rule = expiry_rule(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
@@ -473,14 +434,12 @@ class SparseTable:
     def begin_snapshot(self, *, changes_only: bool = False) -> TableSnapshot:
         """Returns a snapshot of the table, to be copied while pushes continue, until `end_snapshot`.
 
-        Rows that change before they are copied are kept in their old version until then.
-
-        Args:
-            changes_only: Whether the snapshot has only what changed since the last one that was saved.
+        Rows that change before they are copied are kept in their old version until then. With
+        `changes_only` it has only the changes since the last saved snapshot.
 
         Raises:
             ProtocolError: If the last snapshot has not ended.
-            UnknownChangesError: If it is unknown what changed.
+            UnknownChangesError: If some changes are unknown.
         """
         with self._locked(range(self.spec.num_shards)):
             if self._regions.snapshot.is_in_snapshot:
@@ -533,7 +492,7 @@ class SparseTable:
         return self._regions.num_rows
 
     def _with_room(self, keys: Keys, kernel: Callable[[int], int]) -> None:
-        """Runs a kernel until it has done all keys; makes room whenever it stops at a key of a full shard."""
+        """Runs a kernel until it has done all keys; makes room when it stops at a key of a full shard."""
         position = 0
         while True:
             with self._locked_for(keys):
@@ -543,7 +502,7 @@ class SparseTable:
             self._make_room(int(shard_of(keys[position], self.spec.num_shards)))
 
     def _make_room(self, shard: int) -> None:
-        """Makes room for a row in one shard, unless another thread did so first."""
+        """Makes room for a row in one shard, unless another thread did."""
         with self._locked(range(self.spec.num_shards)):
             if self._candidates is not None and self._candidates.grow(shard):
                 return  # the table itself may have room

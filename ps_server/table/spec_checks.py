@@ -1,4 +1,4 @@
-"""Checks of specs: of a declaration, and of a checkpoint's, which anybody may have written."""
+"""Checks of specs, of declarations and of checkpoints, which anybody may have written."""
 
 import math
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.-]{{0,{MAX_NAME_CHARACTERS - 1}}}"
 
 
 def check_name(name: str) -> None:
-    """Raises SpecError unless a table or dense block may have this name: it is part of file names."""
+    """Raises SpecError if a table or dense block may not have this name, which is part of file names."""
     if not _NAME.fullmatch(name):
         raise SpecError(
             f"invalid name {name!r} of a table or dense block: expected up to {MAX_NAME_CHARACTERS} letters, "
@@ -93,27 +93,21 @@ def _check_feature_life(spec: TableSpec) -> None:
             f"{table} records changes for replicas, which keep no statistics and do not learn of removed "
             f"rows: declare it without statistics, admission and expiry, or train in another mode than GEO"
         )
-    _check_statistics(table, spec.statistics)
+    _require_finite(table, spec.statistics, "nonclk_coeff", "click_coeff")
+    if not 0 < spec.statistics.decay <= 1:
+        decay = spec.statistics.decay
+        raise SpecError(f"{table} has decay {decay!r}, expected above 0 and up to 1")
     if spec.admission is not None:
         check_admission(spec.name, spec.admission, spec.num_shards)
     if spec.expiry is not None:
-        _check_expiry(table, spec.expiry)
+        limits = ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes")
+        _require_finite(table, spec.expiry, *limits)
+        if (evict := spec.expiry.evict) not in EVICTIONS:
+            raise SpecError(f"{table} evicts by {evict!r}, expected one of {', '.join(EVICTIONS)}")
 
 
-def _check_statistics(table: str, spec: StatisticsSpec) -> None:
-    for name in ("nonclk_coeff", "click_coeff"):
-        _require(f"{table} has {name}", getattr(spec, name), 0.0, math.inf)
-    if not 0 < spec.decay <= 1:
-        raise SpecError(f"{table} has decay {spec.decay!r}, expected above 0 and up to 1")
-
-
-def _check_expiry(table: str, spec: ExpirySpec) -> None:
-    for name in ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes"):
-        _require(f"{table} has {name}", getattr(spec, name), 0, math.inf)
-    if spec.evict not in EVICTIONS:
-        raise SpecError(f"{table} evicts by {spec.evict!r}, expected one of {', '.join(EVICTIONS)}")
-
-
-def _require(what: str, value: float, lowest: float, above: float) -> None:
-    if not lowest <= value < above:  # also refuses NaN
-        raise SpecError(f"{what} {value!r}, expected a finite number of at least {lowest:g}")
+def _require_finite(table: str, spec: StatisticsSpec | ExpirySpec, *names: str) -> None:
+    for name in names:
+        value = getattr(spec, name)
+        if not 0 <= value < math.inf:  # also refuses NaN
+            raise SpecError(f"{table} has {name} {value!r}, expected a finite number of at least 0")

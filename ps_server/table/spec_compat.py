@@ -3,7 +3,7 @@
 dim, shards, optimizer, length    rows and blocks would not fit: an error
 names and shapes of tensors       values would become the parameters of other layers: an error
 statistics, admission             settings of a job, not of a model: a warning names the data lost
-initial values of a tensor        of the data of one job: another job's are ignored
+initial values of a tensor        settings of one job's data: another job's are ignored
 """
 
 import logging
@@ -20,24 +20,21 @@ logger = logging.getLogger(__name__)
 
 
 def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
-    """Checks that a worker declares the same spec as the workers before it.
+    """Raises SpecConflictError, with the fields that differ, unless a worker declares the existing spec.
 
-    The values that a block began with do not count: they are of the data of the job that declared it first,
-    and servers that stay keep its parameters for the next job, whose data are others.
-
-    Raises:
-        SpecConflictError: If not; says which fields differ.
+    Initial values do not count: they belong to the data of the job that declared the block first, and servers
+    keep its parameters for the next job, with other data.
     """
     existing, spec = _without_values(existing), _without_values(spec)
     if existing != spec:
-        if [field for field, _, _ in _different(existing, spec)] == ["values_digest"]:
+        different = list(_different(existing, spec))
+        if [field for field, _, _ in different] == ["values_digest"]:
             raise SpecConflictError(
                 f"{spec.name!r} exists with other initial values: all workers of a job must make the same, "
                 f"by the same code and versions of its libraries, from the same options and seed"
             )
         difference = _layout_difference(existing, spec) or ", ".join(
-            f"{field} is {first!r}, not {second!r}"
-            for field, first, second in _different(existing, spec)
+            f"{field} is {first!r}, not {second!r}" for field, first, second in different
         )
         raise SpecConflictError(
             f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare the "
@@ -48,11 +45,7 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
 def require_loadable(
     saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec, checkpoint: str
 ) -> None:
-    """Checks that a table or block of a checkpoint fits the declared spec.
-
-    Raises:
-        CheckpointError: If not; says which fields differ.
-    """
+    """Raises CheckpointError if a table or block of a checkpoint does not fit the declared spec."""
     if misfit := _misfit(saved, spec):
         raise CheckpointError(f"checkpoint {checkpoint} does not fit: {misfit}")
 
@@ -60,11 +53,7 @@ def require_loadable(
 def require_claimable(
     loaded: TableSpec | DenseSpec, spec: TableSpec | DenseSpec, checkpoint: str
 ) -> None:
-    """Checks that a declared spec fits a table or block loaded earlier.
-
-    Raises:
-        SpecConflictError: If not; says which fields differ.
-    """
+    """Raises SpecConflictError if a declared spec does not fit a table or block that was loaded earlier."""
     if misfit := _misfit(loaded, spec):
         raise SpecConflictError(f"checkpoint {checkpoint} was loaded, and does not fit: {misfit}")
 
@@ -103,7 +92,6 @@ def _without_values(spec: TableSpec | DenseSpec) -> TableSpec | DenseSpec:
 
 
 def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:
-    """Yields the fields in which two specs differ, with both values."""
     for field in first.__dataclass_fields__:
         values = getattr(first, field), getattr(second, field)
         if values[0] != values[1]:
@@ -111,7 +99,7 @@ def _different(first: Any, second: Any) -> Iterator[tuple[str, object, object]]:
 
 
 def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
-    """Returns why saved bytes do not fit a spec; empty: they do."""
+    """Returns why saved parameters do not fit a spec; empty: they do."""
     has, wants = _shape(saved), _shape(spec)
     fields = [field for field in has.keys() & wants.keys() if has[field] != wants[field]]
     if not fields:

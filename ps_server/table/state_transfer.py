@@ -1,4 +1,4 @@
-"""State transfer: rows and dense blocks as they leave for a device and come back, checked before they do."""
+"""State transfer: rows and dense blocks for devices, checked before they are written back."""
 
 import numpy as np
 
@@ -12,10 +12,9 @@ from ps_server.table.sparse_table import SparseTable
 
 
 def rows_of(table: SparseTable, keys: Keys) -> RowStates:
-    """Returns the rows of `keys` uint64[N], those of new rows where there are none; creates none.
+    """Returns the rows of `keys` uint64[N], initial ones for missing rows; creates none.
 
-    Raises:
-        ProtocolError: If the table keeps statistics, or a key belongs to another server.
+    Raises ProtocolError if the table keeps statistics, or a key belongs to another server.
     """
     _require_no_statistics(table)
     weights, state = table.pull_states(keys)
@@ -34,7 +33,7 @@ def block_of(block: DenseTable, start: int = 0, stop: int | None = None) -> Bloc
 
 
 def check_rows(table: SparseTable, rows: RowStates) -> None:
-    """Raises ProtocolError if `write_rows` cannot write these."""
+    """Raises ProtocolError if `write_rows` cannot write these rows."""
     what = f"rows of table {table.spec.name!r}"
     _require_no_statistics(table)
     _require_optimizer(what, rows.optimizer, table.spec.optimizer.name)
@@ -46,7 +45,7 @@ def check_rows(table: SparseTable, rows: RowStates) -> None:
 
 
 def check_block(block: DenseTable, state: BlockState) -> None:
-    """Raises ProtocolError if `write_block` cannot write this."""
+    """Raises ProtocolError if `write_block` cannot write this state."""
     what = f"dense block {block.spec.name!r}"
     _require_optimizer(what, state.optimizer, block.spec.optimizer.name)
     expected = (block.length,), *block.state_shapes
@@ -54,7 +53,7 @@ def check_block(block: DenseTable, state: BlockState) -> None:
 
 
 def write_rows(table: SparseTable, rows: RowStates) -> None:
-    """Overwrites rows that `check_rows` accepted, or creates them."""
+    """Overwrites or creates rows that `check_rows` accepted."""
     if not rows.keys.size:
         return
     no_statistics = np.empty((rows.keys.size, 0), np.float32)
@@ -64,7 +63,7 @@ def write_rows(table: SparseTable, rows: RowStates) -> None:
 
 
 def write_block(block: DenseTable, state: BlockState) -> None:
-    """Overwrites a piece by what `check_block` accepted."""
+    """Overwrites a piece with a state that `check_block` accepted."""
     block.restore(
         DensePiece(
             start=block.piece.start,
@@ -78,7 +77,7 @@ def write_block(block: DenseTable, state: BlockState) -> None:
 def _require_no_statistics(table: SparseTable) -> None:
     if table.spec.statistics is not None:
         raise ProtocolError(
-            f"table {table.spec.name!r} keeps statistics of its rows, which do not travel with them: declare "
+            f"table {table.spec.name!r} keeps statistics of its rows, which are not transferred: declare "
             f"it without statistics, admission and expiry, or push gradients"
         )
 

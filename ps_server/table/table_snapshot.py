@@ -61,15 +61,10 @@ def place_rows(
     state: Values,
     statistics: Values,
 ) -> None:
-    """Splits rows into weights, state and statistics, and writes each to its place in three matrices.
+    """Splits rows float32[n, W] into weights, state and statistics, each at its place in three matrices.
 
-    Args:
-        rows: float32[n, W].
-        first_column: First column of the weights in `rows`; state and statistics follow.
-        places: int64[n], the row of the matrices for each of `rows`.
-        weights: float32[N, D].
-        state: float32[N, K].
-        statistics: float32[N, S].
+    `places` int64[n] are the rows of the matrices, float32[N, D], [N, K] and [N, S]; `first_column` is the
+    first column of the weights in `rows`, before state and statistics.
     """
     all_weights, all_state = weights.reshape(-1), state.reshape(-1)
     state_column = first_column + weights.shape[1]
@@ -90,7 +85,11 @@ def memory_for(layout: RowLayout, rows: int) -> BufferPool:
 
 
 class ShardCopy:
-    """Copy of a shard's rows in a snapshot, made in steps. Not thread-safe; pushes may come between steps."""
+    """Copy of a shard's rows in a snapshot, made in steps of `stretch_rows` under the shard's lock.
+
+    Not thread-safe; pushes may come between steps. `numbers` int64[N], ascending, are the positions in the
+    shard of the rows to copy; None: all. `memory` are buffers by `memory_for`; None: its own.
+    """
 
     def __init__(
         self,
@@ -101,16 +100,6 @@ class ShardCopy:
         numbers: NDArray[np.int64] | None = None,
         memory: BufferPool | None = None,
     ) -> None:
-        """Copies nothing yet.
-
-        Args:
-            regions: Regions in a snapshot.
-            lock: The shard's lock.
-            shard: The shard to copy.
-            stretch_rows: Rows copied under one lock.
-            numbers: int64[N] ascending, positions in the shard of the rows to copy; None: all.
-            memory: Buffers to copy to, by `memory_for`; None: its own.
-        """
         self._regions = regions
         self._lock = lock
         self._shard = shard
@@ -151,7 +140,7 @@ class ShardCopy:
             self._copy_rows(self._places)
 
     def rows(self) -> Rows:
-        """Returns the shard, ascending by key; all rows have been copied."""
+        """Returns the complete copy, ascending by key."""
         return Rows(
             keys=self._keys,
             weights=self._weights,
@@ -168,7 +157,6 @@ class ShardCopy:
         return start, stop, first + self._numbers[start:stop]
 
     def _wanted(self, kept: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Returns the kept rows that are to be copied, and their positions in the copy."""
         numbers = kept[:, 0].astype(np.int64)
         if self._numbers is None:
             return kept, numbers
@@ -200,10 +188,11 @@ class ShardCopy:
             start, stop, where = self._stretch_bounds()
             stretch = self._stretch[: stop - start]
             stretch[:] = self._regions.arrays.slab[where]
-            is_last = stop == self._num_rows
-            snapshot.advance(
-                self._shard, self._snapshot_rows if is_last else self._first_left(stop)
-            )
+            if stop == self._num_rows:
+                copied = self._snapshot_rows
+            else:
+                copied = stop if self._numbers is None else int(self._numbers[stop])
+            snapshot.advance(self._shard, copied)
             kept = snapshot.kept_rows(self._shard)
         self._place(stretch, 0, places[start:stop])
         self._next = stop
@@ -212,10 +201,6 @@ class ShardCopy:
         kept, positions = self._wanted(kept)
         self._place(kept.view(np.float32), 2 * ROW_WORDS, places[positions])
         snapshot.release(self._shard)
-
-    def _first_left(self, stop: int) -> int:
-        """Returns the position in the shard of the first row that is not copied yet."""
-        return stop if self._numbers is None else int(self._numbers[stop])
 
     def _place(self, rows: Values, first_column: int, places: NDArray[np.int64]) -> None:
         first = first_column + self._regions.layout.weights.start
@@ -238,14 +223,8 @@ class CountersSnapshot:
 class TableSnapshot:
     """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`.
 
-    Thread-safe; each shard can be exported once.
-
-    Attributes:
-        spec: The table's spec at that moment.
-        shards: Shards of this server.
-        state_width: Columns of optimizer state in a row.
-        statistics_width: Columns of statistics in a row.
-        candidates: Candidates, or the Bloom filter's counters; None without.
+    Reads from regions in a snapshot, each shard under its lock and once; with `changes_only` only dirty rows.
+    `candidates` are its candidates, or the Bloom filter's counters; None without. Thread-safe.
     """
 
     def __init__(
@@ -258,7 +237,6 @@ class TableSnapshot:
         *,
         changes_only: bool = False,
     ) -> None:
-        """Reads from regions in a snapshot, each shard under its lock; with `changes_only` the dirty rows."""
         self._changes_only = changes_only
         self.candidates = candidates
         self.spec = spec
@@ -287,7 +265,7 @@ class TableSnapshot:
         return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
     def _memory_of(self, shard: int) -> BufferPool | None:
-        """Returns the buffers for a shard, and releases them with the last shard."""
+        """Returns the buffers for a shard; drops the pool with the last shard."""
         with self._guard:
             memory = self._memory
             self._not_exported.discard(shard)
@@ -296,14 +274,14 @@ class TableSnapshot:
         return memory
 
     def export_shard(self, shard: int) -> Rows:
-        """Returns a shard's rows, ascending by key; their memory is reused once nothing refers to it."""
+        """Returns a shard's rows, ascending by key; their memory is reused after the last reference."""
         copy = self.copy_shard(shard)
         while not copy.is_done:
             copy.step()
         return copy.rows()
 
     def removed(self) -> "RemovedSnapshot":
-        """Returns the keys whose row was removed between the last snapshot and this one."""
+        """Returns the keys of rows removed between the last snapshot and this one."""
         return RemovedSnapshot(replace(self.spec, dim=0), self.shards, self._regions.tombstones)
 
 

@@ -1,4 +1,7 @@
-"""Checks of a job against its model, before anything runs: optimizers, the life of rows, the device."""
+"""Checks of a job against its model, before anything runs: optimizers, the life of rows, the device.
+
+Faults are JobErrors that name the key of the job.
+"""
 
 from collections.abc import Iterator
 
@@ -12,7 +15,6 @@ from ps_server.table.spec_checks import check_table_spec
 from ps_worker.job.faults import first_named
 from ps_worker.job.job import Job
 from ps_worker.job.sections.life import EXPIRY_RULES, TableLife
-from ps_worker.job.sections.optimizers import OptimizerChoice
 from ps_worker.job.sections.schedule import ScheduleSection
 from ps_worker.job.specs import (
     DELTA_OPTIMIZER,
@@ -25,11 +27,7 @@ from ps_worker.job.specs import (
 
 
 def require_optimizers(job: Job, model: Model) -> None:
-    """Refuses optimizers that do not exist, or do not fit their use.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses unknown optimizers, and those that do not fit their use."""
     tables = {table.name: asked_optimizer(table, job) for table in model.tables}
     used = {table.name: optimizer_of_table(table, job) for table in model.tables}
     for name in job.optimizer.tables:
@@ -71,9 +69,10 @@ def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
 
 
 def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> str:
-    """Returns the key of the setting that is wrong with an optimizer, which `key` names."""
+    """Returns the key of a wrong setting of the optimizer at a key such as "optimizer.tables.wide"."""
     parameter = first_named(spec.params, fault)
-    choice = _choice_of(job, key)
+    _, part, *table = key.split(".", 2)
+    choice = job.optimizer.tables[table[0]] if table else getattr(job.optimizer, part)
     if parameter == WEIGHT_DECAY and WEIGHT_DECAY not in (choice.model_extra or {}):
         return "train.weight_decay"
     if parameter:
@@ -84,14 +83,7 @@ def _faulty_key(job: Job, key: str, spec: OptimizerSpec, fault: SpecError) -> st
     return key
 
 
-def _choice_of(job: Job, key: str) -> OptimizerChoice:
-    """Returns what a job has at a key as "optimizer.sparse" or "optimizer.tables.wide"."""
-    _, part, *table = key.split(".", 2)
-    return job.optimizer.tables[table[0]] if table else getattr(job.optimizer, part)
-
-
 def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
-    """Returns what is wrong with an optimizer; None: nothing."""
     try:
         Tuning(spec)
         if spec.name == DELTA_OPTIMIZER.name:
@@ -107,11 +99,7 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
 
 
 def require_life(model_specs: ModelSpecs) -> None:
-    """Refuses settings of `[life]` that no server would take.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses settings of `[life]` that no server accepts."""
     job, model = model_specs.job, model_specs.model
     names = [table.name for table in model.tables]
     for name in job.life.tables:
@@ -125,8 +113,8 @@ def require_life(model_specs: ModelSpecs) -> None:
             key = _first_set(job, spec.name)
             raise job.error(
                 key,
-                'in mode "geo" workers train replicas, whose rows count nothing and would not hear '
-                'of removed ones: remove it, or take another mode, as "async"',
+                'in mode "geo" workers train replicas, which keep no statistics and do not learn of '
+                'removed rows: remove it, or take another mode, as "async"',
             )
         try:
             check_table_spec(spec)
@@ -139,11 +127,7 @@ def require_life(model_specs: ModelSpecs) -> None:
 
 
 def require_base_rate(job: Job, model: Model) -> None:
-    """Refuses rates that the model cannot start at.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses rates that the model cannot start at."""
     rates = job.train.base_rate
     if rates == "data":
         return
@@ -163,11 +147,7 @@ def require_base_rate(job: Job, model: Model) -> None:
 
 
 def require_device(specs: ModelSpecs) -> None:
-    """Refuses settings that tables on a device for a pass cannot honour, and a device that is not there.
-
-    Raises:
-        JobError: Names the key of the job.
-    """
+    """Refuses settings that passes on a device cannot honour, and a missing device."""
     job = specs.job
     if job.device.tables == "host":
         return
@@ -178,12 +158,12 @@ def require_device(specs: ModelSpecs) -> None:
         if spec.statistics is not None:
             raise job.error(
                 _first_set(job, spec.name),
-                'on a device nothing counts shows and clicks: remove it (device.tables is "pass")',
+                'tables on a device keep no statistics: remove it (device.tables is "pass")',
             )
 
 
 def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, str]]:
-    """Yields keys of a job, whether their values go with tables on a device, and what is wrong if not."""
+    """Yields keys of a job, whether their values allow passes on a device, and the fault if not."""
     mode, rows = job.strategy.mode, job.device.pass_rows
     yield (
         "model.name",
@@ -224,7 +204,7 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
 
 
 def missing_gpu(device: str, process: str) -> str:
-    """Returns what is wrong with the device of a kind of process: a GPU that is not there; else ""."""
+    """Returns what is wrong with a device for a kind of process, as a missing GPU; else ""."""
     if not device.startswith("cuda"):
         return ""
     import torch  # late: an extra, and no other job needs it
@@ -235,11 +215,7 @@ def missing_gpu(device: str, process: str) -> str:
 
 
 def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
-    """Refuses tables on a device in a job of several processes, which would not see each other's rows.
-
-    Raises:
-        JobError: Says how many there are.
-    """
+    """Refuses tables on a device in a job of several processes, which would not see each other's rows."""
     if job.device.tables == "pass" and num_heter:
         raise job.error(
             "device.tables",
@@ -255,7 +231,7 @@ def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
 
 
 def _first_set(job: Job, table: str) -> str:
-    """Returns a key that has this table keep statistics."""
+    """Returns a key that makes this table keep statistics."""
     life = job.life.of_table(table)
     rules = [rule for rule in EXPIRY_RULES if getattr(life, rule)]
     admits = ["admission"] if life.admission.spec() is not None else []

@@ -3,8 +3,8 @@
 streamed    files --> batches, read again in each epoch
 in memory   files --load--> rows --shuffle--> batches, shuffled before each epoch
 
-An epoch's batches depend on the job, the files and the epoch's number alone, so that a run can resume in the
-middle of one; but with several readers of streamed files they have no order.
+An epoch's batches depend on the job, the files and the epoch's number alone, so that a run can resume within
+an epoch; but with several readers of streamed files they have no order.
 """
 
 import hashlib
@@ -17,10 +17,8 @@ from types import MappingProxyType
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema, SchemaError
 from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
 from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Reader
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.files.listing import FileStamp
 from ps_worker.data.formats import (
@@ -39,33 +37,24 @@ from ps_worker.job import Job
 
 
 def format_of_job(job: Job) -> Format | None:
-    """Returns the format of a job's files; None: their names tell.
-
-    Raises:
-        UsageError: If there is no such format.
-    """
+    """Returns the format of a job's files, or None: their names decide; UsageError if it is unknown."""
     data = job.data
     if data.pipe_command:
         return piped(data.pipe_command, columns=data.columns or None, values=data.values)
     if data.format == "multislot":
-        return partial(_multislot, job)
+        return partial(MultiSlotReader, columns=data.columns or None, values=data.values)
     if data.format:
         require_format(data.format)
     return data.format or None
 
 
-def _multislot(job: Job, schema: Schema, bad_rows: BadRows) -> Reader:
-    columns, values = job.data.columns or None, job.data.values
-    return MultiSlotReader(schema, bad_rows, columns=columns, values=values)
-
-
 def values_of_job(job: Job, schema: Schema, files: Sequence[str]) -> SlotValues:
-    """Returns what the values of slots are in files of a job."""
+    """Returns the kind of slot values in files of a job."""
     return values_of_files(files, schema, format_of_job(job))
 
 
 def streamed(job: Job, schema: Schema, *, is_for_training: bool = False) -> QueueDataset:
-    """Returns a dataset without files yet; what is not for training keeps the order of rows."""
+    """Returns a dataset without files; unless for training, it keeps the order of rows."""
     data = job.data
     return QueueDataset(
         schema,
@@ -85,16 +74,10 @@ def evaluated(
     files: Sequence[str],
     stamps: Mapping[str, FileStamp | None] = MappingProxyType({}),
 ) -> QueueDataset:
-    """Returns the rows of files, with the column of `valid.group_by` if that is no slot.
+    """Returns the rows of files in order, with the column of `valid.group_by` if that is no slot.
 
-    Args:
-        job: How to read them.
-        schema: Their columns.
-        files: In their order.
-        stamps: Of the files, if they were listed before.
-
-    Raises:
-        JobError: If it is no slot, and a file is of a format without other named columns.
+    `stamps` are those of the files, if listed before. Raises JobError if a file's format has no other named
+    columns.
     """
     dataset = streamed(job, _with_group(job, schema, files) if job.valid.group_by else schema)
     dataset.set_filelist([FileSplit(path, stamp=stamps.get(path)) for path in files])
@@ -102,7 +85,7 @@ def evaluated(
 
 
 def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
-    """Returns the schema that has the column of `valid.group_by` read, unless it is a slot."""
+    """Returns the schema with the column of `valid.group_by`, unless it is a slot."""
     try:
         schema.slot_index(job.valid.group_by)
     except SchemaError as error:
@@ -118,7 +101,6 @@ def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
 
 
 def _negatives(job: Job) -> NegativeSampling | None:
-    """Returns which rows without a click are trained on; None: all."""
     data = job.data
     if data.negative_rate == 1:
         return None
@@ -131,7 +113,6 @@ class TrainingData:
     """The training data of one worker."""
 
     def __init__(self, job: Job, schema: Schema, parts: Sequence[FileSplit]) -> None:
-        """Reads nothing yet."""
         self._job, self._schema, self._parts = job, schema, parts
         self._shuffle = job.data.shuffle
         self._is_loaded = False
@@ -153,7 +134,7 @@ class TrainingData:
 
     @property
     def bad_rows(self) -> int:
-        """Malformed rows that a pass over the files skips."""
+        """Malformed rows skipped in a pass over the files."""
         return self._dataset.bad_rows
 
     @property
@@ -168,13 +149,9 @@ class TrainingData:
         return dataset.head()
 
     def prepare(self, fleet: HasPeers, epoch: int) -> None:
-        """Gets rows that are to be in memory ready for an epoch, before it; all workers call it.
+        """Prepares rows in memory for an epoch, from 1; all workers call it, and `fleet` connects them.
 
-        They are loaded once. A run that begins in a later epoch shuffles as often as one that came to it.
-
-        Args:
-            fleet: Reaches the other workers.
-            epoch: Counted from 1.
+        Rows are loaded once. A run that begins in a later epoch repeats the shuffles of earlier ones.
         """
         if not isinstance(self._dataset, InMemoryDataset):
             return
@@ -191,14 +168,10 @@ class TrainingData:
     def batches(
         self, epoch: int, start: DataPosition | None = None
     ) -> Generator[Batch | tuple[Batch, DataPosition], None, None]:
-        """Yields the batches of an epoch, with the position after each where they have an order.
+        """Yields the batches of an epoch, from 1, with the position after each where they have an order.
 
-        Args:
-            epoch: Counted from 1; a position's `epoch` is this number.
-            start: Where in this epoch to resume; None: at its start.
-
-        Raises:
-            DataError: If `start` is of other files or another order.
+        `start` is where in this epoch to resume; None: at its start. Raises DataError if it is of other
+        files or another order.
         """
         if isinstance(self._dataset, QueueDataset):
             self._dataset.skip_to(epoch)
@@ -208,9 +181,9 @@ class TrainingData:
         yield from self._positioned(epoch, start)
 
     def share(self, epoch: int) -> Callable[[DataPosition], float | None]:
-        """Returns what says how much of an epoch, from 0 to 1, is before a position; None: unknown.
+        """Returns a function for the share of an epoch, from 0 to 1, before a position; None: unknown.
 
-        For rows in memory after `prepare`.
+        For rows in memory, call it after `prepare`.
         """
         if isinstance(self._dataset, QueueDataset):
             shares = self._dataset.shares(epoch)
@@ -232,13 +205,13 @@ class TrainingData:
 
 
 def digest_of_files(train_files: Sequence[str]) -> str:
-    """Returns a digest of the list of training files in their order: 16 hex digits."""
+    """Returns a digest of the ordered list of training files: 16 hex digits."""
     text = json.dumps(list(train_files))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def order_of_data(job: Job) -> dict[str, int | str]:
-    """Returns the settings of a job that decide the order of its data, by key."""
+    """Returns the settings of a job that determine the order of its data, by key."""
     data = job.data
     sampling: dict[str, int | str] = (
         {} if data.negative_rate == 1 else {"data.negative_rate": str(data.negative_rate)}

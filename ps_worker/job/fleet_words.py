@@ -6,8 +6,7 @@
     true     > 0        geo
 
 No `k_steps` counts as 0. The settings of `a_sync_configs` keep their names, in the table of the mode.
-Translation comes before all other checks, so that a job that was read has one form only, whatever words it
-was written in.
+Translation precedes all other checks, so that a job has one form, whatever words it was written in.
 """
 
 import logging
@@ -36,11 +35,7 @@ before their first step."""
 
 
 class FleetWordError(JobError):
-    """Error for a word of Fleet that cannot be translated.
-
-    Attributes:
-        key: Path of the word, from the section on: ("strategy", "a_sync").
-    """
+    """A word of Fleet cannot be translated; `key` is its path: ("strategy", "a_sync")."""
 
     def __init__(self, path: tuple[str, ...], fault: str) -> None:
         self.key = ("strategy", *path)
@@ -48,14 +43,10 @@ class FleetWordError(JobError):
 
 
 def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a `[strategy]` that may use Fleet's words in the words of this project.
+    """Returns a `[strategy]` with Fleet's words translated; other words are passed on unchecked.
 
-    Args:
-        strategy: As written; what is not Fleet's is passed on unchecked.
-
-    Raises:
-        FleetWordError: If a word is unknown, has no use in the mode that the others
-            ask for, or contradicts another.
+    Raises FleetWordError if a word has no counterpart, is unknown, has no use in the mode of the others, or
+    contradicts another.
     """
     own = {name: value for name, value in strategy.items() if name not in FLEET_WORDS}
     own = _without_ignored(own, "strategy")
@@ -79,11 +70,7 @@ def translated(strategy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_options(configs: object) -> Mapping[str, Any]:
-    """Returns `a_sync_configs`.
-
-    Raises:
-        FleetWordError: If it is no table, or has an unknown option.
-    """
+    """Returns `a_sync_configs`; raises FleetWordError if it is no table or has a wrong option."""
     key = ("a_sync_configs",)
     if not isinstance(configs, Mapping):
         raise FleetWordError(key, f"is {configs!r}, expected a table of options")
@@ -99,11 +86,9 @@ def require_options(configs: object) -> Mapping[str, Any]:
 
 
 def aliases_of(strategy: Mapping[str, Any], mode: str) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns the key of each of Fleet's words as written, by the key after translation.
+    """Returns the written key of each of Fleet's words, by its key after translation.
 
-    Args:
-        strategy: As written, and found to be translatable.
-        mode: After translation.
+    `strategy` is as written, and translatable; `mode` is the translated one.
     """
     aliases: dict[tuple[str, ...], tuple[str, ...]] = {
         ("strategy", mode, name): ("strategy", "a_sync_configs", name)
@@ -115,7 +100,7 @@ def aliases_of(strategy: Mapping[str, Any], mode: str) -> dict[tuple[str, ...], 
 
 
 def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
-    """Returns the words that have an effect; warns of others, unless they say what happens anyway."""
+    """Returns the words that have an effect; warns of others whose value differs from what happens."""
     for name, value in IGNORED.items():
         if words.get(name, value) != value:
             logger.warning(
@@ -129,7 +114,7 @@ def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
 
 
 def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:
-    """Returns the mode by name if there is one, else the one that Fleet's words mean."""
+    """Returns the mode, by its name or by Fleet's words."""
     a_sync = strategy.get("a_sync", True)  # as Fleet's default
     if not isinstance(a_sync, bool):
         raise FleetWordError(

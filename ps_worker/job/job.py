@@ -32,7 +32,6 @@ def _model_of_name(value: object) -> object:
 
 
 def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[Any, str]]:
-    """Yields each text of a tree, also of its keys, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -45,7 +44,7 @@ def _texts(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[An
 
 
 class Job(Section):
-    """A whole job. It knows where it was written, to say so in errors; that is no part of its data."""
+    """A whole job. It knows its origin, for errors; that is no part of its data."""
 
     model: Annotated[ModelSection, BeforeValidator(_model_of_name)] = ModelSection()
     data: DataSection = DataSection()
@@ -63,7 +62,7 @@ class Job(Section):
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Keeps the origin that validation was given as its context."""
+        """Keeps the origin, which is the context of validation."""
         if isinstance(context, Origin):
             self._origin = context
 
@@ -91,33 +90,19 @@ class Job(Section):
                 "and so is valid.every_steps, so that data.valid has no use: set one of them, or remove it"
             )
         elif self.valid.final_model == "best" and not self.checkpoint.dir:
-            faults["final_model"] = (
-                "but no model is saved that could be the best one: set checkpoint.dir"
-            )
-        if faults:
-            raise ValidationError.from_exception_data(
-                "valid", [self._fault_of_valid(name, why) for name, why in faults.items()]
-            )
+            faults["final_model"] = "but no models are saved: set checkpoint.dir"
+        self.valid.refuse_without_use(faults, "valid")
         return self
-
-    def _fault_of_valid(self, name: str, why: str) -> InitErrorDetails:
-        error = PydanticCustomError("setting_without_use", "{message}", {"message": why})
-        return InitErrorDetails(type=error, loc=("valid", name), input=getattr(self.valid, name))
 
     def place_of(self, key: str) -> str:
         """Returns where `section.key` was written: the file, or `--set section.key=value`."""
         return self._origin.of(key.split("."))
 
     def error(self, key: str, fault: str) -> JobError:
-        """Returns the error that says where `section.key` was written, its name, and the fault.
-
-        Args:
-            key: `section.key`.
-            fault: Prefixed with the key, unless it begins with it.
-        """
+        """Returns the error with the origin of `section.key`, its name, and the fault."""
         named = fault if fault.startswith(key) else f"{key}: {fault}"
         return JobError(f"{self.place_of(key)}: {named}")
 
     def to_json(self) -> str:
-        """Returns the job as JSON, the defaults of all that has a use filled in."""
+        """Returns the job as JSON, with the defaults of all settings in use."""
         return self.model_dump_json(by_alias=True, indent=1)

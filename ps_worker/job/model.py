@@ -1,4 +1,4 @@
-"""The model that a job names, and the names of its parameters on the servers."""
+"""The model of a job, and the names of its parameters on the servers."""
 
 import re
 from collections.abc import Iterator
@@ -20,11 +20,7 @@ DENSE_BLOCK = "dense"
 
 
 def model_of(job: Job, schema: Schema) -> Model:
-    """Returns the model that a job names, for the columns of a schema.
-
-    Raises:
-        JobError: If there is no such model, or an option is wrong.
-    """
+    """Returns the model of a job for a schema; raises JobError if the model or an option is wrong."""
     try:
         return build_model(job.model.name, schema, job.model.options, seed=job.train.seed)
     except ValueError as error:
@@ -32,7 +28,7 @@ def model_of(job: Job, schema: Schema) -> Model:
 
 
 def _error_of_options(job: Job, error: ValueError) -> JobError:
-    """Returns the error of the option, or the key within it, with which a message begins or that it names."""
+    """Returns the error of the option, or the key in it, that a message begins with or names."""
     fault = str(error)
     named = re.match(r"\w+(\.\w+)*", fault)
     if named and named[0].partition(".")[0] in job.model.options:
@@ -41,13 +37,11 @@ def _error_of_options(job: Job, error: ValueError) -> JobError:
 
 
 def trained_model(job: Job, model: Model, *, worker: int = 0) -> Model:
-    """Returns the model that computes a worker's gradients, as the job says; `model` predicts.
+    """Returns the model that computes a worker's gradients; `model` predicts.
 
-    They differ in the precision, in dropout, and in what is added to the logit where negatives are left out.
-
-    Raises:
-        JobError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic or
-            loss, or has no layers for the job's dropout.
+    They differ in the precision, in dropout, and in the logit's offset where negatives are left out. Raises
+    JobError if that needs PyTorch, which is not installed, or the model has its own arithmetic or loss, or no
+    layers for the job's dropout.
     """
     try:
         trained = with_compute(model, job.train.compute)
@@ -67,11 +61,7 @@ def trained_model(job: Job, model: Model, *, worker: int = 0) -> Model:
 
 @contextmanager
 def errors_of_model(job: Job) -> Iterator[None]:
-    """Makes what a model says of its input or output an error of the job, with the model's name.
-
-    Raises:
-        JobError: If the block raises ModelInputError.
-    """
+    """Turns a ModelInputError about a model's input or output into a JobError with the model's name."""
     try:
         yield
     except ModelInputError as error:
@@ -79,7 +69,7 @@ def errors_of_model(job: Job) -> Iterator[None]:
 
 
 def own_model_file(job: Job) -> Path | None:
-    """Returns the file of a model of the user's own; None for a model of this package."""
+    """Returns the file of a user's own model; None for a model of this package."""
     path, _, _ = job.model.name.rpartition(":")
     return Path(path) if path.endswith(".py") else None
 

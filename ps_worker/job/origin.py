@@ -17,9 +17,9 @@ class Origin:
     """The texts that a job was read from. All are equal: a job is its values, wherever they were written.
 
     Attributes:
-        source: Path of the file, or another name of where the values come from.
-        overrides: `section.key=value`, in their order.
-        aliases: Keys that were written under another name, by the name that they have in the job.
+        source: Path of the file, or another name of the source.
+        overrides: `section.key=value`, in order.
+        aliases: Keys as written under another name, by their name in the job.
     """
 
     source: str = field(default="job", compare=False)
@@ -27,17 +27,17 @@ class Origin:
     aliases: Mapping[KeyPath, KeyPath] = field(default_factory=dict, compare=False)
 
     def as_written(self, key: Sequence[str]) -> KeyPath:
-        """Returns the key by the name under which it was written."""
+        """Returns the key under the name with which it was written."""
         return self.aliases.get(tuple(key), tuple(key))
 
     def of(self, key: Sequence[str]) -> str:
-        """Returns where a key was written, for messages: all its places."""
+        """Returns all places of a key, for messages."""
         return ", ".join(self.places(key))
 
     def places(self, key: Sequence[str]) -> list[str]:
         """Returns where a key was written: the source, `--set section.key=value`, or both.
 
-        Both, where overrides changed a part of the key's value.
+        Both, where overrides changed a part of the value.
         """
         path = self.as_written(key)
         places = [self.source]

@@ -1,4 +1,7 @@
-"""Reading jobs from TOML files and checkpoints, with overrides."""
+"""Reading jobs from TOML files and checkpoints, with overrides `section.key=value`.
+
+A wrong key or value raises JobError.
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -18,11 +21,7 @@ from ps_worker.job.sections.strategy import SETTINGS
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """Returns the job of a TOML file with overrides of the form `section.key=value`.
-
-    Raises:
-        JobError: If the file cannot be read or is not TOML, or a key or value is wrong.
-    """
+    """Returns the job of a TOML file; raises JobError if it cannot be read."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -33,20 +32,12 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
-    """Returns the job of nested mappings with overrides; `source` is named in errors.
-
-    Raises:
-        JobError: If a key or value is wrong.
-    """
+    """Returns the job of nested mappings; `source` is its name in errors."""
     return _job_of(data, Origin(source=source, overrides=tuple(overrides)))
 
 
 def saved_job(data: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str) -> Job:
-    """Returns the job that a checkpoint or a run has, with overrides, also one that an older release wrote.
-
-    Raises:
-        JobError: If a key or value is wrong.
-    """
+    """Returns the job of a checkpoint or a run, also of an older release."""
     strategy = data.get("strategy")
     if isinstance(strategy, Mapping):
         data = {**data, "strategy": _with_table_of_mode(strategy)}
@@ -54,7 +45,7 @@ def saved_job(data: Mapping[str, Any], overrides: Sequence[str] = (), *, source:
 
 
 def _with_table_of_mode(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a saved `[strategy]` whose settings of the mode, if beside it, are in its table."""
+    """Moves the mode's settings of a saved `[strategy]` into its table, if they are beside it."""
     kept = dict(strategy)
     for mode, table in SETTINGS.items():
         flat = strategy.keys() & table.model_fields
@@ -64,7 +55,12 @@ def _with_table_of_mode(strategy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
-    tree = with_home(_overridden(data, origin.overrides))
+    tree = {
+        key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
+    }
+    for override in origin.overrides:
+        _set(tree, override)
+    tree = with_home(tree)
     if isinstance(strategy := tree.get("strategy"), Mapping):
         try:
             tree["strategy"] = translated(strategy)
@@ -76,15 +72,6 @@ def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
     except ValidationError as error:
         faults = [explain(detail, origin) for detail in error.errors()]
         raise JobError("\n".join(faults)) from error
-
-
-def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    tree = {
-        key: dict(value) if isinstance(value, Mapping) else value for key, value in data.items()
-    }
-    for override in overrides:
-        _set(tree, override)
-    return tree
 
 
 def _set(tree: dict[str, Any], override: str) -> None:
@@ -102,17 +89,14 @@ def _set(tree: dict[str, Any], override: str) -> None:
     for part in path[:-1]:
         child = node.get(part)
         # `optimizer.sparse = "adam"` is short for `{ name = "adam" }`, and so is `model = "ctr_dnn"`.
-        node[part] = dict(child) if isinstance(child, Mapping) else _named(child)
+        named = {"name": child} if isinstance(child, str) else {}
+        node[part] = dict(child) if isinstance(child, Mapping) else named
         node = node[part]
     node[path[-1]] = value
 
 
-def _named(value: object) -> dict[str, Any]:
-    return {"name": value} if isinstance(value, str) else {}
-
-
 def _value(text: str) -> Any:
-    """Returns the TOML value that `text` is, or the text itself: quotes around words are optional."""
+    """Returns a TOML value, or the text itself: quotes around words are optional."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except ValueError:

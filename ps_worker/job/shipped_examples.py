@@ -14,11 +14,7 @@ _NAMED = re.compile(r"\bexamples/([\w/]+\.(?:toml|py|sh))\b")
 
 
 def example_names() -> dict[str, str]:
-    """Returns what each example is, by its name.
-
-    Raises:
-        UsageError: If this installation has no examples.
-    """
+    """Returns the description of each example, by name; UsageError if this installation has none."""
     names = sorted({path.stem for path in _FOLDER.glob("*") if path.suffix in _SUFFIXES})
     if not names:
         raise UsageError(f"{_FOLDER} has no examples: install ctr-ps again")
@@ -26,18 +22,10 @@ def example_names() -> dict[str, str]:
 
 
 def write_example(name: str, folder: Path) -> list[Path]:
-    """Writes the files of an example, and those that they name; paths in them lead to `folder`, from here.
+    """Writes the files of an example, and those that they name; paths in them lead to `folder`.
 
-    Args:
-        name: One of `example_names`.
-        folder: Is made if it does not exist.
-
-    Returns:
-        The files written, that of the example first.
-
-    Raises:
-        UsageError: If there is no such example, a file exists already, or `folder` cannot be written; no
-            file was replaced.
+    Returns the files written, that of the example first. Raises UsageError if there is no such example, a
+    file exists already, or `folder` cannot be written; no file is replaced.
     """
     names = list(example_names())
     if name not in names:
@@ -64,7 +52,7 @@ def _own_files(name: str) -> list[Path]:
 
 
 def _with_named(paths: list[Path]) -> list[Path]:
-    """Returns files of the examples, and all that they name: what they need, or say to run or to read."""
+    """Returns files of the examples, and all that they name, which they need or recommend."""
     found = list(paths)
     for path in found:  # and those that are appended meanwhile
         names = _NAMED.findall(path.read_text(encoding="utf-8"))
@@ -83,7 +71,6 @@ def _write(source: Path, target: Path, folder: Path) -> None:
 
 
 def _first_line(path: Path) -> str:
-    """Returns the first sentence of a file: of its docstring, or of its comment."""
     lines = path.read_text(encoding="utf-8").splitlines()
     first = next(line for line in lines if not line.startswith("#!"))
     return first.lstrip('#r" ').rstrip('" ')

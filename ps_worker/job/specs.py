@@ -1,7 +1,7 @@
 """Specs of a model's tables and dense block, which a run declares to its store.
 
-In GEO training workers hold the optimizers and servers add up deltas, so the declared specs differ from
-those of the replicas.
+In GEO training workers hold the optimizers and servers add up deltas, so the declared specs differ from those
+of the replicas.
 """
 
 import math
@@ -74,15 +74,15 @@ def specs_of(model: Model, job: Job) -> ModelSpecs:
 
 
 def table_specs(model: Model, job: Job) -> list[TableSpec]:
-    """Returns the model's tables, with the optimizers that train their rows and the life that these have.
+    """Returns the specs of a model's tables, with optimizers and life.
 
-    A table by whose score another one admits keys comes before that one, and counts.
+    A table whose score admits keys of another one precedes it, and counts.
     """
     return [_with_start(spec, job.train.batch_size) for spec in specs_of_tables(model.tables, job)]
 
 
 def _with_start(spec: TableSpec, batch_size: int) -> TableSpec:
-    """Returns the spec with Adagrad's start by the size of a batch, unless the job or the model says it."""
+    """Sets Adagrad's initial accumulator by batch size, unless the job or the model sets it."""
     optimizer = spec.optimizer
     if optimizer.name != ADAGRAD.name or "initial_accumulator" in optimizer.params:
         return spec
@@ -91,7 +91,7 @@ def _with_start(spec: TableSpec, batch_size: int) -> TableSpec:
 
 
 def specs_of_tables(tables: Sequence[EmbeddingTable], job: Job) -> list[TableSpec]:
-    """Returns the specs of tables for pushes of any size, otherwise as `table_specs` does of a model's."""
+    """Returns the specs of tables for pushes of any size, otherwise as `table_specs`."""
     scoring = job.life.scoring_tables(table.name for table in tables)
     specs = [_table_spec(table, job, table.name in scoring) for table in tables]
     return sorted(specs, key=lambda spec: spec.admission is not None and spec.admission.table != "")
@@ -114,9 +114,9 @@ def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
 
 
 def asked_optimizer(table: EmbeddingTable, job: Job) -> OptimizerSpec | None:
-    """Returns the optimizer that the model asks for; None: it leaves that to the job.
+    """Returns the optimizer that the model asks for; None: the job decides.
 
-    What a model asks for is a default: in GEO training, one that replicas cannot have gives way to the job's.
+    A model's choice is a default: in GEO training, one that replicas cannot use gives way to the job's.
     """
     if table.optimizer is None:
         return None
@@ -128,9 +128,9 @@ def asked_optimizer(table: EmbeddingTable, job: Job) -> OptimizerSpec | None:
 
 
 def with_rates_of_tables(job: Job, model: Model) -> Job:
-    """Returns the job with the learning rates of the model's tables, if it chooses no optimizer for rows.
+    """Adds the learning rates of the model's tables to the job, unless that chooses an optimizer for rows.
 
-    They are settings of the job then: workers must agree on them, and they are saved with it.
+    They become settings of the job: workers must agree on them, and they are saved with it.
     """
     if "sparse" in job.optimizer.model_fields_set:
         return job
@@ -166,13 +166,9 @@ def _decaying(spec: OptimizerSpec, job: Job) -> OptimizerSpec:
 
 
 def dense_spec(model: Model, job: Job, rates: Sequence[float] = ()) -> DenseSpec:
-    """Returns the model's dense parameters as one block, with the optimizer that trains them.
+    """Returns the model's dense parameters as one block, with their optimizer.
 
-    Args:
-        model: See `Model`.
-        job: How it is trained.
-        rates: Of its tasks, which it predicts at first; empty: the biases of its logits are as its segments
-            say.
+    `rates` of the tasks are the initial predictions; empty: the segments determine the biases of its logits.
     """
     values = initial_values_of(model)
     biases = initial_biases_of(model, rates)
@@ -195,12 +191,12 @@ def dense_spec(model: Model, job: Job, rates: Sequence[float] = ()) -> DenseSpec
 
 
 def num_rates(model: Model) -> int:
-    """Returns the number of rates that a model can start at: those of its tasks, or that of clicks."""
+    """Returns the number of initial rates of a model: one for each task, or that of clicks."""
     return len(tasks_of(model)) or 1
 
 
 def num_biases(model: Model) -> int:
-    """Returns the number of logits of a model whose biases can start at a rate."""
+    """Returns the number of logits whose biases can start at a rate."""
     return len(initial_biases_of(model, (0.5,) * num_rates(model)))
 
 

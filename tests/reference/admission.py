@@ -9,7 +9,7 @@ from tests.reference.partition import mix64
 
 
 def occurrences_needed(spec: TableSpec, probability: float, key: int) -> int:
-    """Returns how often a key must occur: the first hit of trials that each hit with the probability."""
+    """Returns the number of occurrences that a key needs: the first hit of trials with the probability."""
     digest = hashlib.sha256(f"{spec.seed}/{spec.name}/admission".encode()).digest()
     unit = (mix64(key ^ int.from_bytes(digest[:8], "little")) >> 11) / 2**53
     return 1 if probability == 1 else 1 + math.floor(math.log(1 - unit) / math.log1p(-probability))

@@ -10,7 +10,7 @@ Row = tuple[float, list[float], list[int]]
 
 
 def parse_row(line: bytes, schema: Schema) -> Row | None:
-    """Returns (label, dense, keys) of a line without its end, None if it is malformed."""
+    """Returns (label, dense, keys) of a line without its end, None if malformed."""
     fields = line.removesuffix(b"\r").split(b"\t")
     if len(fields) != 1 + len(schema.dense) + len(schema.slots) or fields[0] not in (b"0", b"1"):
         return None

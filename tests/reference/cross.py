@@ -9,7 +9,6 @@ Array = NDArray[np.float64]
 
 
 def cross(x0: Array, weights: Sequence[Array], biases: Sequence[Array]) -> Array:
-    """Returns the last layer's output for one example's input."""
     x = x0
     for weight, bias in zip(weights, biases, strict=True):
         x = np.array(

@@ -13,7 +13,6 @@ Array = NDArray[np.float64]
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click."""
     x = list(dense)
     for rows in slots["embedding"]:
         x.extend(rows.sum(axis=0))

@@ -1,6 +1,6 @@
 """DCN-v2 in float64, one example at a time; shares no code with ctr_model.
 
-The names of the tensors say which structure it is, and of which rank.
+The names of the tensors determine structure and rank.
 """
 
 import math
@@ -18,7 +18,6 @@ Array = NDArray[np.float64]
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click."""
     x0 = list(dense)
     for rows in slots["embedding"]:
         x0.extend(rows.sum(axis=0))

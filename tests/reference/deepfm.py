@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click; `slots["pooled"]`, if given, are those of the perceptron."""
+    """`slots["pooled"]`, if given, are those of the perceptron."""
     x = list(dense)
     for rows in slots.get("pooled", slots["embedding"]):
         x.extend(rows.sum(axis=0))

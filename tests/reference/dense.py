@@ -1,4 +1,4 @@
-"""What the model sees of a number, one number at a time in float64."""
+"""Numbers as the model sees them, one at a time in float64."""
 
 import math
 

@@ -19,7 +19,7 @@ def probability(
     histories: Mapping[int, int],
     max_length: int,
 ) -> float:
-    """Returns the probability of a click; `histories` has the target of each history."""
+    """`histories` has the target of each history."""
     pooled = [rows.sum(axis=0) for rows in slots["embedding"]]
     for history, target in histories.items():
         t = pooled[target]

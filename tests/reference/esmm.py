@@ -25,7 +25,6 @@ def probabilities(
 
 
 def loss(found: Sequence[float], labels: Sequence[float]) -> float:
-    """Returns the loss of one example with its labels, click and conversion."""
     ctr, _, ctcvr = found
     click, both = labels[0], labels[0] * labels[1]
     return -math.log(ctr if click else 1.0 - ctr) - math.log(ctcvr if both else 1.0 - ctcvr)

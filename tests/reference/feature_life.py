@@ -11,8 +11,6 @@ from protos.spec import ExpirySpec, StatisticsSpec
 
 @dataclass
 class Life:
-    """Statistics and weights of one key that has a row."""
-
     show: float = 0.0
     click: float = 0.0
     unseen: int = 0
@@ -23,7 +21,7 @@ class Life:
 
 
 class ReferenceLives:
-    """The keys of one table that have rows; how their weights learn is somebody else's business."""
+    """The keys of one table that have rows, without their training."""
 
     def __init__(self, statistics: StatisticsSpec, expiry: ExpirySpec | None = None) -> None:
         self.statistics = statistics
@@ -31,7 +29,6 @@ class ReferenceLives:
         self.lives: dict[int, Life] = {}
 
     def push(self, counts: Iterable[tuple[int, int, int]], now: int) -> None:
-        """Takes (key, occurrences, clicks)."""
         for key, occurrences, clicks in counts:
             life = self.lives.setdefault(key, Life())
             life.show += occurrences
@@ -40,7 +37,7 @@ class ReferenceLives:
             life.last_seen = now
 
     def shrink(self, now: int, small: Iterable[int] = (), *, dry_run: bool = False) -> set[int]:
-        """Returns the keys that go; `small` ones go anyway."""
+        """Returns the removed keys, `small` ones among them."""
         aged = {
             key: Life(
                 life.show * self.statistics.decay,
@@ -68,7 +65,7 @@ class ReferenceLives:
 def occurrences_of(
     keys: NDArray[np.uint64], offsets: NDArray[np.int32], num_slots: int, labels: Iterable[float]
 ) -> dict[int, tuple[int, int]]:
-    """Returns how often each key of a batch occurs, and how often in examples that were clicked."""
+    """Returns the occurrences of each key of a batch, and those in clicked examples."""
     found: dict[int, tuple[int, int]] = {}
     for b, label in enumerate(labels):
         for key in keys[offsets[b * num_slots] : offsets[(b + 1) * num_slots]].tolist():

@@ -26,7 +26,6 @@ def interactions(features: Array) -> float:
 def logit(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns both together, for one example of the tables "linear" and "embedding"."""
     weights, embeddings = np.concatenate(slots["linear"]), np.concatenate(slots["embedding"])
     linear = first_order(dense, tensors["linear.weight"], tensors["linear.bias"], weights)
     return linear + interactions(embeddings)
@@ -35,5 +34,4 @@ def logit(
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click."""
     return 1.0 / (1.0 + math.exp(-logit(dense, slots, tensors)))

@@ -14,7 +14,6 @@ Array = NDArray[np.float64]
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click."""
     features = np.concatenate(slots["linear"])
     logit = fm.first_order(dense, tensors["linear.weight"], tensors["linear.bias"], features)
     return 1.0 / (1.0 + math.exp(-logit))

@@ -9,7 +9,7 @@ Array = NDArray[np.float64]
 
 
 def mlp(x: Array, tensors: Mapping[str, Array], name: str = "fc") -> Array:
-    """Returns the output of the layers `name1`, `name2`, ..., with relu between them."""
+    """The layers `name1`, `name2`, ..., with relu between them."""
     last = 1
     while f"{name}{last + 1}.weight" in tensors:
         last += 1

@@ -14,7 +14,6 @@ Array = NDArray[np.float64]
 def probabilities(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> list[float]:
-    """Returns the probability of each task."""
     pooled = [rows.sum(axis=0) for rows in slots["embedding"]]
     x = np.concatenate([dense, *pooled])
     experts = []
@@ -33,5 +32,4 @@ def probabilities(
 
 
 def loss(found: Sequence[float], labels: Sequence[float]) -> float:
-    """Returns the loss of one example with its labels."""
     return -sum(math.log(p if y else 1.0 - p) for p, y in zip(found, labels, strict=True))

@@ -12,7 +12,7 @@ _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][
 
 
 def parse_row(line: bytes, schema: Schema, columns: Sequence[str], values: str) -> Row | None:
-    """Returns (label, unscaled numbers, keys by slot) of a line, None if it is malformed."""
+    """Returns (label, unscaled numbers, keys by slot) of a line, None if malformed."""
     try:
         cells = dict(zip(columns, _cells(line, schema, columns, values), strict=True))
     except ValueError:

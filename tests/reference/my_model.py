@@ -12,7 +12,6 @@ Array = NDArray[np.float64]
 def probability(
     dense: Array, slots: Mapping[str, Sequence[Array]], tensors: Mapping[str, Array]
 ) -> float:
-    """Returns the probability of a click."""
     logit = float(tensors["bias"][0])
     for rows in slots["weight"]:
         logit += sum(row[0] for row in rows)

@@ -5,14 +5,12 @@ MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix64(key: int) -> int:
-    """Returns splitmix64's finalizer of `key`."""
     hashed = (key ^ (key >> 30)) * MULTIPLIERS[0] & MASK
     hashed = (hashed ^ (hashed >> 27)) * MULTIPLIERS[1] & MASK
     return hashed ^ (hashed >> 31)
 
 
 def unmix64(hashed: int) -> int:
-    """Returns the key whose `mix64` is `hashed`."""
     key = _unshift(hashed, 31) * pow(MULTIPLIERS[1], -1, 2**64) & MASK
     key = _unshift(key, 27) * pow(MULTIPLIERS[0], -1, 2**64) & MASK
     return _unshift(key, 30)
@@ -27,12 +25,10 @@ def _unshift(mixed: int, shift: int) -> int:
 
 
 def shard_of(key: int, num_shards: int) -> int:
-    """Returns the top log2(num_shards) bits of the key's hash."""
     return mix64(key) * num_shards >> 64
 
 
 def server_of(key: int, num_shards: int, num_servers: int) -> int:
-    """Returns the server that holds the key's shard."""
     return shard_of(key, num_shards) % num_servers
 
 

@@ -10,7 +10,7 @@ _LABELS = {0.0: 0.0, -1.0: 0.0, 1.0: 1.0}
 
 
 def parse_row(line: bytes, schema: Schema, has_fields: bool) -> Row | None:
-    """Returns (label, unscaled numbers, keys by slot) of a line, None if it is malformed."""
+    """Returns (label, unscaled numbers, keys by slot) of a line, None if malformed."""
     label, *words = line.split() or [b""]
     names = [column.name for column in schema.dense]
     dense: dict[int, float] = {}

@@ -29,7 +29,7 @@ class ReferenceTable:
         return np.array(rows).reshape(-1, self.spec.dim)
 
     def push(self, keys: Iterable[int], values: NDArray[np.float64], examples: int) -> None:
-        """Applies one row after the other, so a key may come twice."""
+        """Applies one row after the other, so a key may be repeated."""
         optimizer = self.spec.optimizer
         for key, value in zip(keys, values, strict=True):
             weights = self.weights.get(key, self.initial(key))
@@ -40,7 +40,6 @@ class ReferenceTable:
             self.mark(key)
 
     def write(self, key: int, weights: Vector) -> None:
-        """Writes a row without state."""
         self.weights[key] = weights
         self.mark(key)
 

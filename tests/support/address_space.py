@@ -1,4 +1,4 @@
-"""Address space and huge pages: what this process and its system have, and one that refuses some."""
+"""Address space and huge pages of this process and its system, and a refusing mmap."""
 
 import mmap
 from collections.abc import Callable, Iterable
@@ -8,7 +8,6 @@ MMAP = mmap.mmap
 
 
 def address_space() -> int:
-    """Returns the bytes of addresses of this process, in use or only reserved."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 
 

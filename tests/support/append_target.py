@@ -2,8 +2,8 @@
 
     python -m tests.support.append_target FOLDER SYNC
 
-Two threads append records "<thread>:<number>" with some payload behind; a third begins segments.
-A line of the standard output is a record that was acknowledged.
+Two threads append records "<thread>:<number>" with a payload; a third begins segments. Each line of the
+standard output is an acknowledged record.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Headless Chromium: what a browser makes of a page, as a picture and as its final document."""
+"""Headless Chromium: pages as pictures and as final documents."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ SCHEMES = {"dark": 0, "light": 1}
 
 
 def chromium() -> str:
-    """Returns the command of Chromium; skips the test where it is not installed, but not in CI."""
+    """Returns the command of Chromium; skips the test without it, but not in CI."""
     found = shutil.which("chromium") or shutil.which("chromium-browser")
     if found is None:
         lacking("no chromium: install it, as by apt-get install chromium")
@@ -27,13 +27,9 @@ def chromium() -> str:
 def opened(
     page: Path | str, profile: Path, *options: str, scheme: str = "light"
 ) -> tuple[str, str]:
-    """Opens a page of this machine; returns what Chromium has printed, and its log of the page's console.
+    """Opens an HTML file or URL; returns Chromium's output and the log of the page's console.
 
-    Args:
-        page: HTML file, or URL.
-        profile: Folder for what the browser keeps.
-        options: Of the command, such as `--dump-dom`.
-        scheme: light or dark.
+    `options` are Chromium's, such as `--dump-dom`; `scheme` is light or dark.
     """
     result = subprocess.run(
         [
@@ -65,7 +61,7 @@ def screenshot(
     size: tuple[int, int],
     scheme: str = "light",
 ) -> NDArray[np.uint8]:
-    """Returns what a window of `size` (width, height) shows of a page, uint8[height, width, 3]."""
+    """Returns a page in a window of `size` (width, height), uint8[height, width, 3]."""
     picture = profile.with_suffix(f".{scheme}.png")
     width, height = size
     own = (f"--screenshot={picture}", f"--window-size={width},{height}")

@@ -15,8 +15,6 @@ from protos.wire.security.credentials import Credentials
 
 
 class CertificateAuthority:
-    """Signs certificates for 127.0.0.1 and localhost."""
-
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
         self._authority = trustme.CA(organization_name=name)
@@ -26,7 +24,7 @@ class CertificateAuthority:
     def credentials(
         self, name: str, *, common_name: str = "", expired: bool = False, mutual: bool = True
     ) -> Credentials:
-        """Writes a certificate and its key, replacing those of this name; returns credentials of both sides.
+        """Writes a certificate for 127.0.0.1 and localhost, and its key; returns credentials of both sides.
 
         Those of a server that is not `mutual` ask callers for no certificate.
         """

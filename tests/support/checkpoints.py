@@ -157,7 +157,6 @@ def random_rows(
 
 
 def random_bits(rng: np.random.Generator, num_rows: int, width: int) -> Values:
-    """Returns float32[N, S] of random bits, as in columns that hold integers."""
     return rng.integers(0, 2**32, (num_rows, width), np.uint32).view(np.float32)
 
 
@@ -176,7 +175,7 @@ def fake_table(
     statistics_width: int = 0,
     num_shards: int = 4,
 ) -> FakeTable:
-    """Shards of 0 to 5 rows; the optimizer is one of this state, if there is one."""
+    """Shards of 0 to 5 rows, with an optimizer of this state, if one exists."""
     rng = np.random.default_rng(seed)
     spec = TableSpec(
         name=name,
@@ -260,7 +259,6 @@ def bytes_of(rows: Rows) -> list[bytes]:
 
 
 def content(checkpoint: Checkpoint) -> list[bytes]:
-    """Reads the whole content of a checkpoint."""
     parts = []
     for name, table in checkpoint.tables.items():
         for _, rows in sorted(
@@ -288,7 +286,7 @@ def whole_at(target: Path) -> str:
 
 
 def signed(document: dict[str, Any]) -> bytes:
-    """Returns a manifest with a correct checksum, as another program could write it."""
+    """Returns a manifest with a correct checksum, as from another program."""
     document = {name: value for name, value in document.items() if name != "sha256"}
     canonical = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return json.dumps(
@@ -297,7 +295,7 @@ def signed(document: dict[str, Any]) -> bytes:
 
 
 def alter_manifest(target: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Changes the manifest of a checkpoint; all its checksums are right afterwards."""
+    """Changes the manifest of a checkpoint; all its checksums stay correct."""
     document = json.loads((target / "MANIFEST.json").read_bytes())
     change(document)
     (target / "MANIFEST.json").write_bytes(signed(document))
@@ -307,7 +305,7 @@ def alter_manifest(target: Path, change: Callable[[dict[str, Any]], object]) -> 
 
 
 def exchange_table(target: Path, table: FakeTable) -> None:
-    """Exchanges the rows of a table in a checkpoint of one server; all its checksums are right afterwards."""
+    """Exchanges the rows of a table in a checkpoint of one server; all its checksums stay correct."""
     name = table.spec.name
 
     def change(document: dict[str, Any]) -> None:
@@ -326,7 +324,7 @@ def exchange_table(target: Path, table: FakeTable) -> None:
 
 
 def sign_attachment(target: Path, name: str, content: bytes) -> None:
-    """Replaces an attachment of a checkpoint; all checksums are right afterwards."""
+    """Replaces an attachment of a checkpoint; all checksums stay correct."""
 
     def change(document: dict[str, Any]) -> None:
         sha256 = hashlib.sha256(content).hexdigest()

@@ -30,7 +30,7 @@ LIMIT_S = 30.0
 
 
 class LoopThread:
-    """An event loop in a thread of its own; one a process at a time, as grpc.aio wants it."""
+    """An event loop in a thread of its own; one a process at a time, as grpc.aio needs it."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -38,11 +38,9 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop and returns its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(LIMIT_S)
 
     def close(self) -> None:
-        """Ends the loop and its threads."""
         self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LIMIT_S)
@@ -50,8 +48,6 @@ class LoopThread:
 
 
 class Cluster:
-    """Servers that run, and their clients."""
-
     def __init__(self, loop: LoopThread, stack: ExitStack) -> None:
         self._loop = loop
         self._stack = stack
@@ -66,7 +62,6 @@ class Cluster:
         credentials: Credentials | None = None,
         **settings: Any,
     ) -> str:
-        """Starts one more server on a free port and returns its endpoint."""
         server, port = self._start(store, "127.0.0.1:0", backlog, credentials, **settings)
         self.servers.append(server)
         self.stores.append(store)
@@ -74,11 +69,11 @@ class Cluster:
         return self.endpoints[-1]
 
     def stop_server(self, index: int) -> None:
-        """Stops a server, whose store stays."""
+        """Stops a server, but keeps its store."""
         self._loop.run(self.servers[index].stop())
 
     def start_again(self, index: int) -> None:
-        """Starts a server that was stopped, with its store and at its endpoint."""
+        """Restarts a stopped server with its store and endpoint."""
         self.servers[index], _ = self._start(self.stores[index], self.endpoints[index])
 
     def _start(
@@ -105,7 +100,7 @@ class Cluster:
         deadlines: Deadlines | None = None,
         joins: bool = True,
     ) -> ClusterClient:
-        """Returns a new client, which is closed with the cluster; it has joined as each of the workers."""
+        """Returns a new client, joined as each of the workers; it is closed with the cluster."""
         transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
@@ -123,7 +118,6 @@ def cluster(
     wait_limit_s: float = 10.0,
     inbox_bytes: int = INBOX_BYTES,
 ) -> Iterator[Cluster]:
-    """Runs servers for the time of the block."""
     _compile_kernels()
     loop = LoopThread()
     try:
@@ -147,5 +141,5 @@ def cluster(
 
 @cache
 def _compile_kernels() -> None:
-    """As a server does before it serves: a call that met the compiler would not keep its deadline."""
+    """As a server does before it serves: compilation would exceed a call's deadline."""
     KERNELS.prepare_all()

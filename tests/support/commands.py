@@ -17,7 +17,6 @@ LIMIT_S = 240.0
 
 
 def clean_environment() -> dict[str, str]:
-    """Returns the environment without a role."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -28,7 +27,6 @@ def clean_environment() -> dict[str, str]:
 def run(
     command: str, *arguments: object, environment: Mapping[str, str] | None = None, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command to its end."""
     return subprocess.run(
         [COMMANDS / command, *map(str, arguments)],
         capture_output=True,
@@ -41,7 +39,7 @@ def run(
 
 
 def result_of(command: str, *arguments: object, cwd: Path = ROOT) -> dict[str, Any]:
-    """Runs a command with `--json` and returns the object on the last line of its output."""
+    """Runs a command with `--json`; returns the object on the last line of its output."""
     done = run(command, *arguments, "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -50,8 +48,6 @@ def result_of(command: str, *arguments: object, cwd: Path = ROOT) -> dict[str, A
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and what it printed."""
-
     code: int
     out: str
     err: str
@@ -63,7 +59,7 @@ def in_this_process(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., Done]:
-    """Returns a function that calls the entry point of a command with arguments."""
+    """Returns a function that calls the entry point of a command."""
 
     def call(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", [command, *map(str, arguments)])

@@ -1,11 +1,10 @@
-"""A line between two TUN devices on which every packet takes a while: a process of its own.
+"""A line between two TUN devices that delays every packet: a process of its own.
 
     device --read--> queue, for the delay --write--> the other device      and so the other way
 
     python delay_line.py FD FD SECONDS
 
-The order is kept and nothing is dropped: a line that falls behind is a longer one. What is on its way is
-bounded by the windows of the connections that use it.
+The order is kept and nothing is dropped. The windows of its connections bound the queue.
 """
 
 import os
@@ -20,7 +19,7 @@ MOST_READS = 64
 
 
 class Direction:
-    """Packets from one device to the other one."""
+    """Packets from one device to the other."""
 
     def __init__(self, source: int, target: int, delay_s: float) -> None:
         self.source = source
@@ -29,7 +28,6 @@ class Direction:
         self._on_the_way: deque[tuple[float, bytes]] = deque()
 
     def take(self) -> None:
-        """Reads the packets that are there."""
         for _ in range(MOST_READS):
             try:
                 packet = os.read(self.source, PACKET_BYTES)
@@ -38,19 +36,17 @@ class Direction:
             self._on_the_way.append((time.monotonic() + self._delay_s, packet))
 
     def deliver(self) -> None:
-        """Writes the packets that are due."""
         while self._on_the_way and self._on_the_way[0][0] <= time.monotonic():
             _, packet = self._on_the_way.popleft()
             os.write(self._target, packet)
 
     @property
     def due(self) -> float:
-        """When the next packet is to be delivered."""
         return self._on_the_way[0][0] if self._on_the_way else float("inf")
 
 
 def join(one: int, other: int, delay_s: float) -> None:
-    """Carries packets between two devices, which do not block, for ever."""
+    """Carries packets between two non-blocking devices, for ever."""
     directions = {
         each.source: each
         for each in (Direction(one, other, delay_s), Direction(other, one, delay_s))

@@ -8,7 +8,6 @@ from ps_server.table.memory.hash_index import BITS_PER_WORD
 
 
 def dirty_rows(snapshot: CopyOnWrite, shard: int, num_rows: int) -> NDArray[np.bool_]:
-    """Returns which of the first rows of a shard are dirty, bool[num_rows]."""
     rows = np.arange(num_rows)
     words = snapshot.arrays.dirty[shard * snapshot.arrays.dirty_words + rows // BITS_PER_WORD]
     return (words >> (rows % BITS_PER_WORD).astype(np.uint64)) & np.uint64(1) != 0

@@ -1,4 +1,4 @@
-"""Small disks: file systems in memory, for tests of what happens when one is full."""
+"""Small disks: file systems in memory, for tests of full ones."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ Mount = Callable[[str], None]
 
 @contextmanager
 def mounting_at(disk: Path) -> Iterator[Mount]:
-    """Lends a function that mounts a file system at `disk`, or changes its options."""
+    """Yields a function that mounts a file system at `disk`, or changes its options."""
     mounted = False
 
     def call(options: str) -> None:

@@ -39,12 +39,9 @@ GROUP_ROWS = 5
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a file says; the schema is `Schema.numbered(NUM_DENSE, len(values))`.
+    """A row of the schema `Schema.numbered(NUM_DENSE, len(values))`; None and "" are missing.
 
-    Attributes:
-        label: 0 or 1, all else is malformed.
-        numbers: None is missing.
-        values: Of the slots; empty is missing.
+    A label other than 0 and 1 is malformed.
     """
 
     label: int
@@ -59,9 +56,9 @@ class FileFormat:
     Attributes:
         suffix: Of a file's name.
         write: Makes a file of rows.
-        reader: As a dataset takes it; None: the suffix tells.
-        cannot_write: Pattern of what no value may hold.
-        skips_bad_rows: Whether malformed rows are counted; else they end a pass, or were never written.
+        reader: As a dataset takes it; None: by the suffix.
+        cannot_write: Pattern of impossible values.
+        skips_bad_rows: Whether malformed rows are counted; else they end a pass, or cannot be written.
     """
 
     suffix: str
@@ -71,17 +68,15 @@ class FileFormat:
     skips_bad_rows: bool = True
 
     def writable(self, rows: Sequence[Row]) -> list[Row]:
-        """Returns the rows that the format can express."""
         return [row for row in rows if not any(re.search(self.cannot_write, v) for v in row.values)]
 
 
 def schema_of(rows: Sequence[Row]) -> Schema:
-    """Returns the schema of rows, of which there is one at least."""
     return Schema.numbered(NUM_DENSE, len(rows[0].values))
 
 
 def batch_of(rows: Sequence[Row]) -> Batch:
-    """Returns good rows as every reader has to."""
+    """Returns good rows as every reader must."""
     schema = schema_of(rows)
     numbers = np.array([row.numbers for row in rows], np.float64)  # None is nan
     keys = [
@@ -97,7 +92,6 @@ def batch_of(rows: Sequence[Row]) -> Batch:
 
 
 def write_text(path: Path, content: bytes) -> None:
-    """Writes text, compressed as the name asks for."""
     codec = CODECS.get(path.suffix)
     with pa.OSFile(str(path), "wb") as file:
         if codec is None:
@@ -177,11 +171,7 @@ def _write_orc(path: Path, rows: Sequence[Row], schema: Schema) -> None:
 
 
 class CriteoGenerator(MultiSlotStringDataGenerator):
-    """Parses Criteo's layout in Python."""
-
     def generate_sample(self, line: str | None) -> Callable[[], Iterator[Any]]:
-        """Returns the sample of a line; see `DataGenerator.generate_sample`."""
-
         def samples() -> Iterator[Any]:
             label, *fields = (line or "").removesuffix("\n").split("\t")
             numbers = [number or "nan" for number in fields[:NUM_DENSE]]
@@ -244,7 +234,7 @@ AnyDataset = TypeVar("AnyDataset", bound=QueueDataset | InMemoryDataset)
 def write(
     folder: Path, name: str, rows: Sequence[Row], stem: str = "part", schema: Schema = SCHEMA
 ) -> Path:
-    """Writes a file of the format called `name`, and returns where it is."""
+    """Writes a file of the format called `name`; returns its path."""
     path = folder / f"{stem}{FILE_FORMATS[name].suffix}"
     FILE_FORMATS[name].write(path, rows, schema)
     return path
@@ -265,14 +255,13 @@ def dataset_of(
 
 
 def rows_of(dataset: QueueDataset | InMemoryDataset) -> Batch:
-    """Returns all rows of a dataset, which is loaded before if it has to be."""
     if isinstance(dataset, InMemoryDataset):
         dataset.load_into_memory()
     return joined(list(dataset))
 
 
 def print_keys(num_slots: int, folder: Path) -> None:
-    """Prints for each file NAME.SUFFIX in `folder`, where NAME is that of a format, the keys in it."""
+    """Prints the keys of each file NAME.SUFFIX in `folder`, where NAME is that of a format."""
     schema = Schema.numbered(NUM_DENSE, num_slots)
     for path in sorted(folder.iterdir()):
         name = path.name.split(".", maxsplit=1)[0]

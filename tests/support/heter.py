@@ -21,7 +21,7 @@ CpuTrainer = Callable[[Run, int], object]
 
 
 class HeterCluster:
-    """A job that runs: its servers, what heter trainers returned, and which members had left in the end."""
+    """A running job: its servers, results of heter trainers, and the members that had left in the end."""
 
     def __init__(self, servers: Cluster, endpoints: Sequence[str]) -> None:
         self.servers = servers
@@ -68,15 +68,9 @@ def run_job(
     num_heter: int = 1,
     num_servers: int = 1,
 ) -> HeterCluster:
-    """Runs a job to its end, and returns it.
+    """Runs a job to its end: `work` in each CPU trainer, with `model()` in each member.
 
-    Args:
-        model: Returns the model of a member.
-        settings: The job.
-        work: What each CPU trainer does before it leaves.
-        num_workers: CPU trainers.
-        num_heter: Heter trainers; 0: CPU trainers train the whole model.
-        num_servers: Servers.
+    Without heter trainers CPU trainers train the whole model.
     """
     with (
         ExitStack() as ports,

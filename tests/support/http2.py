@@ -1,6 +1,6 @@
-"""A client of HTTP/2 by hand, for what no library sends: messages without an end, and ones that swell.
+"""A minimal HTTP/2 client, for messages that no library sends: without an end, or expanding.
 
-It heeds the windows of flow control, so that a server reads all that it is ready to take.
+It obeys flow control, so that a server reads as much as it allows.
 """
 
 import gzip
@@ -24,24 +24,19 @@ _QUIET_S = 0.5
 
 
 def message(content: bytes, *, is_compressed: bool = False) -> bytes:
-    """Returns a message as gRPC frames it."""
+    """Frames a message as gRPC does."""
     return bytes([is_compressed]) + struct.pack(">I", len(content)) + content
 
 
 def bomb(size: int) -> bytes:
-    """Returns a compressed message that is `size` zeros: a thousandth of it."""
+    """Compresses a message of `size` zeros, a thousand to one."""
     return message(gzip.compress(bytes(size)), is_compressed=True)
 
 
 class Connection:
-    """One connection, which begins with the preface and the server's settings; for one thread."""
+    """One connection, for one thread; OSError if the server closes it at once."""
 
     def __init__(self, port: int, limit_s: float = 10.0) -> None:
-        """Connects to a port of the loopback interface.
-
-        Raises:
-            OSError: If the server closes it at once.
-        """
         self._socket = socket.create_connection(("127.0.0.1", port), limit_s)
         self._limit_s = limit_s
         self._received = b""
@@ -81,11 +76,9 @@ class Connection:
         return stream
 
     def send(self, bodies: Mapping[int, bytes], *, end: bool) -> int:
-        """Sends bodies to their streams, as the windows allow; returns the bytes that were taken.
+        """Sends bodies to their streams, as the windows allow; returns the number of bytes sent.
 
-        Args:
-            bodies: By stream. One whose stream has ended is dropped.
-            end: Whether the bodies are whole.
+        Bodies of ended streams are dropped. With `end` they are complete.
         """
         left, sent, changed = dict(bodies), 0, time.monotonic()
         while left and time.monotonic() - changed < _QUIET_S:
@@ -110,29 +103,15 @@ class Connection:
         return sent
 
     def wait_for_end(self, *streams: int) -> None:
-        """Waits until calls have ended.
-
-        Raises:
-            TimeoutError: If one does not.
-        """
+        """Waits until calls have ended; raises TimeoutError otherwise."""
         end = time.monotonic() + self._limit_s
         while not self.ended >= set(streams):
             if time.monotonic() > end:
                 raise TimeoutError
             self._read(0.1)
 
-    def wait_for_close(self, limit_s: float) -> float:
-        """Waits until the server has closed the connection; returns after how many seconds."""
-        start = time.monotonic()
-        try:
-            while time.monotonic() - start < limit_s:
-                self._read(0.1)
-        except ConnectionError:
-            return time.monotonic() - start
-        raise TimeoutError(f"the connection is open after {limit_s:g} s")
-
     def _read(self, wait_s: float) -> None:
-        """Takes what has come, and waits for it if there is none; raises ConnectionError at the end."""
+        """Waits for data if there is none, and processes it; raises ConnectionError at the end."""
         self._socket.settimeout(wait_s)
         try:
             data = self._socket.recv(1 << 16)
@@ -174,5 +153,5 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """Returns a header that is in no table; both texts are short."""
+    """Encodes a short header outside of all tables."""
     return b"\x00" + b"".join(bytes([len(text)]) + text.encode() for text in (name, value))

@@ -13,7 +13,7 @@ class Killed(BaseException):
 
 @contextmanager
 def steps_counted(fails: Callable[[int], BaseException | None]) -> Iterator[list[str]]:
-    """Counts the calls that change the file system, from 1; raises the error that `fails` returns for one."""
+    """Counts the calls that change the file system, from 1; raises errors from `fails`."""
     steps: list[str] = []
 
     def watched(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -33,7 +33,7 @@ def steps_counted(fails: Callable[[int], BaseException | None]) -> Iterator[list
 
 
 def killed_at(step: int) -> Callable[[int], BaseException | None]:
-    """A killed process makes no further calls: all later ones raise too."""
+    """Raises at this call and at all later ones: a killed process makes none."""
     return lambda number: Killed() if number >= step else None
 
 

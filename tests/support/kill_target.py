@@ -5,8 +5,8 @@ A line of JSON on its standard input forks a process, whose number is the answer
     {"role": "server", "port": 1234}
     {"role": "worker", "port": 1234, "url": "...", "first": 7, "log": "..."}
 
-A server is what `ps-server` runs. A worker pushes in one thread and saves in another: saves are numbered in
-an attachment, from `first` on, and a line of the log says that one is whole.
+A server is that of `ps-server`. A worker pushes in one thread and saves in another: saves are numbered in an
+attachment, from `first` on, and a line of the log confirms each.
 """
 
 import ctypes

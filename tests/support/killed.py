@@ -1,4 +1,4 @@
-"""A store that dies with the process around it: from some push of worker 0 on, every call fails."""
+"""A store that dies with its process: from some push of worker 0 on, every call fails."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ class KilledError(Exception):
 
 
 class KilledStore:
-    """Passes calls on to a store in this process, until worker 0 has pushed `after_pushes` times."""
+    """Forwards calls to a store in this process, until worker 0 has pushed `after_pushes` times."""
 
     def __init__(self, store: Store, after_pushes: int) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class KilledStore:
 
 
 def wait_for_saves(limit_s: float) -> None:
-    """Waits for the threads of a run that has died: in this process they outlive it."""
+    """Waits for the threads of a dead run: in this process they outlive it."""
     until = time.monotonic() + limit_s
     while saves := [each for each in threading.enumerate() if each.name.startswith("save-")]:
         assert time.monotonic() < until, saves
@@ -67,7 +67,7 @@ def wait_for_saves(limit_s: float) -> None:
 
 
 class _Waiting:
-    """An answer that waits for other workers, or for death."""
+    """A pending answer that waits for other workers, or for death."""
 
     def __init__(self, answer: WaitingFuture[Any], is_dead: threading.Event) -> None:
         self._answer = answer
@@ -81,7 +81,7 @@ class _Waiting:
 
 
 def resumed_job(clicks: Path, folder: Path, *settings: str) -> Job:
-    """Returns a small job on the rows in `clicks` that goes on from what it saved in `folder`."""
+    """Returns a small job on the rows in `clicks` that resumes from its checkpoint in `folder`."""
     return override_job(
         {},
         [

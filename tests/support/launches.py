@@ -12,12 +12,11 @@ from deploy.supervisor import Policy
 
 
 def python(program: str) -> tuple[str, ...]:
-    """Returns the command that runs a program's text."""
     return (sys.executable, "-I", "-S", "-c", program)
 
 
 def terminal_at(descriptor: int) -> Terminal:
-    """Returns a terminal that shows all in one file."""
+    """Returns a terminal whose output goes to one file."""
     return Terminal(to_descriptor(descriptor), to_descriptor(descriptor))
 
 
@@ -35,20 +34,9 @@ def launched_here(
     waits_for_lost: bool = True,
     **policy: Any,
 ) -> tuple[int, str]:
-    """Runs a launch; returns its exit code and the output of trainer 0. Logs are in `log`.
+    """Runs a launch of programs' texts; returns its exit code and the output of trainer 0.
 
-    Args:
-        server: Program of the servers.
-        worker: Program of the workers.
-        num_servers: See `Launch`.
-        num_workers: See `Launch`.
-        checkpoints: See `Launch`.
-        chaos: Sentences of `--chaos`.
-        watcher: Program that writes the servers' versions.
-        as_json: See `Launch`.
-        grace_seconds: See `Launch`.
-        waits_for_lost: See `Launch`.
-        policy: Fields of `Policy`.
+    `chaos` are values of `--chaos`, `policy` fields of `Policy`, the rest as for `Launch`. Logs are in `log`.
     """
     with Path("shown").open("wb") as shown:
         launch = Launch(

@@ -1,4 +1,4 @@
-"""A transport to stores of this process: the client without a network, by the handlers of a server."""
+"""A transport to stores of this process: the client without a network, through a server's handlers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,14 +17,13 @@ A = TypeVar("A")
 
 
 class Answer(Generic[T]):
-    """A future that is computed when its result is first asked for."""
+    """A future that is computed at the first request of its result."""
 
     def __init__(self, compute: Callable[[], T]) -> None:
         self._compute = compute
         self._outcome: Callable[[], T] | None = None
 
     def result(self) -> T:
-        """Returns the answer or raises."""
         if self._outcome is None:
             self._outcome = _outcome_of(self._compute)
         return self._outcome()
@@ -33,7 +32,7 @@ class Answer(Generic[T]):
         return True
 
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
-        """Nothing fails before it is asked for."""
+        """No-op: nothing fails before it is requested."""
 
     def fail(self, error: Exception) -> None:
         self._outcome = self._outcome or _raising(error)
@@ -55,7 +54,7 @@ def _raising(error: Exception) -> Callable[[], Any]:
 
 
 def through(codec: Codec[T], value: T) -> T:
-    """Returns a value as it comes off the wire."""
+    """Returns a value after encoding and decoding."""
     return codec.decode(codec.encode(value))
 
 
@@ -65,10 +64,9 @@ class LocalTransport:
 
     Attributes:
         stores: Of each server.
-        answers: By name of a call: given the server, answers in its place.
+        answers: By name of a call: given the server, replaces its answer.
         calls: All calls, as (server, name, argument).
-        is_closed: Whether it was closed.
-        servers_recover: What the client made of what the servers said.
+        servers_recover: The client's view of the servers.
         joins: Whether all workers have joined from the start.
     """
 
@@ -111,7 +109,7 @@ class LocalTransport:
 
 
 def joined_client(transport: LocalTransport, **settings: int) -> ClusterClient:
-    """Returns a client that has joined as each of the workers; `transport.calls` begins after that."""
+    """Returns a client that has joined as each worker, before the first of `transport.calls`."""
     client = ClusterClient(transport, **settings)
     for worker in range(transport.stores[0].members.total):
         client.join(worker, INCARNATION, terms={}).result()

@@ -35,8 +35,6 @@ SCHEMA = replace(Schema.numbered(num_dense=3, num_slots=4), shares={"C3": "C1"})
 
 @dataclass(frozen=True)
 class Small:
-    """A model with options that make it small enough for finite differences."""
-
     oracle: Oracle
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -67,26 +65,24 @@ def small_model(name: str) -> Model:
 
 
 def small_case(name: str, seed: int, batch_size: int = 5) -> "ModelCase":
-    """Returns a case of the small model `name`."""
     return ModelCase(small_model(name), SCHEMA, seed, batch_size)
 
 
 @dataclass
 class Gradients:
-    """What one call of `gradient` returned and wrote."""
+    """Result of one call of `gradient`."""
 
     loss: float
     dense: NDArray[np.float32]
     sparse: dict[str, NDArray[np.float32]]
 
     def as_bytes(self) -> list[bytes]:
-        """Returns all of it, bit for bit."""
         sparse = [self.sparse[name].tobytes() for name in sorted(self.sparse)]
         return [np.float64(self.loss).tobytes(), self.dense.tobytes(), *sparse]
 
 
 class ModelCase:
-    """A model with random parameters and rows, and a batch with all that slots may hold.
+    """A model with random parameters and rows, and a batch of all kinds of slots.
 
     Tests may replace `batch`, `lookups` and `params`.
     """
@@ -99,7 +95,6 @@ class ModelCase:
         self.params = rng.normal(scale=0.5, size=model.num_params).astype(np.float32)
 
     def predict(self, workspace: Workspace | None = None) -> NDArray[np.float32]:
-        """Returns the model's probabilities."""
         own = workspace or self.model.workspace(self.batch.size)
         return self.model.predict(self.params, self.batch, self.lookups, own)
 
@@ -116,7 +111,7 @@ class ModelCase:
     def gradient(
         self, workspace: Workspace | None = None, out: Gradients | None = None
     ) -> Gradients:
-        """Returns the model's loss and gradients, written to `out` where it is given."""
+        """Returns the model's loss and gradients, written to `out` if given."""
         out = out or self.outputs()
         own = workspace or self.model.workspace(self.batch.size)
         result = self.model.gradient(
@@ -126,17 +121,15 @@ class ModelCase:
         return out
 
     def weigh(self) -> None:
-        """Gives the examples weights, one of them 0."""
         self.batch = replace(
             self.batch, weights=np.linspace(0.0, 3.0, self.batch.size).astype(np.float32)
         )
 
     def change_lookup(self, table: str, **changes: Any) -> None:
-        """Replaces fields of a table's lookup."""
         self.lookups[table] = replace(self.lookups[table], **changes)
 
     def repeat(self) -> None:
-        """Puts every example into the batch once more."""
+        """Doubles the batch."""
         batch = self.batch
         assert batch.labels is not None
         self.batch = Batch(
@@ -155,7 +148,7 @@ class ModelCase:
     def oracle_probabilities(
         self, oracle: Oracle, params: Array, rows: Mapping[str, Array]
     ) -> list[float]:
-        """Returns the oracle's result for these float64 parameters and rows instead of the model's own."""
+        """Returns the oracle's result, by default for the model's own parameters and rows in float64."""
         segments = self.model.segments
         views = FlatLayout(segments).views(params)  # type: ignore[arg-type]  # float64 here
         tensors = {segment.name: view for segment, view in zip(segments, views, strict=True)}
@@ -174,7 +167,6 @@ class ModelCase:
         return float(np.sum(losses if self.batch.weights is None else losses * self.batch.weights))
 
     def values(self) -> tuple[Array, dict[str, Array]]:
-        """Returns parameters and rows in float64."""
         rows = {name: lookup.rows.astype(np.float64) for name, lookup in self.lookups.items()}
         return self.params.astype(np.float64), rows
 
@@ -224,7 +216,6 @@ def assert_gradients_agree(case: ModelCase, oracle: Oracle) -> None:
 
 
 def assert_predictions_agree(case: ModelCase, oracle: Oracle) -> None:
-    """Checks loss and probabilities."""
     params, rows = case.values()
 
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""Networks for the processes of a test: one whose pairs of hosts can be cut off, one that is slow.
+"""Networks for the processes of a test: one with cuts between pairs of hosts, and a slow one.
 
     server.0 --eth0--+
     worker.0 --eth0--+-- switch                                      a network namespace each
@@ -39,17 +39,13 @@ def _ip(*arguments: str) -> None:
 
 
 class Hosts:
-    """Where processes run.
-
-    Attributes:
-        addresses: IPv4 address of each host.
-    """
+    """Hosts for processes; `addresses` are IPv4."""
 
     addresses: dict[str, str]
     _namespaces: dict[str, str]
 
     def command(self, host: str, command: Sequence[object]) -> list[object]:
-        """Returns the command that replaces itself by `command` on a host."""
+        """Returns a command that becomes `command` on a host, by exec."""
         return ["ip", "netns", "exec", self._namespaces[host], *command]
 
 
@@ -57,7 +53,7 @@ class Network(Hosts):
     """Hosts that reach each other through one switch."""
 
     def __init__(self, hosts: Sequence[str], stack: ExitStack) -> None:
-        """Builds it; closing `stack` removes it, also if this fails halfway."""
+        """Builds it; closing `stack` removes it, even after a failure."""
         prefix = _prefix()
         self._namespaces = {host: f"{prefix}-{host}" for host in hosts}
         self.addresses = {host: f"10.77.0.{number}" for number, host in enumerate(hosts, start=1)}
@@ -76,23 +72,21 @@ class Network(Hosts):
                 _ip("-n", namespace, "link", "set", interface, "up")
 
     def cut(self, one: str, other: str) -> None:
-        """Lets packets between two hosts vanish, both ways, without a word to either; others pass."""
+        """Silently drops packets between two hosts, both ways."""
         for host, peer in ((one, other), (other, one)):
             neighbour = (self.addresses[peer], "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
             _ip("-n", self._namespaces[host], "neighbour", "replace", *neighbour)
 
     def heal(self, one: str, other: str) -> None:
-        """Undoes `cut`."""
         for host, peer in ((one, other), (other, one)):
             neighbour = (self.addresses[peer], "dev", "eth0")
             _ip("-n", self._namespaces[host], "neighbour", "delete", *neighbour)
 
 
 class DelayedNetwork(Hosts):
-    """Hosts on two sides, each with one address for all; what passes from side to side takes a while."""
+    """Hosts on two sides, each with one address for all; packets between the sides take `delay_s`."""
 
     def __init__(self, sides: Sequence[Sequence[str]], delay_s: float, stack: ExitStack) -> None:
-        """See `Network`; a packet takes `delay_s` from one side to the other."""
         prefix = _prefix()
         self._namespaces, self.addresses = {}, {}
         devices = []
@@ -132,7 +126,7 @@ def _add_namespace(name: str, stack: ExitStack) -> None:
 
 @contextmanager
 def network(hosts: Sequence[str]) -> Iterator[Network]:
-    """Lends a network for the time of the block; the test is skipped where there can be none."""
+    """Yields a network; skips the test where it is impossible."""
     _require_namespaces()
     with ExitStack() as stack:
         yield Network(hosts, stack)
@@ -140,7 +134,7 @@ def network(hosts: Sequence[str]) -> Iterator[Network]:
 
 @contextmanager
 def delayed_network(*sides: Sequence[str], delay_s: float) -> Iterator[DelayedNetwork]:
-    """Lends a network of two sides, as `network` does; a packet takes `delay_s` from one to the other."""
+    """Yields a network of two sides, as `network`; packets between them take `delay_s`."""
     _require_namespaces()
     if not os.access(_TUN, os.R_OK | os.W_OK):
         lacking(f"a delay line needs {_TUN}")
@@ -149,7 +143,6 @@ def delayed_network(*sides: Sequence[str], delay_s: float) -> Iterator[DelayedNe
 
 
 def _require_namespaces() -> None:
-    """Skips the test where there can be no network namespaces."""
     if os.geteuid() != 0:
         lacking("network namespaces need root")
     if shutil.which("ip") is None:

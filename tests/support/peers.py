@@ -38,7 +38,7 @@ def fleets_of(stores: Sequence[Store]) -> list[StoreFleet]:
 
 
 def on_each(work: Callable[[StoreFleet], T], fleets: Sequence[StoreFleet]) -> list[T]:
-    """Runs `work` for all workers at the same time; raises the error of the first that has one."""
+    """Runs `work` for all workers concurrently; raises the first error."""
     with ThreadPoolExecutor(len(fleets)) as pool:
         running = [pool.submit(work, fleet) for fleet in fleets]
         return [each.result(LIMIT_S) for each in running]

@@ -1,4 +1,4 @@
-"""What running processes take of the machine, as Linux tells in /proc."""
+"""Resource usage of processes, from Linux's /proc."""
 
 import os
 import re
@@ -13,14 +13,7 @@ _LOOK_S = 0.25
 
 @dataclass
 class Peak:
-    """The most that a process was seen to have.
-
-    Attributes:
-        memory_mb: Resident.
-        threads: Threads.
-        sockets: Open sockets.
-        processor_s: Processor time, which includes its last moment if it has ended.
-    """
+    """Peak usage of a process; `processor_s` includes its last moment if it has ended."""
 
     memory_mb: float = 0.0
     threads: int = 0
@@ -28,7 +21,7 @@ class Peak:
     processor_s: float = 0.0
 
     def look(self, pid: int) -> None:
-        """Looks at a process; one that has ended and is not waited for has processor time only."""
+        """Updates it; an ended process that is not reaped has processor time only."""
         folder = Path(f"/proc/{pid}")
         # The name of the program is in brackets, and may have any character.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -46,7 +39,7 @@ class Peak:
 
 
 def resident_bytes(pid: int | str = "self", *, peak: bool = False) -> int:
-    """Returns the resident memory of a process, or the most that it has had."""
+    """Returns the current or peak resident memory of a process."""
     name = "VmHWM" if peak else "VmRSS"
     found = re.search(rf"^{name}:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)
     assert found is not None
@@ -62,13 +55,7 @@ def _target(link: Path) -> str:
 def peaks_until_end(
     pids: Mapping[str, int], ending: Collection[str], *, limit_s: float
 ) -> dict[str, Peak]:
-    """Watches children of this process until some have ended; nobody may wait for them meanwhile.
-
-    Args:
-        pids: Of all, by name.
-        ending: Names of those whose end is awaited.
-        limit_s: For how long.
-    """
+    """Watches children of this process, by name, until those in `ending` have ended; nobody may reap them."""
     peaks = {name: Peak() for name in pids}
     end = time.monotonic() + limit_s
     while True:

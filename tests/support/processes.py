@@ -1,4 +1,4 @@
-"""Processes that no test leaves behind, and `ps-server` as one of them."""
+"""Processes that end with their test, and `ps-server` as one of them."""
 
 import os
 import secrets
@@ -19,10 +19,9 @@ LIMIT_S = 60.0
 def started(
     command: Sequence[object], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs a command for the time of the block; if it has not ended then, or the tests end, it is killed.
+    """Runs a command, with pipes for its output, for the time of the block; then it is killed.
 
-    Its output is in pipes. It heeds SIGINT and SIGHUP also where these tests run in the background of a shell
-    that ignores them for its children.
+    It obeys SIGINT and SIGHUP, even if the shell that runs the tests in the background ignores them.
     """
     with heeded(signal.SIGINT), heeded(signal.SIGHUP):
         process = subprocess.Popen(
@@ -44,7 +43,7 @@ def started(
 
 @contextmanager
 def heeded(number: signal.Signals) -> Iterator[None]:
-    """Lets the processes that are started meanwhile have the signal's default."""
+    """Restores the signal's default for processes started in the block."""
     is_ignored = signal.getsignal(number) is signal.SIG_IGN
     if is_ignored:
         signal.signal(number, signal.SIG_DFL)
@@ -57,10 +56,10 @@ def heeded(number: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """Lends a port of the loopback interface that nothing listens on.
+    """Yields a port of the loopback interface that nothing listens on.
 
-    It is none of those that the system gives to sockets without a wish, so that it stays free until its
-    process has started: in a network of its own nobody holds it, and metrics ports would take it at times.
+    It is outside of the range for automatic ports, so that it stays free until its process has started,
+    unless metrics ports took it.
     """
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     ports = [*range(10_000, low), *range(high + 1, 2**16)] or [0]
@@ -73,12 +72,12 @@ def free_port() -> Iterator[int]:
 
 
 def environment_of(ports: Sequence[int], index: int, num_workers: int = 1) -> dict[str, str]:
-    """Returns the role variables of server `index`, given ports of the loopback interface."""
+    """Returns the role variables of server `index`, by ports of the loopback interface."""
     return environment_at([f"127.0.0.1:{port}" for port in ports], index, num_workers)
 
 
 def environment_at(endpoints: Sequence[str], index: int, num_workers: int = 1) -> dict[str, str]:
-    """Returns the role variables of server `index`, given all servers' host:port."""
+    """Returns the role variables of server `index`, by host:port of all servers."""
     host, port = endpoints[index].split(":")
     return {
         "TRAINING_ROLE": "PSERVER",
@@ -90,8 +89,6 @@ def environment_at(endpoints: Sequence[str], index: int, num_workers: int = 1) -
 
 
 class ServerProcess:
-    """A running `ps-server`."""
-
     def __init__(self, environment: dict[str, str], log: Path, *arguments: str) -> None:
         self._log = log
         clean = {
@@ -109,11 +106,9 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What it has written so far."""
         return self._log.read_text()
 
     def wait(self) -> int:
-        """Waits until it ends and returns its exit code."""
         return self.process.wait(LIMIT_S)
 
 
@@ -121,7 +116,7 @@ class ServerProcess:
 def server_process(
     environment: dict[str, str], log: Path, *arguments: str
 ) -> Iterator[ServerProcess]:
-    """Runs a `ps-server` for the time of the block; it is killed if it has not ended."""
+    """Runs a `ps-server` for the time of the block; then it is killed."""
     server = ServerProcess(environment, log, *arguments)
     try:
         yield server

@@ -1,4 +1,4 @@
-"""A worker that counts: it pushes ones to a table of counters, and notes what was acknowledged.
+"""A counting worker: it pushes ones to a table of counters, and records acknowledged pushes.
 
     python -m tests.support.pusher FOLDER NUM_PUSHES        # its role is in the environment
 
@@ -35,13 +35,12 @@ COUNTERS = TableSpec(
 
 
 def keys_of(worker: int, sequence: int) -> Keys:
-    """Returns the keys to which a push adds 1: uint64[KEYS_A_PUSH], ascending."""
+    """Returns the keys that a push increments: uint64[KEYS_A_PUSH], ascending."""
     random = np.random.default_rng((worker, sequence))
     return np.sort(random.choice(NUM_KEYS, KEYS_A_PUSH, replace=False)).astype(np.uint64)
 
 
 def push_of(worker: int, sequence: int, incarnation: int) -> tuple[Gradients, PushId]:
-    """Returns a push of a worker."""
     keys = keys_of(worker, sequence)
     values = -np.ones((keys.size, 1), np.float32)
     push_id = PushId(
@@ -57,7 +56,7 @@ def push_of(worker: int, sequence: int, incarnation: int) -> tuple[Gradients, Pu
 
 
 def main() -> None:
-    """Pushes, with some pushes on the way at a time."""
+    """Pushes, with several pushes in flight."""
     folder, num_pushes = Path(sys.argv[1]), int(sys.argv[2])
     role = role_from_environment(os.environ)
     assert isinstance(role, WorkerRole)

@@ -55,7 +55,7 @@ VALID = {
 
 
 def bytes_of(rng: random.Random) -> bytes:
-    """Returns keys, finite and other floats, or bytes of a length that nothing has."""
+    """Returns keys, floats (finite or not), or bytes of an impossible length."""
     size = rng.choice([0, 1, 1, 2, 3])
     numbers = np.array([rng.choice([0.1, 0.1, 0.2, *SPECIAL[:2]]) for _ in range(size * DIM)])
     return rng.choice(
@@ -81,7 +81,7 @@ SCALARS: dict[int, Callable[[random.Random], Any]] = {
 
 
 def fill(message: Any, rng: random.Random) -> Any:
-    """Fills the fields of a message, but for some."""
+    """Fills most fields of a message."""
     for field in message.DESCRIPTOR.fields:
         if (
             field.name in VALID

@@ -47,7 +47,7 @@ def numbered_lists(numbers: NDArray[np.int64] | range) -> Batch:
 
 
 def numbers_of(rows: Batch) -> NDArray[np.int64]:
-    """Returns the numbers of rows, after checking that all columns match them."""
+    """Returns the numbers of rows, after a check of all columns."""
     numbers = rows.dense[:, 0].astype(np.int64)
     is_single = len(rows.keys) == rows.size * NUM_SLOTS
     has = {name: getattr(rows, name) is not None for name in ("labels", "weights")}
@@ -57,7 +57,6 @@ def numbers_of(rows: Batch) -> NDArray[np.int64]:
 
 
 def assert_same_rows(expected: Batch, actual: Batch) -> None:
-    """Compares all columns."""
     assert expected.row_columns().keys() == actual.row_columns().keys()
     for name in (*expected.row_columns(), "dense", "keys", "offsets"):
         np.testing.assert_array_equal(getattr(expected, name), getattr(actual, name), err_msg=name)
@@ -65,9 +64,9 @@ def assert_same_rows(expected: Batch, actual: Batch) -> None:
 
 
 def resident_bytes() -> int:
-    """Returns the memory of this process, without what the C allocator holds of freed blocks.
+    """Returns the memory of this process, without freed blocks that the C allocator keeps.
 
-    Workers and servers in the same process let it hold up to 256 MiB (`keep_freed_memory`).
+    Workers and servers in the same process allow it up to 256 MiB (`keep_freed_memory`).
     """
     gc.collect()
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):

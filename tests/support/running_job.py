@@ -1,4 +1,4 @@
-"""A job of real processes, each of which can be killed, paused, and started again by the same command."""
+"""A job of real processes, which can be killed, paused, and restarted by the same command."""
 
 import json
 import os
@@ -23,15 +23,15 @@ _LOOK_S = 0.05
 
 
 def training(settings: Mapping[str, str]) -> list[object]:
-    """Returns the command of workers that train, given settings of the job by section and key."""
+    """Returns the command of workers that train with settings by section and key."""
     overrides = [f"--set={key}={value}" for key, value in settings.items()]
     return [COMMANDS / "ps-worker", "train", ROOT / "examples/ctr_dnn.toml", "--json", *overrides]
 
 
 class RunningJob:
-    """Servers, which keep update logs unless told, and workers: processes "server.0", "worker.1" and so on.
+    """Servers, with update logs by default, and workers: processes "server.0", "worker.1" and so on.
 
-    Leaving the `with` block kills what still runs. Each start of a process has a log of its own.
+    Leaving the `with` block kills running processes. Each start of a process has a log of its own.
     """
 
     def __init__(
@@ -47,18 +47,10 @@ class RunningJob:
         environment: Mapping[str, str] | None = None,
         network: Hosts | None = None,
     ) -> None:
-        """Starts all processes.
+        """Starts all processes: `worker_command` as workers, of a job with `job_size` of them.
 
-        Args:
-            folder: For logs and update logs.
-            worker_command: Program of the workers.
-            num_servers: Servers of the job.
-            num_workers: Workers that are started.
-            job_size: Workers of the job, if the test is some of them; None: those that are started.
-            server_options: Of `ps-server`, besides those of its update log.
-            update_logs: Whether servers keep them.
-            environment: Of all processes, besides their roles.
-            network: With a host of its name for each process; None: they share the loopback interface.
+        `server_options` are beside those of update logs, `environment` beside roles. With a `network`, each
+        process runs on the host of its name.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -96,9 +88,9 @@ class RunningJob:
     # Processes
 
     def start(self, name: str) -> None:
-        """Starts a process, or starts it again: the same command, environment and port.
+        """Starts or restarts a process, with the same command, environment and port.
 
-        What is no "server" is a worker: "twin.1" is a second process that has the index of "worker.1".
+        Names other than "server" are workers: "twin.1" is a second process with the index of "worker.1".
         """
         kind, _, index = name.partition(".")
         is_server = kind == "server"
@@ -123,38 +115,32 @@ class RunningJob:
             )
 
     def kill(self, name: str) -> None:
-        """Ends a process by SIGKILL, if it runs."""
         process = self.processes[name]
         process.kill()
         process.wait(LIMIT_S)
 
     def restart(self, name: str) -> None:
-        """Kills a process, and starts it again at once, as its supervisor would."""
         self.kill(name)
         self.start(name)
 
     def pause(self, name: str) -> None:
-        """Stops a process until `resume`; its connections stay."""
+        """Stops a process until `resume`; its connections stay open."""
         self.processes[name].send_signal(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Lets a paused process go on."""
         self.processes[name].send_signal(signal.SIGCONT)
 
     def is_running(self, name: str) -> bool:
-        """Whether a process has not ended."""
         return self.processes[name].poll() is None
 
     @property
     def are_all_running(self) -> bool:
-        """Whether no process has ended."""
         return all(map(self.is_running, self.processes))
 
     def wait(self, *names: str, limit_s: float = LIMIT_S) -> dict[str, int]:
-        """Waits until processes end, all unless named; returns their exit codes.
+        """Waits until processes end, by default all; returns their exit codes.
 
-        Raises:
-            AssertionError: If one does not end; says how far each is.
+        AssertionError, with the state of each, if one does not end.
         """
         end = time.monotonic() + limit_s
         codes = {}
@@ -168,37 +154,30 @@ class RunningJob:
     # What they have written
 
     def update_log(self, name: str) -> Path:
-        """Returns the folder of a server's update log."""
         return self.folder / f"{name}.updates"
 
     def _output(self, name: str, kind: str = "log") -> Path:
         return self.folder / f"{name}.{self._starts[name]}.{kind}"
 
     def log(self, name: str) -> str:
-        """Returns what a process has logged since it was last started."""
         return self._output(name).read_text()
 
     def error(self, name: str) -> str:
-        """Returns the error that ended a process, or else the last line of its log.
-
-        A thread may log after the error.
-        """
+        """Returns the error that ended a process, or else the last line of its log."""
         lines = self.log(name).splitlines()
         return next((line for line in reversed(lines) if line.startswith("error: ")), lines[-1])
 
     @property
     def tails(self) -> str:
-        """The last lines of all logs."""
         logs = sorted(self.folder.glob("*.log"))
         return "\n".join(
             f"== {log.name}\n" + "\n".join(log.read_text().splitlines()[-12:]) for log in logs
         )
 
     def wait_for(self, name: str, pattern: str) -> re.Match[str]:
-        """Waits until a process has logged a match of `pattern` since it was last started.
+        """Waits until a process has logged `pattern` since its start.
 
-        Raises:
-            AssertionError: If it ends before, or that takes too long.
+        AssertionError if it ends before, or that takes too long.
         """
         end = time.monotonic() + LIMIT_S
         while True:
@@ -210,11 +189,9 @@ class RunningJob:
             time.sleep(_LOOK_S)
 
     def wait_for_steps(self) -> None:
-        """Waits until all workers train."""
         for name in self.workers:
             self.wait_for(name, r" step=\d+ ")
 
     def result(self, name: str = "worker.0") -> dict[str, Any]:
-        """Returns the figures with which a worker ended."""
         result: dict[str, Any] = json.loads(self._output(name, "out").read_text().splitlines()[-1])
         return result

@@ -18,7 +18,7 @@ BUCKET = "models"
 
 @contextmanager
 def s3_server() -> Iterator[dict[str, str]]:
-    """Runs an S3 server and points this process at it; yields the variables that point others at it."""
+    """Runs an S3 server and points this process at it; yields the variables for others."""
     log = logging.getLogger("werkzeug")
     level = log.level
     log.setLevel(logging.ERROR)  # and not a line for each request
@@ -47,7 +47,7 @@ def s3_server() -> Iterator[dict[str, str]]:
 
 
 class RenamingFileSystem(MemoryFileSystem):
-    """A file system that removes what a rename replaces before it renames, as HDFS does."""
+    """A file system whose rename first removes the target, as HDFS does."""
 
     protocol = "renaming"
     store: dict[str, Any] = {}  # noqa: RUF012 (as its base has it)

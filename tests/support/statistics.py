@@ -1,4 +1,4 @@
-"""What rows have counted, read straight from the tables of this process."""
+"""Statistics of rows, read straight from the tables of this process."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,8 +13,6 @@ from ps_server.table.sparse_table import SparseTable
 
 
 class Counted(NamedTuple):
-    """Statistics of one row."""
-
     show: float
     click: float
     unseen: float
@@ -22,12 +20,12 @@ class Counted(NamedTuple):
 
 
 def counted_by(table: SparseTable) -> dict[int, Counted]:
-    """Returns what the rows of a table have counted, by key."""
+    """Returns the statistics of a table's rows, by key."""
     return _counted(table._regions)
 
 
 def candidates_of(table: SparseTable) -> dict[int, Counted]:
-    """Returns what the candidates of a table have counted, by key."""
+    """Returns the statistics of a table's candidates, by key."""
     assert isinstance(table._candidates, ExactCandidates)
     return _counted(table._candidates.regions)
 
@@ -49,7 +47,7 @@ def _counted(regions: RowRegions) -> dict[int, Counted]:
 
 
 def counted_on(stores: Iterable[ParameterStore], table: str) -> dict[int, Counted]:
-    """Returns what the rows of a table have counted on all servers."""
+    """Returns the statistics of a table's rows on all servers."""
     return {
         key: counted
         for store in stores

@@ -1,4 +1,4 @@
-"""Tables and a dense block for the contract suite, and what its tests do with a store."""
+"""Tables and a dense block for the contract suite, and helpers for its tests."""
 
 import itertools
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def in_process(**settings) -> ParameterStore:
 
 
 def joined(store: ParameterStore) -> ParameterStore:
-    """Returns a store whose workers have joined, as servers require it."""
+    """Returns a store whose workers have joined."""
     for worker in range(store.members.total):
         store.join(worker, INCARNATION, terms={}).result()
     return store
@@ -71,7 +71,7 @@ NEWEST = 2**40
 
 
 def push_id(worker=0, sequence=None, examples=1, batches=1, pulled=0) -> PushId:
-    """Returns the push id of another push, unless a sequence is given."""
+    """Returns a push id, by default of the next push."""
     sequence = next(_SEQUENCES) if sequence is None else sequence
     return PushId(
         worker=worker,
@@ -103,7 +103,7 @@ def train(store: Store, *sequences: int) -> None:
 
 
 def trained_chain(folder: Path | str, length: int) -> ParameterStore:
-    """Returns a store saved at 0 as a full checkpoint, then so many deltas: 1, 2, ..."""
+    """Returns a store with a full checkpoint 0 and deltas 1 to `length`."""
     store = in_process()
     train(store, 0)
     store.save(SaveRequest(url=f"{folder}/0", attachments={"note": b"0"}))

@@ -7,7 +7,7 @@ LIMIT_S = 20.0
 
 
 def run_together(tasks: Sequence[Callable[[], None]]) -> None:
-    """Runs each task in a thread; raises what one raised, or if one does not end."""
+    """Runs each task in a thread; raises the first error, or if a task does not end."""
     errors: list[BaseException] = []
     start = threading.Barrier(len(tasks))
 

@@ -1,4 +1,4 @@
-"""Twins of embeddings on tables: those of torch.nn with the same rows as a weight."""
+"""Embeddings on tables and their twins of torch.nn, with the same rows as a weight."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ DIM = 3
 
 @dataclass(frozen=True)
 class LookUp:
-    """One look-up: in bags if there are offsets or the keys have two dimensions, else key by key."""
+    """A look-up: in bags with offsets or keys of two dimensions, else key by key."""
 
     mode: str
     keys: Tensor
@@ -36,7 +36,7 @@ class LookUp:
 
 
 class OnTable(nn.Module):
-    """A module for each mode, all of one table."""
+    """A module for each mode, on one table."""
 
     def __init__(self, table: str = "items", dim: int = DIM, optimizer: object = None) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class OnTable(nn.Module):
         return lookup.of(self.by_mode[lookup.mode])
 
     def weight(self) -> Tensor:
-        """The rows of all keys, as training reads them."""
+        """The rows of all keys, as in training."""
         with torch.no_grad():
             return self.by_mode["none"](torch.arange(NUM_KEYS))
 
 
 class OnWeight(nn.Module):
-    """The same modules of torch.nn, all of one weight."""
+    """The same modules of torch.nn, on one weight."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class OnWeight(nn.Module):
 
 
 def dense_gradient(tables: Tables, dim: int = DIM) -> np.ndarray:
-    """Returns the gradient that waits for each of the keys, float32[NUM_KEYS, dim]."""
+    """Returns the pending gradient of each key, float32[NUM_KEYS, dim]."""
     dense = np.zeros((NUM_KEYS, dim), np.float32)
     for grad in tables.pending.merged().values():
         dense[grad.keys.astype(np.int64)] = grad.values
@@ -159,7 +159,7 @@ def train_net(tables: Tables, net: Net, batches: Iterable[NetBatch]) -> list[flo
 
 
 def rows_of(net: Net) -> list[Tensor]:
-    """Returns all rows of both tables, as training reads them, and the dense parameters."""
+    """Returns all rows of both tables, as in training, and the dense parameters."""
     keys = torch.arange(NUM_KEYS)
     with torch.no_grad():
         return [net.items(keys[:, None]), net.words(keys), *net.linear.parameters()]
@@ -174,7 +174,7 @@ def on_cluster(
     modes: Sequence[str] = (),
     schedule: Mapping[str, str | float] | None = None,
 ) -> None:
-    """Runs workers in threads, each with tables of its own; `modes` if these are not of the same."""
+    """Runs workers in threads, each with tables of its own; `modes` if they differ."""
     with cluster(num_servers=num_servers, num_workers=num_workers) as servers:
 
         def worker(index: int) -> None:

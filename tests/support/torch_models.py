@@ -29,7 +29,7 @@ def width(schema: Schema, dim: int) -> int:
 
 
 class CtrDnn(nn.Module):
-    """With two logits, and so a loss of its own."""
+    """With two logits, and so its own loss."""
 
     def __init__(self, schema: Schema, *, dim: int, hidden: list[int]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ TWINS: dict[str, Any] = {
 
 
 def params_of_twin(twin: Model, original: Model, params: Floats) -> Floats:
-    """Returns the twin's flat vector for that of the built-in model."""
+    """Converts a built-in model's flat vector to the twin's."""
     return np.concatenate(
         [
             view.reshape(shape.shape[::-1]).T.reshape(-1) if len(shape.shape) > 1 else view

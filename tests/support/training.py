@@ -33,12 +33,11 @@ def small_model() -> Model:
 
 
 def job(mode: str, *overrides: str) -> Job:
-    """Returns a job for the small model."""
     return override_job({}, [f"strategy.mode={mode}", *overrides], source="test")
 
 
 def random_batches(num_batches: int, batch_size: int, *, seed: int) -> list[Batch]:
-    """Returns batches of which many share keys; clicks follow the first slot."""
+    """Returns batches with common keys; clicks depend on the first slot."""
     rng = np.random.default_rng(seed)
     batches = []
     for _ in range(num_batches):
@@ -58,7 +57,6 @@ def random_batches(num_batches: int, batch_size: int, *, seed: int) -> list[Batc
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Returns the examples of several batches as one."""
     sizes = sum(batch.size for batch in batches)
     return Batch(
         labels=np.concatenate([batch.labels for batch in batches if batch.labels is not None]),
@@ -128,7 +126,7 @@ def train_worker(
 
 
 def together(*works: Callable[[], object]) -> None:
-    """Runs functions in threads at once; raises the first error of any."""
+    """Runs functions in threads; raises the first error of any."""
     errors: list[BaseException] = []
 
     def run(work: Callable[[], object]) -> None:

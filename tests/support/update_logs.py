@@ -1,4 +1,4 @@
-"""Update logs of a few small records or of a server's calls, and what is read back from them."""
+"""Update logs of a few small records or of a server's calls, and readers of them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,20 +19,20 @@ LIMIT_S = 5.0
 def new_log(
     folder: Path, *, sync: LogSync = LogSync.OS, head: Iterable[Record] = ()
 ) -> Iterator[UpdateLog]:
-    """Begins a log in an empty folder and closes it in the end."""
+    """Begins a log in an empty folder; closes it after the block."""
     with closing(UpdateLog.create(read_log(folder), sync=sync, head=head)) as log:
         yield log
 
 
 @contextmanager
 def resumed_log(folder: Path, *, sync: LogSync = LogSync.OS) -> Iterator[UpdateLog]:
-    """Resumes a log and closes it in the end."""
+    """Resumes a log; closes it after the block."""
     with closing(UpdateLog.resume(read_log(folder), sync=sync)) as log:
         yield log
 
 
 def append_all(log: UpdateLog, records: Sequence[Record]) -> None:
-    """Appends records, each after the one before was acknowledged."""
+    """Appends records, each after the previous one was acknowledged."""
     for record in records:
         log.append(record.kind, record.payload).result()
 
@@ -44,18 +44,16 @@ def read_records(folder: Path, segment: int | None = None) -> list[Record]:
 
 
 def read_head(folder: Path, segment: int) -> list[Record]:
-    """Returns the head of a segment."""
     with closing(read_log(folder)) as saved:
         return saved.head(segment)
 
 
 def last_segment(folder: Path) -> Path:
-    """Returns the file of the last segment."""
     return max(folder.glob("segment-*.log"))
 
 
 def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]:
-    """Returns the handlers of a store that log what they do from now on."""
+    """Returns the handlers of a store that log its calls."""
     handlers = Handlers(store)
     head = state_records(store, handlers.completed(), base="")
     log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
@@ -64,7 +62,7 @@ def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]
 
 
 def recovered(folder: Path, store: ParameterStore) -> Handlers:
-    """Returns the handlers of an empty store that has become what the log says."""
+    """Returns the handlers of an empty store after a recovery from the log."""
     handlers = Handlers(store)
     recover(
         store,

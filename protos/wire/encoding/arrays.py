@@ -1,7 +1,7 @@
 """Arrays <-> columns of bytes: little-endian, row-major, nothing between the numbers.
 
-A column that is to be sent is a view of its array, copied once, into the message. What comes off the wire is
-read-only: it is a view of the message.
+An encoded column is a view of its array, copied once, into the message. Decoded arrays are read-only views of
+the message. A length that does not fit raises ProtocolError.
 """
 
 from typing import Any
@@ -20,43 +20,39 @@ _COUNT, _HALF = np.dtype("<u4"), np.dtype("<u2")
 
 
 def encode_keys(keys: Keys) -> memoryview:
-    """Returns uint64[N] as 8 * N bytes."""
+    """uint64[N] -> 8 * N bytes."""
     return encode_array(keys, _KEY)
 
 
 def decode_keys(data: bytes) -> Keys:
-    """Returns a read-only uint64[N]; ProtocolError unless the bytes are a multiple of 8."""
+    """Bytes -> uint64[N]."""
     return _decode(data, _KEY, "keys")
 
 
 def encode_values(values: NDArray[np.float32]) -> memoryview:
-    """Returns float32 of any shape as 4 bytes a number, row-major."""
+    """float32 of any shape -> 4 bytes a number."""
     return encode_array(values, _VALUE)
 
 
 def decode_values(data: bytes) -> Values:
-    """Returns a read-only float32[n]; ProtocolError unless the bytes are a multiple of 4."""
+    """Bytes -> float32[n]."""
     return _decode(data, _VALUE, "float32")
 
 
 def encode_parameters(values: Values, *, bfloat16: bool) -> memoryview:
-    """Returns float32 of any shape as 4 bytes a number, or as 2 of its bfloat16, row-major."""
+    """float32 of any shape -> 4 bytes a number, or 2 as bfloat16."""
     return encode_array(to_bfloat16(values), _HALF) if bfloat16 else encode_values(values)
 
 
 def decode_parameters(data: bytes, *, bfloat16: bool) -> Values:
-    """Returns a read-only float32[n]; ProtocolError unless the bytes are a multiple of a number's."""
+    """Bytes -> float32[n]."""
     if not bfloat16:
         return decode_values(data)
     return from_bfloat16(_decode(data, _HALF, "bfloat16"))
 
 
 def decode_rows(data: bytes, num_rows: int, *, bfloat16: bool = False) -> Values:
-    """Returns a read-only float32[num_rows, D], D following from the length.
-
-    Raises:
-        ProtocolError: If the bytes do not make `num_rows` rows of equal width.
-    """
+    """Bytes -> float32[num_rows, D], D following from the length."""
     values = decode_parameters(data, bfloat16=bfloat16)
     if (values.size % num_rows) if num_rows else values.size:
         raise ProtocolError(
@@ -66,16 +62,12 @@ def decode_rows(data: bytes, num_rows: int, *, bfloat16: bool = False) -> Values
 
 
 def encode_counts(counts: Counts | None) -> bytes | memoryview:
-    """Returns uint32[N, 2] as 8 * N bytes; no bytes for none."""
+    """uint32[N, 2] -> 8 * N bytes; None -> no bytes."""
     return b"" if counts is None else encode_array(counts, _COUNT)
 
 
 def decode_counts(data: bytes, num_rows: int) -> Counts | None:
-    """Returns a read-only uint32[num_rows, 2], or None for no bytes.
-
-    Raises:
-        ProtocolError: If the length does not fit.
-    """
+    """Bytes -> uint32[num_rows, 2]; no bytes -> None."""
     if not data:
         return None
     if len(data) != 4 * NUM_COUNTS * num_rows:
@@ -87,27 +79,22 @@ def decode_counts(data: bytes, num_rows: int) -> Counts | None:
 
 
 def encode_numbers(values: Numbers) -> memoryview:
-    """Returns float64[N] as 8 * N bytes."""
+    """float64[N] -> 8 * N bytes."""
     return encode_array(values, _NUMBER)
 
 
 def decode_numbers(data: bytes) -> Numbers:
-    """Returns a read-only float64[N]; ProtocolError unless the bytes are a multiple of 8."""
+    """Bytes -> float64[N]."""
     return _decode(data, _NUMBER, "float64")
 
 
 def encode_array(values: NDArray[Any], dtype: np.dtype[Any]) -> memoryview:
-    """Returns the numbers of an array of any shape, as `dtype`, row-major."""
+    """An array of any shape -> its numbers as `dtype`."""
     array = np.ascontiguousarray(values, dtype)
     return array.reshape(-1).view(np.uint8).data
 
 
 def _decode(data: bytes, dtype: np.dtype[Any], what: str) -> NDArray[Any]:
-    """Returns a column as a read-only array [n].
-
-    Raises:
-        ProtocolError: If the length is not a multiple of a number's bytes.
-    """
     if len(data) % dtype.itemsize:
         raise ProtocolError(
             f"a column of {what} has {len(data)} bytes, not a multiple of {dtype.itemsize}"

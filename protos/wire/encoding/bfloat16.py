@@ -1,11 +1,11 @@
-"""bfloat16: a float32 without the lower half of its bits, for numbers on their way.
+"""bfloat16: a float32 without the lower half of its bits, for numbers on the wire.
 
     float32    s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm
-    bfloat16   s eeeeeeee mmmmmmm                     the nearest, of two as near the even one
+    bfloat16   s eeeeeeee mmmmmmm                     rounded to nearest, ties to even
 
 It has the range of float32, so no gradient of any use overflows or vanishes, and 8 significant bits: rounding
-changes a number by 1/256 of it at most, but for those below 1e-38. The largest are cut off, not rounded, so
-that what is finite stays finite.
+changes a number by 1/256 of it at most, except below 1e-38. The largest are truncated, not rounded, so that
+finite numbers stay finite.
 """
 
 import numpy as np
@@ -40,7 +40,7 @@ def _widen(halves: BFloat16s, out: NDArray[np.uint32]) -> None:
 
 
 def to_bfloat16(values: Values) -> BFloat16s:
-    """Returns the nearest bfloat16 of float32 of any shape, flat; a finite number stays finite."""
+    """Returns the nearest bfloat16 of float32 of any shape, flat; finite numbers stay finite."""
     bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
     out = np.empty(bits.size, np.uint16)
     _round(read_only(bits), out)
@@ -48,7 +48,7 @@ def to_bfloat16(values: Values) -> BFloat16s:
 
 
 def from_bfloat16(halves: BFloat16s) -> Values:
-    """Returns a read-only float32[n] of bfloat16[n]: the same numbers."""
+    """Returns bfloat16[n] as the same numbers, a read-only float32[n]."""
     out = np.empty(halves.size, np.uint32)
     _widen(read_only(halves), out)
     return read_only(out.view(np.float32))

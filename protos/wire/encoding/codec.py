@@ -1,15 +1,15 @@
-"""Dataclasses <-> messages, field by field: names are the same, and the types say how values are encoded.
+"""Dataclasses <-> messages, field by field: same names, encoded by type.
 
     int, float, str, bool, bytes      as they are
     Numbers                           bytes: see arrays.py
     X | None                          an optional field; None: absent
     enum.Enum                         an enum of the same names; unknown ones are refused
     Literal["a", "b"]                 a string; others are refused
-    a dataclass                       a message, which must be there
+    a dataclass                       a required message
     Sequence, tuple, frozenset        a repeated field
     Mapping                           a map
 
-What does not look alike on both sides, columns of keys and values, has a codec of its own in columns.py.
+Columns of keys and values, which differ on the two sides, have codecs of their own in columns.py.
 """
 
 import enum
@@ -39,10 +39,10 @@ _MOST: Mapping[str, int] = {"ctr_ps.v1.DenseSpec.segments": MAX_SEGMENTS}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FieldCodec(Generic[T]):
-    """Values as what a message's constructor takes for a field, and back from what the field reads.
+    """Encodes a value as the constructor's argument for a field, and decodes the field's value.
 
-    A message is a dict of its fields there: a message object would be copied into the one around it. A column
-    is a memoryview.
+    A message is encoded as a dict of its fields: a message object would be copied into the outer one. A
+    column is a memoryview.
     """
 
     encode: Callable[[T], Any]
@@ -50,12 +50,7 @@ class FieldCodec(Generic[T]):
 
 
 class Codec(Generic[T]):
-    """Values as the bytes of messages of one protobuf class, and back.
-
-    Attributes:
-        message: The class.
-        fields: Values as the fields of such a message, and so of one within another message.
-    """
+    """Values <-> messages of one protobuf class; `fields` is for such a message within another one."""
 
     def __init__(self, message: type[Any], fields: FieldCodec[T]) -> None:
         self.message = message
@@ -63,15 +58,11 @@ class Codec(Generic[T]):
         self._frame = Frame(message.DESCRIPTOR)
 
     def encode(self, value: T) -> bytes:
-        """Returns the bytes of a value's message; its columns are copied once."""
+        """Returns the bytes of a value's message; columns are copied once."""
         return self._frame.bytes_of(self.fields.encode(value))
 
     def decode(self, data: bytes) -> T:
-        """Returns the value of a message.
-
-        Raises:
-            ProtocolError: If the bytes are no such message, or it is one that cannot be.
-        """
+        """Returns the value of a message; raises ProtocolError if the bytes are no valid message."""
         try:
             found = self.message.FromString(data)
         except DecodeError as error:
@@ -86,25 +77,15 @@ Overrides = Mapping[str, FieldCodec[Any]]
 
 
 def record_codec(record: type[T], message: Descriptor, **overrides: FieldCodec[Any]) -> Codec[T]:
-    """Returns the codec of a dataclass.
+    """Returns the codec of a dataclass, with `overrides` for fields that differ on the two sides.
 
-    Args:
-        record: The dataclass.
-        message: Type of the message.
-        overrides: Codecs of fields that do not look alike on both sides.
-
-    Raises:
-        TypeError: If the fields of both do not agree.
+    Raises TypeError if the fields of dataclass and message do not agree.
     """
     return Codec(GetMessageClass(message), _record(record, message, overrides))
 
 
 def whole_codec(record: type[T], message: Descriptor, codec: FieldCodec[T]) -> Codec[T]:
-    """Returns the codec of a dataclass whose fields one codec writes and reads together.
-
-    Raises:
-        TypeError: If the names of the fields of both do not agree.
-    """
+    """Returns the codec of a dataclass whose fields one codec encodes together; errors as `record_codec`."""
     _require_names({field.name for field in fields(record)}, message, record)  # type: ignore[arg-type]
     return Codec(GetMessageClass(message), codec)
 
@@ -112,16 +93,9 @@ def whole_codec(record: type[T], message: Descriptor, codec: FieldCodec[T]) -> C
 def value_codec(
     annotation: Any, name: str, message: Descriptor, codec: FieldCodec[Any] | None = None
 ) -> Codec[Any]:
-    """Returns the codec of a value that is a message's only field.
+    """Returns the codec of a value, the message's only field; errors as `record_codec`.
 
-    Args:
-        annotation: Type of the value.
-        name: Name of the field.
-        message: Type of the message.
-        codec: Of the field; None: follows from the types.
-
-    Raises:
-        TypeError: If the types do not agree.
+    `codec` is that of the field; None: it follows from the type.
     """
     _require_names({name}, message, annotation)
     inner = codec or _codec_of(annotation, message.fields_by_name[name])
@@ -182,7 +156,6 @@ def _record(record: type[T], message: Descriptor, overrides: Overrides) -> Field
 
 
 def _without_none(annotation: Any) -> Any:
-    """Returns X of X | None, and any other type as it is."""
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation
     (other,) = (each for each in get_args(annotation) if each is not types.NoneType)
@@ -213,7 +186,6 @@ def _message_of(field: FieldDescriptor) -> Descriptor:
 
 
 def _choice(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
-    """Returns the codec of an enum or a Literal; others than theirs are refused."""
     if field.enum_type is None:
         codes = {name: name for name in get_args(annotation)}
     else:

@@ -1,6 +1,6 @@
 """Columns of keys, values and gradients <-> fields of messages of protos/v1/data_plane.proto.
 
-Arrays that come off the wire are read-only: they are views of the message.
+Decoded arrays are read-only views of the message.
 """
 
 from collections.abc import Mapping

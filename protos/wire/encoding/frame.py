@@ -1,11 +1,11 @@
-"""Frames: the bytes of a message, as protobuf's, with its columns of numbers copied once.
+"""Frames: the bytes of a protobuf message, with its columns of numbers copied once.
 
     fields of a message --columns------> tag, length, view of the array --.
                         `-all others---> protobuf -------------------------`--joined--> bytes
 
 Protobuf itself would copy a column four times: into an object of bytes, into the message, into its buffer,
-and out of that. Fields may stand in any order on the wire, so what it writes of a message, and the columns
-beside that, are one message (https://protobuf.dev/programming-guides/encoding/#order).
+and out of that. Fields may stand in any order on the wire, so protobuf's part and the columns after it are
+one message (https://protobuf.dev/programming-guides/encoding/#order).
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,6 @@ class Frame:
     """Writes messages of one type."""
 
     def __init__(self, message: Descriptor) -> None:
-        """Looks up which fields can have columns."""
         self._class = GetMessageClass(message)
         self._tags: dict[str, bytes] = {}
         self._within: dict[str, Frame] = {}
@@ -39,11 +38,7 @@ class Frame:
             self._tags[field.name] = _varint(field.number << 3 | _LENGTH_DELIMITED)
 
     def bytes_of(self, fields: Mapping[str, Any]) -> bytes:
-        """Returns a message.
-
-        Args:
-            fields: As its class takes them; columns are views, and messages with columns dicts.
-        """
+        """Returns a message of the arguments of its class; columns are views, messages with columns dicts."""
         parts: list[Part] = []
         self._write(fields, parts)
         return b"".join(parts)
@@ -75,14 +70,13 @@ class Frame:
 
 
 def _write_head(tag: bytes, length: int, parts: list[Part]) -> int:
-    """Appends what stands before a field of some length; returns its number of bytes."""
     head = tag + _varint(length)
     parts.append(head)
     return len(head)
 
 
 def _varint(number: int) -> bytes:
-    """Returns a number in groups of seven bits, the lowest first."""
+    """Encodes a number in groups of seven bits, the lowest first."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

@@ -1,10 +1,10 @@
-"""Access: what callers of a server may do, and how it knows them.
+"""Access: what callers of a server may do, and how they are identified.
 
     reader     looks at parameters and status: predictions, dashboards
     trainer    takes part in a job: joins, pushes, waits for others
     admin      saves, loads and shrinks, too, as worker 0 of a job does
 
-Each includes the ones before it; protos/wire/calls.py says which of them a call needs. A caller shows a token
+Each includes those above it; protos/wire/calls.py has the access that a call needs. A caller shows a token
 or, over mutual TLS, a certificate with a common name such as ctr-ps-trainer or ctr-ps-trainer.worker-3.
 """
 
@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from protos.errors import AccessError, UnknownCallerError, UsageError
+from protos.errors import UsageError
 
 TOKEN_KEY = "authorization"
 """Key of the metadata of a call; its value is `Bearer TOKEN`."""
@@ -28,7 +28,7 @@ _SCHEME = "Bearer "
 
 
 class Access(enum.IntEnum):
-    """What a caller may do; a greater one may do all that a smaller one may."""
+    """What a caller may do, in ascending order."""
 
     READER = 1
     TRAINER = 2
@@ -36,29 +36,26 @@ class Access(enum.IntEnum):
 
     @classmethod
     def named(cls, name: str) -> Self | None:
-        """Returns the access of a name in small letters; None: there is none of that name."""
+        """Returns the access of a lower-case name, or None."""
         return next((each for each in cls if each.name.lower() == name), None)
 
     def __str__(self) -> str:
-        """Returns the name in small letters."""
+        """The name in lower case."""
         return self.name.lower()
 
 
 class Tokens:
-    """The tokens that a server knows. It keeps their hashes alone. Thread-safe: never changed."""
+    """The tokens that a server accepts, stored as hashes. Thread-safe: immutable."""
 
     def __init__(self, access: Mapping[str, Access]) -> None:
-        """Takes the access of each token."""
         self._access = {_hash(token): of for token, of in access.items()}
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
-        """Returns the tokens of a file, a line each: `TOKEN`, for all calls, or `ACCESS TOKEN`.
+        """Parses a file with one token a line: `TOKEN`, for all calls, or `ACCESS TOKEN`.
 
-        Lines that are empty or begin with # do not count; `source` is named in errors, never a token.
-
-        Raises:
-            UsageError: If a line is none of these, a token is too short or there twice, or there is none.
+        Empty lines and those that begin with # are ignored. UsageError, with `source` and without any token,
+        if a line is invalid, a token is too short or repeated, or there is none.
         """
         access: dict[str, Access] = {}
         for number, line in _lines(text):
@@ -75,7 +72,7 @@ class Tokens:
         return cls(access)
 
     def access_of(self, token: str) -> Access | None:
-        """Returns the access of a token; None: it is unknown. Takes the same time for any token."""
+        """Returns the access of a token, or None if unknown, in the same time for any token."""
         shown, found = _hash(token), None
         for known, access in self._access.items():
             if hmac.compare_digest(shown, known):
@@ -84,23 +81,19 @@ class Tokens:
 
 
 def own_token(text: str, source: str) -> str:
-    """Returns the token that a caller shows: the first of a file as of `Tokens.parse`.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Returns the token that a caller shows, the first of its file; raises UsageError if there is none."""
     for number, line in _lines(text):
         return _line(line, f"{source}:{number}")[0]
     raise UsageError(f"{source} has no token")
 
 
 def metadata_of_token(token: str) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata of a call that shows a token."""
+    """Returns the metadata of a call with a token."""
     return ((TOKEN_KEY, f"{_SCHEME}{token}"),)
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
-    """Returns the token in a call's metadata; None: it shows none."""
+    """Returns the token in a call's metadata, or None."""
     for key, value in metadata:
         if key == TOKEN_KEY and isinstance(value, str):
             is_token = value[: len(_SCHEME)].lower() == _SCHEME.lower()  # as HTTP compares schemes
@@ -109,30 +102,9 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
 
 
 def access_of_name(common_name: str) -> Access | None:
-    """Returns the access that a certificate's common name says; None: it says none."""
+    """Returns the access in a certificate's common name, or None."""
     name = common_name.partition(".")[0]
     return Access.named(name.removeprefix(NAME_PREFIX)) if name.startswith(NAME_PREFIX) else None
-
-
-def require_access(found: Access | None, needed: Access, call: str, why_unknown: str) -> None:
-    """Raises an error unless a caller with the access `found` may make a call.
-
-    Args:
-        found: Of the caller; None: nobody knows it.
-        needed: For the call.
-        call: Its name.
-        why_unknown: What the caller lacks if nobody knows it.
-
-    Raises:
-        UnknownCallerError: If nobody knows the caller.
-        AccessError: If its access is too small.
-    """
-    if found is None:
-        raise UnknownCallerError(f"{call} is refused: {why_unknown}")
-    if found < needed:
-        raise AccessError(
-            f"{call} needs the access {str(needed)!r}, this caller has {str(found)!r}"
-        )
 
 
 def _hash(token: str) -> bytes:

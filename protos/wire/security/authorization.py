@@ -1,12 +1,12 @@
-"""Authorization: an interceptor of servers that refuses calls of callers without the access for them.
+"""Authorization: a server's interceptor that refuses calls without the needed access.
 
     metadata or certificate --> Authority --refused--> the call ends, and its message is not read
                                       `----allowed--> the service
 
-Handlers that may refuse take streams of messages: gRPC reads these as they are asked for, so that nobody
-without access has a server take memory for one, or wait for it.
+Refusing handlers take streams of messages: gRPC reads these on demand, so that a caller without access
+cannot make a server allocate memory for a message, or wait for it.
 
-Health checks are no calls of protos/wire/calls.py, and need no access: they say nothing of a job.
+Health checks need no access and are not in protos/wire/calls.py: they say nothing about a job.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
@@ -15,15 +15,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from protos.errors import AccessError
+from protos.errors import AccessError, UnknownCallerError
 from protos.wire.grpc_status import details_of, metadata_of, status_of
-from protos.wire.security.access import (
-    NAME_PREFIX,
-    Access,
-    access_of_name,
-    require_access,
-    token_in,
-)
+from protos.wire.security.access import NAME_PREFIX, Access, access_of_name, token_in
 from protos.wire.security.credentials import TLS_CERT, TOKEN, TOKEN_FILE, Credentials, WatchedTokens
 
 _NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} or {TOKEN}"
@@ -48,7 +42,7 @@ class Guarded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A guarded method of a service that is not in protos/wire/calls.py."""
+    """A guarded method outside protos/wire/calls.py."""
 
     service: str
     name: str
@@ -61,15 +55,9 @@ class Method:
 
 
 class Authority:
-    """Decides about callers: by their tokens if the server has some, else by their certificates."""
+    """Checks callers of the given calls, by tokens if the server has any, else by certificates."""
 
     def __init__(self, credentials: Credentials, calls: Iterable[Guarded]) -> None:
-        """Reads the tokens.
-
-        Args:
-            credentials: Of the server, with tokens or mutual TLS.
-            calls: Others are not asked about.
-        """
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
         self._calls = {call.path: call for call in calls}
 
@@ -79,20 +67,20 @@ class Authority:
         return self._tokens is not None
 
     def call_at(self, path: str) -> Guarded | None:
-        """Returns the call at a path; None: it needs no access."""
+        """Returns the call of a path; None: it needs no access."""
         return self._calls.get(path)
 
     def refusal(
         self, call: Guarded, metadata: tuple[tuple[str, str | bytes], ...]
     ) -> AccessError | None:
-        """Returns why a call with such metadata is refused; None: it is not."""
+        """Returns why a call with such metadata is refused; None: it is allowed."""
         assert self._tokens is not None
         token = token_in(metadata)
         found = None if token is None else self._tokens.access_of(token)
         return _refusal(found, call, _NO_TOKEN if token is None else _UNKNOWN_TOKEN)
 
     def refusal_of_peer(self, call: Guarded, peer: Mapping[str, list[bytes]]) -> AccessError | None:
-        """Returns why a call is refused, by the `auth_context` of its connection; None: it is not."""
+        """Returns why a call is refused by the `auth_context` of its connection; None: it is allowed."""
         names = [name.decode("utf-8", "replace") for name in peer.get("x509_common_name", ())]
         found = next(filter(None, map(access_of_name, names)), None)
         shown = ", ".join(map(repr, names)) or "missing"
@@ -105,7 +93,7 @@ class Authority:
 
 
 class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Asks an authority before each call of a server on an event loop."""
+    """Checks each call of a server on an event loop."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
@@ -127,7 +115,7 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
         return self._of_peers[call.path]
 
     def _asking_for_peer(self, call: Guarded, handler: Any) -> Any:
-        """Returns a handler that looks at the caller's certificate first, which only a context has."""
+        """Returns a handler that checks the caller's certificate first, which only a context has."""
 
         async def require_access(context: grpc.aio.ServicerContext) -> None:
             if refusal := self._authority.refusal_of_peer(call, context.auth_context()):
@@ -162,14 +150,14 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
 def interceptors_of(
     credentials: Credentials, calls: Iterable[Guarded]
 ) -> list[grpc.aio.ServerInterceptor]:
-    """Returns the interceptors of a server on an event loop: none if it serves whoever calls."""
+    """Returns the interceptors of a server on an event loop; none if it serves all callers."""
     if not credentials.tell_callers_apart:
         return []
     return [AsyncAuthorization(Authority(credentials, calls))]
 
 
 class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Asks an authority before each call of a server with threads."""
+    """Checks each call of a server with threads."""
 
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
@@ -200,10 +188,12 @@ class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has n
 
 
 def _refusal(found: Access | None, call: Guarded, why_unknown: str) -> AccessError | None:
-    try:
-        require_access(found, call.access, call.name, why_unknown)
-    except AccessError as error:
-        return error
+    if found is None:
+        return UnknownCallerError(f"{call.name} is refused: {why_unknown}")
+    if found < call.access:
+        return AccessError(
+            f"{call.name} needs the access {str(call.access)!r}, this caller has {str(found)!r}"
+        )
     return None
 
 

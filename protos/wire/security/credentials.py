@@ -1,15 +1,15 @@
 """Credentials of a process, from its environment, and the channels and ports that use them.
 
-    CTR_PS_TOKEN, CTR_PS_TOKEN_FILE    a token that is shown to servers; a server's file may have several
+    CTR_PS_TOKEN, CTR_PS_TOKEN_FILE    a token to show to servers; a server's file may have several
     CTR_PS_TLS_CA                      of a caller: certificates that sign those of servers, PEM
     CTR_PS_TLS_CLIENT_CA               of a server: certificates that sign those of callers, PEM
     CTR_PS_TLS_CERT, CTR_PS_TLS_KEY    own certificate with its chain, and its private key, PEM
     CTR_PS_TLS_NAME                    the name in servers' certificates, where it is not the endpoint's host
     CTR_PS_INSECURE                    1: serve other machines without any of these
 
-A server with a certificate speaks TLS, and with CTR_PS_TLS_CLIENT_CA, too, mutual TLS. A caller with
-CTR_PS_TLS_CA speaks TLS, and shows its certificate if it has one. Files are read again when they change: by a
-server at the next connection or call, by a caller when a call failed.
+A server with a certificate speaks TLS, with CTR_PS_TLS_CLIENT_CA mutual TLS. A caller with CTR_PS_TLS_CA
+speaks TLS, and shows its certificate if it has one. Changed files are read again: by a server at the next
+connection or call, by a caller after a failed call.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What the variables of this module say; an empty string: it is not set."""
+    """Values of this module's variables; empty: not set. Raises UsageError if they contradict each other."""
 
     token: str = field(default="", repr=False)
     token_file: str = ""
@@ -74,11 +74,7 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """Returns the credentials that the variables name.
-
-        Raises:
-            UsageError: If they contradict each other.
-        """
+        """Reads the variables; raises UsageError if they contradict each other."""
         return cls(
             token=environment.get(TOKEN, ""),
             token_file=environment.get(TOKEN_FILE, ""),
@@ -92,16 +88,16 @@ class Credentials:
 
     @property
     def has_token(self) -> bool:
-        """Whether there is a token."""
+        """Whether a token is set."""
         return bool(self.token or self.token_file)
 
     @property
     def tell_callers_apart(self) -> bool:
-        """Whether a server with these refuses callers that it does not know."""
+        """Whether a server with these refuses unknown callers."""
         return self.has_token or bool(self.client_ca)
 
     def tokens(self) -> Tokens:
-        """Returns the tokens that a server with these credentials knows; raises UsageError if it has none."""
+        """Returns the tokens that a server accepts; raises UsageError if it has none."""
         return Tokens.parse(*self._token_text())
 
     def metadata(self) -> Metadata:
@@ -121,19 +117,18 @@ class Credentials:
 
 
 class WatchedFiles:
-    """Files that may be replaced, for who has read them. Thread-safe."""
+    """Change detection for files; create it before they are first read. Thread-safe."""
 
     def __init__(self, paths: Sequence[str]) -> None:
-        """To be made before they are read."""
         self._paths = paths
         self._lock = threading.Lock()
         self._read = self._told = self._look()
 
     def read_again(self, what: str, read: Callable[[], T]) -> T | None:
-        """Returns what `read` does if a file is another than when it last succeeded; None: it is not.
+        """Returns `read()` if a file has changed since the last success, else None.
 
         None, too, where `read` raises UsageError, as between the writing of two files: the next call tries
-        again. `what` is read, for the log.
+        again. `what` names the files in the log.
         """
         with self._lock:
             found = self._look()
@@ -159,15 +154,10 @@ def open_channel(
     credentials: Credentials,
     options: Sequence[tuple[str, Any]] | None = None,
 ) -> grpc.Channel:
-    """Returns a channel to a server; calls through it have `credentials.metadata()` beside.
+    """Returns a channel to a server, for calls with `credentials.metadata()`.
 
-    Args:
-        endpoint: host:port.
-        credentials: Of this process.
-        options: Of the channel; None: those of channel.py.
-
-    Raises:
-        UsageError: If a file of the credentials cannot be read.
+    `options` are by default those of channel.py. Raises UsageError if a file of the credentials cannot be
+    read.
     """
     options = CHANNEL_OPTIONS if options is None else options
     if not credentials.ca:
@@ -189,15 +179,9 @@ def open_channel(
 def require_protection(
     host: str, credentials: Credentials, could: str = "read, change and save the model"
 ) -> None:
-    """Refuses to serve anybody who reaches the address `host`, unless told to.
+    """Raises UsageError if strangers could reach this process at `host`, unless it is insecure on purpose.
 
-    Args:
-        host: To bind.
-        credentials: Of this process.
-        could: What anybody could do then.
-
-    Raises:
-        UsageError: If the address is not loopback, and callers show neither a token nor a certificate.
+    `could` says what they could do, for the message.
     """
     if is_loopback(host) or credentials.tell_callers_apart:
         if credentials.has_token and not credentials.certificate and not is_loopback(host):
@@ -215,11 +199,11 @@ def require_protection(
 
 
 def bind(server: Any, address: str, credentials: Credentials) -> int:
-    """Has a gRPC server listen at "host:port", with TLS if it has a certificate; returns the port.
+    """Lets a gRPC server listen at "host:port", with TLS if it has a certificate; returns the port.
 
     Raises:
         BindError: If the address cannot be bound.
-        UsageError: If a file of the credentials cannot be read, or the key is not that of the certificate.
+        UsageError: If a file of the credentials cannot be read, or the key does not fit the certificate.
     """
     try:
         if credentials.certificate:
@@ -235,7 +219,7 @@ def bind(server: Any, address: str, credentials: Credentials) -> int:
 
 
 def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
-    """Returns TLS credentials that are read again, before a handshake, when their files have changed."""
+    """Returns TLS credentials that are reloaded, before a handshake, when their files have changed."""
     watched = WatchedFiles(credentials.files())
 
     def configuration() -> grpc.ServerCertificateConfiguration:
@@ -254,12 +238,9 @@ def _server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
 
 
 def tls_contexts(credentials: Credentials) -> Callable[[], ssl.SSLContext] | None:
-    """Returns what makes the TLS context of a server's next connection without gRPC; None: it has no TLS.
+    """Returns a function for the TLS context of the next connection without gRPC; None: no TLS.
 
-    The context is made anew when a file of the credentials has changed.
-
-    Raises:
-        UsageError: If a file cannot be read, or the key is not that of the certificate.
+    The context is renewed when a file has changed. Raises UsageError as `bind` does.
     """
     if not credentials.certificate:
         return None
@@ -290,12 +271,9 @@ def tls_contexts(credentials: Credentials) -> Callable[[], ssl.SSLContext] | Non
 
 
 def server_context(credentials: Credentials) -> ssl.SSLContext | None:
-    """Returns a TLS context that takes the newest certificate at each handshake; None: there is no TLS.
+    """Returns a TLS context that takes the newest certificate at each handshake; None: no TLS.
 
-    For servers that take one context for all connections.
-
-    Raises:
-        UsageError: As of `tls_contexts`.
+    For servers with one context for all connections. Raises UsageError as `bind` does.
     """
     newest = tls_contexts(credentials)
     if newest is None:
@@ -310,16 +288,11 @@ def server_context(credentials: Credentials) -> ssl.SSLContext | None:
 
 
 class WatchedTokens:
-    """The tokens of a server, read again when their file changes. Thread-safe."""
+    """The tokens of a server, reloaded when their file changes. Thread-safe. UsageError if it has none."""
 
     def __init__(
         self, credentials: Credentials, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Reads them.
-
-        Raises:
-            UsageError: If there are none that can be read.
-        """
         self._credentials = credentials
         self._clock = clock
         self._watched = WatchedFiles([credentials.token_file] if credentials.token_file else [])
@@ -327,10 +300,9 @@ class WatchedTokens:
         self._looked = clock()
 
     def access_of(self, token: str) -> Access | None:
-        """Returns the access of a token, by the tokens before while their file cannot be read.
+        """Returns the access of a token; while their file cannot be read, the tokens before it count.
 
-        One that is not known may be new, and one that is known may not be any more: that is seen after
-        `LOOK_S`.
+        The file is checked for an unknown token, which may be new, and every `LOOK_S`, for revoked ones.
         """
         now = self._clock()
         if now - self._looked >= LOOK_S:
@@ -342,7 +314,6 @@ class WatchedTokens:
         return found
 
     def _look(self) -> bool:
-        """Reads the tokens if their file has changed; returns whether they are others now."""
         if (tokens := self._watched.read_again("tokens", self._credentials.tokens)) is None:
             return False
         self._tokens = tokens
@@ -350,7 +321,6 @@ class WatchedTokens:
 
 
 def _pair(credentials: Credentials) -> tuple[bytes, bytes]:
-    """Returns the private key and the certificate."""
     key, chain = _read(credentials.key, TLS_KEY), _read(credentials.certificate, TLS_CERT)
     try:
         # gRPC says nothing of a key of another certificate but in its log, at each handshake.
@@ -367,7 +337,6 @@ def _pair(credentials: Credentials) -> tuple[bytes, bytes]:
 
 
 def _authorities(path: str, variable: str) -> bytes:
-    """Returns certificates that sign others."""
     found = _read(path, variable)
     try:
         # gRPC takes a file without one, and then believes nobody.
@@ -390,7 +359,7 @@ def _read(path: str, variable: str) -> bytes:
 
 @cache
 def _warn_of_readers(path: str) -> None:
-    """Warns once of a file of tokens that its group or others may read."""
+    """Warns once of a token file that its group or others may read."""
     with contextlib.suppress(OSError):  # reading it says why
         status = Path(path).stat()
         # A file of another owner, as of a Secret of Kubernetes, is read by its group.

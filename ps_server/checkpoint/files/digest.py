@@ -1,8 +1,8 @@
 """Digests of shards and models, and checksums of other saved arrays.
 
 The digest of a model is a hash over the digests of its shards. A shard is never divided between servers, so
-each server hashes its own shards, and the digest does not depend on the number of servers.
-All numbers are hashed as little-endian bytes.
+each server hashes its own shards, and the digest does not depend on the number of servers. All numbers are
+hashed as little-endian bytes.
 
 Arrays are hashed with XXH3, which detects damage but not deliberate changes. SHA-256 took 50 ns per row of
 88 bytes with processor support, as long as the rest of a save, and several times that without.
@@ -48,11 +48,8 @@ def model_digest(dense: Mapping[str, Values], shards: Mapping[tuple[str, int], b
         number of blocks; per block, by name: name, length, weights;
         per non-empty shard, by table name and number: name, shard, digest of the shard
 
-    Counts, lengths and shard numbers are uint64; a name is preceded by its length in bytes.
-
-    Args:
-        dense: All weights of each dense block, float32[n].
-        shards: Digests of shards by table and shard number; empty shards may be missing.
+    Counts, lengths and shard numbers are uint64; a name is preceded by its length in bytes. `dense` has all
+    weights of each block, float32[n]; empty shards may be missing from `shards`.
     """
     sha = hashlib.sha256(_uint64(len(dense)))
     for name, weights in sorted(dense.items()):

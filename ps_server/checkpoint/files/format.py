@@ -6,8 +6,8 @@
     counters.<name>.server-<i>.arrow     a record batch per shard: counter
     dense.<name>.server-<i>.arrow        one record batch: weight, state_0, state_1, ...
 
-Arrays are read-only copies in memory of their own, which are returned only after their checksums matched; a
-file that is mapped shows what becomes of it.
+Arrays are read-only copies, returned only after a comparison of their checksums; a mapped file shows later
+changes. A file that cannot be written, or was truncated or altered, raises CheckpointError.
 """
 
 from collections import deque
@@ -99,13 +99,7 @@ def write_table_file(
     *,
     dtype: InferenceDtype = "float32",
 ) -> TableEntry:
-    """Writes one server's shards of a table, or of keys without a row, durably.
-
-    Weights have to be of `dtype`.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
+    """Writes one server's shards of a table, or of keys without a row, durably; weights are of `dtype`."""
     table = source.spec.name
     file = _file_name(_PREFIXES[kind], table, server_index)
     widths = (source.spec.dim, source.state_width, source.statistics_width)
@@ -141,11 +135,7 @@ def write_table_file(
 
 
 def write_removed_file(folder: Folder, server_index: int, source: RemovedSource) -> TableEntry:
-    """Writes the keys of one server's shards whose rows were removed, durably.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
+    """Writes the keys of removed rows of one server's shards, durably."""
     entry = write_table_file(folder, server_index, source, "removed")
     return replace(entry, passes=source.passes)
 
@@ -153,16 +143,9 @@ def write_removed_file(folder: Folder, server_index: int, source: RemovedSource)
 def read_table_file(
     folder: Folder, entry: TableEntry, spec: TableSpec, shards: Container[int]
 ) -> Iterator[tuple[int, Rows]]:
-    """Yields the shards of a file with their numbers, weights as float32.
+    """Yields the `shards` in a file with their numbers, weights as float32.
 
-    Args:
-        folder: Folder of the file.
-        entry: Its entry in the manifest.
-        spec: Of the table; of dim 0 for candidates and removed keys.
-        shards: Shards to read; those not in the file are ignored.
-
-    Raises:
-        CheckpointError: If the file was truncated or altered, or belongs to something else.
+    `spec` is the table's, of dim 0 for candidates and removed keys.
     """
     for saved, rows in _read_rows(folder, entry, spec, shards, verifies=True):
         yield saved.shard, replace(rows, weights=rows.weights.astype(np.float32, copy=False))
@@ -171,7 +154,7 @@ def read_table_file(
 def _read_rows(
     folder: Folder, entry: TableEntry, spec: TableSpec, shards: Container[int], *, verifies: bool
 ) -> Iterator[tuple[ShardBatch, Rows]]:
-    """Yields shards, with keys in order and of their shard; their checksums are compared if `verifies`."""
+    """Yields shards, with keys in order and of their shard; compares checksums if `verifies`."""
     widths = (spec.dim, entry.state_width, entry.statistics_width)
     schema = _rows_schema(entry.table, widths, entry.dtype)
     for saved, batch in _read_shards(folder, entry, schema, shards):
@@ -190,17 +173,7 @@ def _read_rows(
 def load_table_file(
     folder: Folder, entry: TableEntry, spec: TableSpec, *, verifies: bool
 ) -> SavedRows:
-    """Reads keys and weights of a file into memory, for lookups.
-
-    Args:
-        folder: As for `read_table_file`.
-        entry: As for `read_table_file`.
-        spec: As for `read_table_file`.
-        verifies: Whether to compare checksums, of all columns.
-
-    Raises:
-        CheckpointError: As `read_table_file`.
-    """
+    """Reads keys and weights of a file into memory, for lookups; `verifies` the checksums of all columns."""
     row_bytes = spec.dim * np.dtype(entry.dtype).itemsize
     ends = {
         saved.shard: -(-saved.rows * (_KEY_BYTES + row_bytes) // _KEY_BYTES) * _KEY_BYTES
@@ -221,11 +194,7 @@ def load_table_file(
 
 
 def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> SavedRows:
-    """Maps the rows of a file for lookups; their checksums are not compared.
-
-    Raises:
-        CheckpointError: If the file was truncated, cannot be parsed, or belongs to something else.
-    """
+    """Maps the rows of a file for lookups, without a comparison of checksums."""
     url = f"{folder.url}/{entry.file}"
     file = folder.map(entry.file)
     widths = (spec.dim, entry.state_width, entry.statistics_width)
@@ -263,11 +232,7 @@ def _saved_rows(
 
 
 def write_counters_file(folder: Folder, server_index: int, source: CountersSource) -> CountersEntry:
-    """Writes the counters of one server's shards of a table, durably.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
+    """Writes the counters of one server's shards of a table, durably."""
     table = source.spec.name
     file = _file_name("counters", table, server_index)
     schema = _counters_schema(table)
@@ -285,11 +250,7 @@ def write_counters_file(folder: Folder, server_index: int, source: CountersSourc
 def read_counters_file(
     folder: Folder, entry: CountersEntry, shards: Container[int]
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """Yields the counters of the `shards` in a file, with the shards' numbers.
-
-    Raises:
-        CheckpointError: If the file was truncated or altered, or belongs to something else.
-    """
+    """Yields the counters of the `shards` in a file, with the shards' numbers."""
     for saved, batch in _read_shards(folder, entry, _counters_schema(entry.table), shards):
         counters: NDArray[np.uint8] = batch.column(0).to_numpy(zero_copy_only=True)
         if _batch_of_counters(saved.shard, counters) != saved:
@@ -298,11 +259,7 @@ def read_counters_file(
 
 
 def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> DenseEntry:
-    """Writes one server's piece of a dense block, durably.
-
-    Raises:
-        CheckpointError: If the file cannot be written.
-    """
+    """Writes one server's piece of a dense block, durably."""
     name, piece = source.spec.name, source.export()
     file = _file_name("dense", name, server_index)
     schema = _dense_schema(name, len(piece.element_state))
@@ -322,11 +279,7 @@ def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> 
 
 
 def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
-    """Returns the piece in a file.
-
-    Raises:
-        CheckpointError: If the file was truncated or altered, or belongs to something else.
-    """
+    """Returns the piece in a file."""
     with _open(folder, entry.file, _dense_schema(entry.block, entry.num_states), 1) as source:
         batch = _read_batch(source, 0, entry.length, f"{folder.url}/{entry.file}")
     weights, *states = (column.to_numpy(zero_copy_only=True) for column in batch.columns)
@@ -363,7 +316,6 @@ def _rows_schema(table: str, widths: Sequence[int], dtype: InferenceDtype) -> pa
 
 
 def _dtypes(dtype: InferenceDtype) -> tuple[InferenceDtype, InferenceDtype, InferenceDtype]:
-    """Returns the dtypes of weights, state and statistics."""
     return dtype, "float32", "float32"
 
 
@@ -390,7 +342,6 @@ def _list_type(width: int, dtype: InferenceDtype) -> pa.DataType:
 
 
 def _lists(values: Values, dtype: InferenceDtype) -> pa.Array:
-    """Returns dtype[N, D] as N lists of D."""
     flat = pa.array(values.reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, type=_list_type(values.shape[1], dtype))
 
@@ -449,12 +400,13 @@ def _open(
 def _reader_of(
     source: pa.NativeFile, schema: pa.Schema, num_batches: int, url: str
 ) -> pa.ipc.RecordBatchFileReader:
-    """Opens a file and checks its schema and number of batches."""
     with _parsing(url):
         reader = pa.ipc.open_file(source)
     if not reader.schema.equals(schema, check_metadata=True):
+        columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
         raise CheckpointError(
-            f"{url} was altered or belongs to something else: its schema is not {_words(schema)}"
+            f"{url} was altered or belongs to something else: its schema is not ({columns}) "
+            f"{schema.metadata}"
         )
     if reader.num_record_batches != num_batches:
         raise CheckpointError(
@@ -483,19 +435,15 @@ def _read_batch(
     with _parsing(url):
         batch = reader.get_batch(position)
         batch.validate(full=True)  # a damaged length must not be a read out of bounds
-        _require_no_nulls(batch)
+        lists = [each for each in batch.columns if pa.types.is_fixed_size_list(each.type)]
+        if any(each.null_count for each in (*batch.columns, *(each.values for each in lists))):
+            raise pa.ArrowInvalid("a column has missing numbers")
     if batch.num_rows != num_rows:
         raise CheckpointError(
             f"{url} was altered: record batch {position} has {batch.num_rows} rows, the manifest says "
             f"{num_rows}"
         )
     return batch
-
-
-def _require_no_nulls(batch: pa.RecordBatch) -> None:
-    lists = [each for each in batch.columns if pa.types.is_fixed_size_list(each.type)]
-    if any(each.null_count for each in (*batch.columns, *(each.values for each in lists))):
-        raise pa.ArrowInvalid("a column has missing numbers")
 
 
 @contextmanager
@@ -508,15 +456,10 @@ def _parsing(url: str) -> Iterator[None]:
 
 
 def _start_in(content: pa.Buffer, column: pa.Array, url: str) -> int:
-    """Returns the offset of a column's values in a file, after checking that all of them are in it."""
+    """Returns the offset of a column's values in a file, after a check of its bounds."""
     numbers = column.buffers()[1]
     start: int = numbers.address - content.address + column.offset * column.type.bit_width // 8
     size_bytes = len(column) * column.type.bit_width // 8
     if start % 8 or not 0 <= start <= content.size - size_bytes:
         raise CheckpointError(f"{url} was altered: a column is misaligned or outside of the file")
     return start
-
-
-def _words(schema: pa.Schema) -> str:
-    columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
-    return f"({columns}) {schema.metadata}"

@@ -1,7 +1,7 @@
 """The manifest: contents and checksums of a checkpoint, and the names of its files.
 
-`MANIFEST.json` lists specs, entries (one per file, made by the server that wrote it) and attachments, and
-has a checksum of itself. It is written last: a folder without it is not a checkpoint.
+`MANIFEST.json` lists specs, entries (one per file, by the server that wrote it) and attachments, and has a
+checksum of itself. It is written last: a folder without it is not a checkpoint.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ _DATA = re.compile(rf"data-([0-9a-f]{{{TOKEN_CHARACTERS}}})")
 
 
 def require_name(name: str) -> None:
-    """Raises CheckpointError unless `name` can be part of a file name."""
+    """Raises CheckpointError if `name` cannot be part of a file name."""
     if not _NAME.fullmatch(name):
         raise CheckpointError(
             f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
@@ -62,7 +62,7 @@ def require_name(name: str) -> None:
 
 
 def new_token() -> str:
-    """Returns a random token that identifies a save: `TOKEN_CHARACTERS` of ASCII."""
+    """Returns a random token for a save: `TOKEN_CHARACTERS` of ASCII."""
     return secrets.token_hex(TOKEN_CHARACTERS // 2)
 
 
@@ -78,13 +78,10 @@ def is_data_folder(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardBatch:
-    """One record batch: a shard.
+    """A record batch: a shard with its number of rows; of counters, of bytes.
 
-    Attributes:
-        shard: Shard number.
-        rows: Number of rows; of counters, of bytes.
-        xxh3: `shard_digest` or `counters_checksum`, in hexadecimal.
-        statistics_xxh3: `statistics_checksum`, in hexadecimal; empty without statistics.
+    `xxh3` is its `shard_digest` or `counters_checksum`, and `statistics_xxh3` its `statistics_checksum`,
+    empty without statistics, in hexadecimal.
     """
 
     shard: Count
@@ -95,19 +92,10 @@ class ShardBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableEntry:
-    """A file of one server's shards of a table, or of keys without a row.
+    """A file in the data folder with one server's shards of a table, or of keys without a row.
 
-    Attributes:
-        kind: "candidates" (not admitted yet) have keys and statistics, "removed" (since the base of a delta)
-            only keys.
-        file: File name in the data folder.
-        size_bytes: File size.
-        table: Table name.
-        state_width: Columns of optimizer state.
-        statistics_width: Columns of statistics.
-        passes: Decay passes since the base; of kind "removed" only.
-        dtype: Of the weights.
-        batches: Record batches in file order.
+    Of kind "candidates" (not admitted yet) it has keys and statistics, of kind "removed" (since the base of a
+    delta) only keys, and the number of decay `passes` since. `batches` are in file order.
     """
 
     kind: TableKind = "rows"
@@ -123,14 +111,9 @@ class TableEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountersEntry:
-    """A file of one server's counters of a table: the counting filter of keys without a row, as bytes.
+    """A file in the data folder with one server's counters of a table, from the filter of keys without a row.
 
-    Attributes:
-        kind: Discriminator.
-        file: File name in the data folder.
-        size_bytes: File size.
-        table: Table name.
-        batches: Record batches in file order, a row per byte.
+    `batches` are in file order, with a row per byte.
     """
 
     kind: Literal["counters"] = "counters"
@@ -142,18 +125,10 @@ class CountersEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseEntry:
-    """A file of one server's piece of a dense block.
+    """A file in the data folder with one server's piece of a dense block, from element `start` on.
 
-    Attributes:
-        kind: Discriminator.
-        file: File name in the data folder.
-        size_bytes: File size.
-        block: Name of the dense block.
-        start: Index in the block of the piece's first element.
-        length: Number of elements.
-        num_states: Optimizer state values per element.
-        scalars: Optimizer state of the whole piece.
-        xxh3: `piece_checksum`, in hexadecimal.
+    It has `num_states` optimizer states for each element, and `scalars` for the whole piece. `xxh3` is its
+    `piece_checksum`, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"
@@ -172,13 +147,9 @@ Entry = Annotated[TableEntry | CountersEntry | DenseEntry, Field(discriminator="
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One server's share of a checkpoint.
+    """One server's share of a checkpoint: its files, and its state at the snapshot.
 
-    Attributes:
-        entries: One per file.
-        version: The server's version at its snapshot.
-        batches: Batches that it had applied.
-        workers: Training progress of each worker at the snapshot.
+    `batches` and `workers` are those that it had applied.
     """
 
     entries: tuple[Entry, ...]
@@ -207,10 +178,10 @@ class Manifest:
         data_folder: Name of the folder with the files, beside the manifest.
         created: Time of the save, in seconds since 1970.
         version: Steps applied on every server.
-        batches: Batches of all workers that are applied on every server, those of the runs that the one which
-            saved it resumed included; 0: not known, as in older checkpoints. See `batches_trained`.
+        batches: Batches of all workers applied on every server, with those of resumed runs; 0: unknown, as in
+            older checkpoints. See `batches_trained`.
         workers: Training progress of each worker that is applied on every server.
-        model_digest: Of the saved model; empty for a delta, as it would take reading all rows.
+        model_digest: Empty for a delta, as it would take reading all rows.
         tables: Specs as declared.
         blocks: Specs as declared.
         entries: One per file, without attachments.
@@ -233,10 +204,9 @@ class Manifest:
 
     @property
     def batches_trained(self) -> int:
-        """Batches of all workers; where that is not known, what version and progress say of them.
+        """Batches of all workers; if unknown, an estimate from version and progress.
 
-        A version counts batches that were applied on arrival, but synchronous steps, each of which has a
-        batch of each worker.
+        A version counts batches applied on arrival, but synchronous steps, each with a batch of each worker.
         """
         return self.batches or max(self.version, sum(each.step for each in self.workers.values()))
 
@@ -249,7 +219,7 @@ class Manifest:
         ]
 
     def num_rows(self, table: str) -> int:
-        """Returns the number of rows in a table's files; of a delta, of rows that changed."""
+        """Returns the number of rows in a table's files; of a delta, of changed rows."""
         return sum(batch.rows for entry in self.files_of_table(table) for batch in entry.batches)
 
     @property
@@ -283,11 +253,7 @@ def share_to_json(share: Share) -> str:
 
 
 def share_from_json(text: str) -> Share:
-    """Inverse of `share_to_json`.
-
-    Raises:
-        CheckpointError: If it is not a share, as from a server of another release.
-    """
+    """Inverse of `share_to_json`; raises CheckpointError for other text, as from another release."""
     try:
         return _SHARE.validate_json(text)
     except ValidationError as exc:
@@ -360,17 +326,9 @@ def _require_inside(manifest: Manifest, source: str) -> None:
 
 
 def require_whole(manifest: Manifest, source: str) -> None:
-    """Checks that specs could be declared, and that entries of their widths hold each shard and element once.
+    """Raises CheckpointError unless specs are valid and their entries hold each shard and element once.
 
-    A manifest is untrusted input: by what passes here, arrays are sized and indexed.
-
-    Args:
-        manifest: Manifest to check.
-        source: Its URL, for messages.
-
-    Raises:
-        CheckpointError: If a spec is invalid, or a shard or element is missing, duplicated, of another width
-            or of an undeclared table or block.
+    A manifest is untrusted input: after this check, arrays are sized and indexed by it.
     """
     if (manifest.kind == "delta") != (manifest.base is not None):
         raise CheckpointError(
@@ -400,11 +358,10 @@ def require_whole(manifest: Manifest, source: str) -> None:
 
 
 def _check_specs(manifest: Manifest) -> None:
-    """Raises SpecError unless a job could declare all of this."""
     tables = {table.name: table for table in manifest.tables}
     names = [*tables, *(block.name for block in manifest.blocks)]
     if len(tables) < len(manifest.tables) or len(set(names)) < len(names):
-        raise SpecError("a name is that of several tables or dense blocks")
+        raise SpecError("several tables or dense blocks have one name")
     if len(names) > 2 * MAX_TABLES:
         raise SpecError(f"it has {len(names)} tables and dense blocks, more than {2 * MAX_TABLES}")
     for table in manifest.tables:
@@ -418,7 +375,7 @@ def _check_specs(manifest: Manifest) -> None:
 
 
 def _files_of(manifest: Manifest, table: str) -> Iterator[Sequence[TableEntry | CountersEntry]]:
-    """Yields groups of files that have to hold every shard of a table."""
+    """Yields groups of files that must hold every shard of a table."""
     yield manifest.files_of_table(table)
     if manifest.kind == "delta":
         yield manifest.files_of_table(table, "removed")
@@ -450,7 +407,7 @@ def _require_whole_table(
 
 
 def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, source: str) -> None:
-    """Checks that rows have the widths of the spec: a kernel copies them as they are."""
+    """Checks that rows have the widths of the spec, as a kernel copies them."""
     state_width = optimizer_of(spec.optimizer).state_width(spec.dim)
     statistics_width = 0 if spec.statistics is None else STATISTICS_WIDTH
     expected = {
@@ -474,11 +431,10 @@ def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, sour
 
 
 def _require_room(entry: Entry, num_bytes: int, source: str) -> None:
-    """Checks that a file is as large as its numbers, before memory is taken for them."""
     if num_bytes > entry.size_bytes:
         raise CheckpointError(
-            f"{source}: {entry.file} has {entry.size_bytes} bytes, too few for the {num_bytes} bytes of "
-            f"numbers that are said to be in it"
+            f"{source}: {entry.file} has {entry.size_bytes} bytes, too few for {num_bytes} bytes of "
+            f"numbers"
         )
 
 

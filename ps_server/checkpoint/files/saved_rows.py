@@ -28,10 +28,8 @@ _KEY_BYTES = 8
 class SavedShard:
     """Position of one shard in a file.
 
-    Attributes:
-        rows: Number of rows.
-        keys_at: Offset in bytes of the keys, uint64 ascending; a multiple of 8.
-        values_at: Offset in bytes of the values, row by row.
+    `keys_at` is the offset in bytes of the keys, uint64 ascending, a multiple of 8; `values_at` that of the
+    values, row by row.
     """
 
     rows: int
@@ -90,9 +88,9 @@ def _copy(
 
 @kernel
 def first_misplaced(keys: Keys, shard: int, num_shards: int) -> int:
-    """Returns the position of the first key that is not above the one before, or of another shard.
+    """Returns the position of the first key that is of another shard or not above the one before it.
 
-    If there is none, it is the number of keys.
+    Without such a key, returns the number of keys.
     """
     for i in range(keys.size):
         if shard_of(keys[i], num_shards) != shard or (i and keys[i] <= keys[i - 1]):
@@ -101,7 +99,11 @@ def first_misplaced(keys: Keys, shard: int, num_shards: int) -> int:
 
 
 class SavedRows:
-    """Rows of one file: some shards of a table. Read-only, so thread-safe."""
+    """Rows of one file: some shards of a table. Read-only, so thread-safe.
+
+    `content` is uint8[...], aligned to 8 bytes in memory, and trusted to hold `shards` at their positions.
+    With `file`, it is checked for changes.
+    """
 
     def __init__(
         self,
@@ -113,16 +115,6 @@ class SavedRows:
         shards: Mapping[int, SavedShard],
         file: Mapped | None = None,
     ) -> None:
-        """Trusts the positions in `shards`.
-
-        Args:
-            content: uint8[...], aligned to 8 bytes in memory.
-            dim: Width of a row.
-            dtype: Of the values.
-            num_shards: Of the table.
-            shards: The shards in the file, by number.
-            file: Whose bytes the content is, if they may change.
-        """
         self._file = file
         self._content = content
         self._words = content[: content.size // _KEY_BYTES * _KEY_BYTES].view(np.uint64)
@@ -136,13 +128,9 @@ class SavedRows:
             self._value_starts[number] = shard.values_at
 
     def read(self, keys: Keys, out: Values) -> NDArray[np.bool_]:
-        """Writes the rows of the `keys` uint64[N] that this file has into `out` float32[N, D].
+        """Writes the rows that this file has of `keys` uint64[N] into `out` float32[N, D].
 
-        Returns:
-            bool[N], whether each key was found.
-
-        Raises:
-            CheckpointError: If the file is mapped and was changed.
+        Returns bool[N], whether each key was found. Raises CheckpointError if a mapped file was changed.
         """
         self._require_unchanged()  # beyond the end of a file is no memory
         positions = np.empty(keys.size, np.int64)
@@ -162,19 +150,16 @@ class SavedRows:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Rows of a table in one checkpoint of a chain, and keys whose rows it removes from the older ones."""
+    """Rows of a table in one checkpoint of a chain, and keys that it removes from older ones."""
 
     rows: Sequence[SavedRows]
     removed: Sequence[SavedRows]
 
 
 def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> NDArray[np.bool_]:
-    """Writes the rows of the `keys` uint64[N] that exist into `out` float32[N, D]; others stay as they are.
+    """Writes the rows of existing `keys` uint64[N] into `out` float32[N, D]; leaves the others unchanged.
 
-    Layers are newest first.
-
-    Returns:
-        bool[N], whether each key has a row.
+    `layers` are the newest first. Returns bool[N], whether each key has a row.
     """
     newest, *older = layers
     has_row, is_removed = _read_layer(newest, keys, out)
@@ -194,7 +179,7 @@ def read_layers(layers: Sequence[Layer], keys: Keys, out: Values) -> NDArray[np.
 def _read_layer(
     layer: Layer, keys: Keys, out: Values
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Writes the rows of this layer; returns bool[N] twice: whether it has, and whether it removes a key."""
+    """Writes the rows of this layer; returns bool[N] twice: which keys it has, and which it removes."""
     has_row, is_removed = np.zeros((2, keys.size), np.bool_)
     for file in layer.rows:
         has_row |= file.read(keys, out)

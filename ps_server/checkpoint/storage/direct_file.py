@@ -33,11 +33,7 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 @contextmanager
 def direct_file(path: Path) -> Iterator[pa.NativeFile]:
-    """Creates a file for writing; all of it is on disk when the block ends without an error.
-
-    Raises:
-        OSError: If the file exists or cannot be written.
-    """
+    """Creates a file for writing, durable when the block ends without an error; raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         writer = _Writer(descriptor)
@@ -49,10 +45,9 @@ def direct_file(path: Path) -> Iterator[pa.NativeFile]:
 
 
 class _Writer:
-    """A writable file for `pyarrow.PythonFile`. Not thread-safe."""
+    """A writable file for `pyarrow.PythonFile`, to the open descriptor of an empty file. Not thread-safe."""
 
     def __init__(self, descriptor: int) -> None:
-        """Writes to a descriptor of an empty file, without closing it."""
         self.closed = False
         self._descriptor = descriptor
         self._is_direct = _DIRECT != 0
@@ -63,7 +58,6 @@ class _Writer:
         self._written = 0
 
     def write(self, content: pa.Buffer | bytes) -> int:
-        """Accepts all of `content`."""
         left = np.frombuffer(content, np.uint8)
         size = left.size
         while left.size:
@@ -76,11 +70,10 @@ class _Writer:
         return size
 
     def close(self) -> None:
-        """Accepts no more; `direct_file` calls `finish` only if no error occurred."""
+        """Accepts no more; `direct_file` calls `finish` only without an error."""
         self.closed = True
 
     def finish(self) -> None:
-        """Writes the rest of the buffer and syncs the file."""
         self._is_direct = False  # the rest is not a multiple of the block size
         self._flush_buffer()
         os.fsync(self._descriptor)
@@ -96,7 +89,7 @@ class _Writer:
             os.fsync(self._descriptor)
 
     def _write_once(self, content: memoryview) -> int:
-        """Writes `content` with one call, perhaps only a part, and returns the number of bytes written."""
+        """Writes `content` with one call, perhaps only in part; returns the number of bytes written."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             wanted = flags | _DIRECT if self._is_direct else flags & ~_DIRECT

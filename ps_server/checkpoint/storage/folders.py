@@ -8,6 +8,8 @@ The rest of the package sees only `Folder`. Every failure is a CheckpointError t
 operation.
 """
 
+# ruff: noqa: D102 - what a method does is said once, by `Folder`
+
 import os
 import re
 import secrets
@@ -37,80 +39,60 @@ class Folder(Protocol):
     @property
     def url(self) -> str:
         """An absolute path without symbolic links, or a URL; `folder_at` opens it in any process."""
-        ...
 
     @property
     def name(self) -> str:
         """Last component of `url`."""
-        ...
 
     def child(self, name: str) -> "Folder":
         """Returns the folder `name` in this one."""
-        ...
 
     def make(self) -> None:
         """Creates the folder and its parents, where storage has folders."""
-        ...
 
     def files(self) -> Mapping[str, int]:
         """Returns the sizes of its files in bytes, by name; empty if it does not exist."""
-        ...
 
     def folders(self) -> Sequence[str]:
         """Returns the names of its subfolders, without links."""
-        ...
 
     def has(self, file: str) -> bool:
         """Whether it has a file of this name."""
-        ...
 
     def read(self, file: str) -> bytes:
         """Returns the content of a file."""
-        ...
 
     def put(self, file: str, content: bytes) -> None:
         """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
-        ...
 
     def create_new(self, file: str, content: bytes) -> bool:
-        """Writes a file, and returns True; False: one is there already, and stays as it is.
+        """Writes a file, and returns True; False: it exists, and stays unchanged.
 
-        Of several processes that come at the same time one is first, in a local or mounted folder and where
-        the store's fsspec package creates files exclusively, as that for S3; elsewhere more may be.
+        Only one of concurrent processes succeeds, in a local or mounted folder and where the store's fsspec
+        package creates files exclusively, as that for S3; elsewhere more may.
         """
-        ...
 
     def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
         """Opens a new file for writing; it is complete and durable when the block ends without an error."""
-        ...
 
     def open(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a file for reading; what is read is a copy, which nobody changes afterwards."""
-        ...
+        """Opens a file for reading; the content is a copy, unaffected by later changes."""
 
     def map(self, file: str) -> Mapped:
         """Maps a file, if the storage has files; else reads it."""
-        ...
 
     def remove_file(self, file: str) -> None:
         """Removes a file if it exists."""
-        ...
 
     def remove(self) -> None:
         """Removes the folder with its content if it exists."""
-        ...
 
     def remove_if_empty(self) -> None:
         """Removes the folder if it is empty."""
-        ...
 
 
 def folder_at(url: str | Path) -> Folder:
-    """Returns the folder at a path or a URL.
-
-    Raises:
-        CheckpointError: If the path or URL is invalid, or the storage cannot be reached.
-    """
+    """Returns the folder at a path or URL; raises CheckpointError if it is invalid or cannot be reached."""
     place = place_of(url)
     if "://" not in place:
         return LocalFolder(Path(place))
@@ -121,10 +103,9 @@ def folder_at(url: str | Path) -> Folder:
 
 
 def place_of(url: str | Path) -> str:
-    """Returns the canonical name: an absolute path without symbolic links, or a URL; storage is not reached.
+    """Returns the canonical name: an absolute path without symbolic links, or a URL.
 
-    Raises:
-        CheckpointError: If the path or URL is invalid.
+    Does not reach the storage. Raises CheckpointError if the path or URL is invalid.
     """
     text = str(with_home(str(url)))
     match = _URL.match(text)
@@ -157,20 +138,16 @@ class LocalFolder:
 
     @property
     def url(self) -> str:
-        """See `Folder`."""
         return str(self.path)
 
     @property
     def name(self) -> str:
-        """See `Folder`."""
         return self.path.name
 
     def child(self, name: str) -> "LocalFolder":
-        """See `Folder`."""
         return LocalFolder(self.path / name)
 
     def make(self) -> None:
-        """See `Folder`."""
         with _errors("make", self.path):
             missing = [folder for folder in self.path.parents if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
@@ -179,7 +156,6 @@ class LocalFolder:
                 _sync(folder.parent)
 
     def files(self) -> Mapping[str, int]:
-        """See `Folder`."""
         sizes = {}
         for entry in self._entries():
             with suppress(FileNotFoundError):  # a link to nothing
@@ -188,7 +164,6 @@ class LocalFolder:
         return sizes
 
     def folders(self) -> Sequence[str]:
-        """See `Folder`."""
         return sorted(
             entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False)
         )
@@ -203,17 +178,14 @@ class LocalFolder:
         return []
 
     def has(self, file: str) -> bool:
-        """See `Folder`."""
         with _errors("read", self.path / file):
             return (self.path / file).is_file()
 
     def read(self, file: str) -> bytes:
-        """See `Folder`."""
         with _errors("read", self.path / file):
             return (self.path / file).read_bytes()
 
     def put(self, file: str, content: bytes) -> None:
-        """See `Folder`."""
         # A name of its own: one process may be paused here while another one writes the same file.
         path, beside = self.path / file, self.path / f"{file}.{secrets.token_hex(8)}.next"
         with _errors("write", path):
@@ -228,7 +200,6 @@ class LocalFolder:
             _sync(self.path)
 
     def create_new(self, file: str, content: bytes) -> bool:
-        """See `Folder`."""
         with _errors("write", self.path / file):
             try:
                 with (self.path / file).open("xb") as sink:
@@ -239,7 +210,6 @@ class LocalFolder:
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`."""
         path = self.path / file
         with _errors("write", path):
             path.unlink(missing_ok=True)  # it might be a link
@@ -250,13 +220,11 @@ class LocalFolder:
 
     @contextmanager
     def open(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`."""
         path = self.path / file
         with _errors("read", path), pa.OSFile(str(path)) as source:
             yield source
 
     def map(self, file: str) -> Mapped:
-        """See `Folder`."""
         path = self.path / file
         with _errors("read", path):
             try:
@@ -265,17 +233,14 @@ class LocalFolder:
                 raise CheckpointError(f"{path} was altered: it is empty") from error
 
     def remove_file(self, file: str) -> None:
-        """See `Folder`."""
         with _errors("remove", self.path / file):
             (self.path / file).unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """See `Folder`."""
         with _errors("remove", self.path), suppress(FileNotFoundError):
             shutil.rmtree(self.path)
 
     def remove_if_empty(self) -> None:
-        """See `Folder`."""
         with suppress(OSError):
             self.path.rmdir()
 

@@ -1,4 +1,4 @@
-"""A file that is mapped into memory, and whether it was changed since."""
+"""A file that is mapped into memory, with a check for changes."""
 
 import os
 from pathlib import Path
@@ -22,28 +22,19 @@ class _State(NamedTuple):
 
 
 class Mapped:
-    """The bytes of a file, without a copy where it is mapped; changes of the file show then.
+    """The bytes of a file, without a copy where it is mapped; later changes of the file show.
 
     It keeps no descriptor: a model may have thousands of files.
-
-    Attributes:
-        content: The bytes.
     """
 
     def __init__(self, content: pa.Buffer) -> None:
-        """Takes bytes that nobody changes; `of_file` maps a file."""
         self.content = content
         self._path = ""
         self._first: _State | None = None
 
     @classmethod
     def of_file(cls, path: Path) -> Self:
-        """Maps a file, which must not be empty.
-
-        Raises:
-            OSError: If it cannot be read.
-            ValueError: If it is empty.
-        """
+        """Maps a file; raises OSError if it cannot be read, ValueError if it is empty."""
         first = _State.of(str(path))
         if not first.size:
             raise ValueError(f"{path} is empty")
@@ -53,11 +44,7 @@ class Mapped:
         return mapped
 
     def require_unchanged(self) -> None:
-        """Checks that the file is as it was when it was mapped; that it was removed does not count.
-
-        Raises:
-            CheckpointError: If its size or the time of its last change is another one.
-        """
+        """Raises CheckpointError if the file has another size or time of change; a removal does not count."""
         if self._first is None:
             return
         try:
@@ -69,5 +56,5 @@ class Mapped:
         if now != self._first and now[:2] == self._first[:2]:
             raise CheckpointError(
                 f"{self._path} was changed while it was mapped, from {self._first.size} bytes to {now.size}: "
-                f"write checkpoints anew instead of overwriting their files, or do not map them"
+                f"write a new checkpoint instead of overwriting its files, or do not map it"
             )

@@ -4,6 +4,8 @@ Credentials and endpoints are configured for fsspec (docs/checkpoint.md). Listin
 processes write to the same storage.
 """
 
+# ruff: noqa: D102 - what a method does is said once, by `Folder`
+
 import io
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +22,7 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memor
 
 
 def remote_folder(url: str) -> "RemoteFolder":
-    """Returns the folder at a URL of the form that `place_of` returns.
-
-    Raises:
-        CheckpointError: If the storage cannot be reached.
-    """
+    """Returns the folder at a URL in the form of `place_of`; CheckpointError if it cannot be reached."""
     from fsspec.core import url_to_fs
 
     with _errors("reach", url):
@@ -34,32 +32,27 @@ def remote_folder(url: str) -> "RemoteFolder":
 
 
 class RemoteFolder:
-    """A `Folder` in an object store."""
+    """A `Folder` in an object store, at `path` of an `fsspec.AbstractFileSystem`."""
 
     def __init__(self, file_system: Any, path: str, url: str) -> None:
-        """Refers to a folder, by its path in an `fsspec.AbstractFileSystem` and its URL."""
         self._file_system = file_system
         self._path = path
         self.url = url
 
     @property
     def name(self) -> str:
-        """See `Folder`."""
         return self.url.rpartition("/")[2]
 
     def child(self, name: str) -> "RemoteFolder":
-        """See `Folder`."""
         return type(self)(self._file_system, f"{self._path}/{name}", f"{self.url}/{name}")
 
     def make(self) -> None:
         """No-op: object stores have no folders, and a bucket must not be created by mistake."""
 
     def files(self) -> Mapping[str, int]:
-        """See `Folder`."""
         return {name: entry["size"] for name, entry in self._entries("file").items()}
 
     def folders(self) -> Sequence[str]:
-        """See `Folder`."""
         return sorted(self._entries("directory"))
 
     def _entries(self, kind: str) -> dict[str, Any]:
@@ -74,24 +67,20 @@ class RemoteFolder:
         return {}
 
     def has(self, file: str) -> bool:
-        """See `Folder`."""
         # Not `isfile`, which returns False when storage does not answer.
         with _errors("read", f"{self.url}/{file}"), suppress(FileNotFoundError):
             return bool(self._file_system.info(f"{self._path}/{file}")["type"] == "file")
         return False
 
     def read(self, file: str) -> bytes:
-        """See `Folder`."""
         with _errors("read", f"{self.url}/{file}"):
             return bytes(self._file_system.cat_file(f"{self._path}/{file}"))
 
     def put(self, file: str, content: bytes) -> None:
-        """See `Folder`."""
         with _errors("write", f"{self.url}/{file}"):
             self._file_system.pipe_file(f"{self._path}/{file}", content)
 
     def create_new(self, file: str, content: bytes) -> bool:
-        """See `Folder`."""
         if self.has(file):
             return False
         with _errors("write", f"{self.url}/{file}"):
@@ -106,7 +95,6 @@ class RemoteFolder:
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`."""
         with (
             _OpenFile(self._file_system, f"{self._path}/{file}", "wb", f"{self.url}/{file}") as raw,
             _arrow_errors("write", f"{self.url}/{file}"),
@@ -116,7 +104,6 @@ class RemoteFolder:
 
     @contextmanager
     def open(self, file: str) -> Iterator[pa.NativeFile]:
-        """See `Folder`."""
         with (
             _OpenFile(self._file_system, f"{self._path}/{file}", "rb", f"{self.url}/{file}") as raw,
             _arrow_errors("read", f"{self.url}/{file}"),
@@ -125,17 +112,14 @@ class RemoteFolder:
             yield source
 
     def map(self, file: str) -> Mapped:
-        """See `Folder`."""
         with self.open(file) as source:
             return Mapped(source.read_buffer())
 
     def remove_file(self, file: str) -> None:
-        """See `Folder`."""
         with _errors("remove", f"{self.url}/{file}"), suppress(FileNotFoundError):
             self._file_system.rm_file(f"{self._path}/{file}")
 
     def remove(self) -> None:
-        """See `Folder`."""
         with _errors("remove", self.url), suppress(FileNotFoundError):
             self._file_system.rm(self._path, recursive=True)
 
@@ -144,27 +128,23 @@ class RemoteFolder:
 
 
 class RenamingFolder(RemoteFolder):
-    """A `Folder` in a remote file system, where a rename may remove its target a moment before it is done.
+    """A `Folder` in a remote file system, where a rename may remove its target before it is complete.
 
-    The new content is complete as `<file>.next` by then, which is read if `<file>` is missing.
+    By then the new content is complete as `<file>.next`, which is read if `<file>` is missing.
     """
 
     def make(self) -> None:
-        """See `Folder`."""
         with _errors("make", self.url):
             self._file_system.makedirs(self._path, exist_ok=True)
 
     def has(self, file: str) -> bool:
-        """See `Folder`."""
         return super().has(file) or super().has(f"{file}.next")
 
     def read(self, file: str) -> bytes:
-        """See `Folder`."""
         is_interrupted = not super().has(file) and super().has(f"{file}.next")
         return super().read(f"{file}.next" if is_interrupted else file)
 
     def put(self, file: str, content: bytes) -> None:
-        """See `Folder`."""
         path = f"{self._path}/{file}"
         if super().has(f"{file}.next"):
             self._finish_put(file)
@@ -175,7 +155,6 @@ class RenamingFolder(RemoteFolder):
             self._file_system.mv(f"{path}.next", path)
 
     def _finish_put(self, file: str) -> None:
-        """Finishes a put that was interrupted."""
         if super().has(file):
             super().remove_file(f"{file}.next")
         else:
@@ -183,12 +162,10 @@ class RenamingFolder(RemoteFolder):
                 self._file_system.mv(f"{self._path}/{file}.next", f"{self._path}/{file}")
 
     def remove_file(self, file: str) -> None:
-        """See `Folder`."""
         super().remove_file(f"{file}.next")
         super().remove_file(file)
 
     def remove_if_empty(self) -> None:
-        """See `Folder`."""
         if not self.files() and not self.folders():
             self.remove()
 

@@ -1,9 +1,9 @@
-"""Subscribers (GEO workers) to a table's changes: a bit for each row and subscriber that is to be taken.
+"""Subscribers (GEO workers) to a table's changes: a bit for each row and subscriber that has yet to take it.
 
     row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
 
-Subscriber w has bit w % 64 of word w // 64. A change of a row sets the bits of all subscribers but the one
-that made it; taking the row clears the bit of one. Without subscribers there are no words.
+Subscriber w has bit w % 64 of word w // 64. A change of a row sets the bits of all subscribers except its
+source; taking the row clears the bit of one. Without subscribers there are no words.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,24 +20,14 @@ EVERY_SUBSCRIBER = np.uint64(2**WORD_BITS - 1)
 
 
 class Subscribers:
-    """The change words of a table's rows, and where each subscriber resumes taking. Not thread-safe.
+    """The change words of a table's rows, and where each subscriber resumes. Not thread-safe.
 
-    Attributes:
-        num_subscribers: Number of subscribers.
-        row_bytes: Bytes of a row's words.
+    Address space is reserved for `rows` rows of each shard; `shards` are those of this server.
     """
 
     def __init__(
         self, num_subscribers: int, *, shards: Sequence[int], num_shards: int, rows: int
     ) -> None:
-        """Makes the words of a table in which nothing has changed.
-
-        Args:
-            num_subscribers: Number of subscribers; 0 takes no memory.
-            shards: Shards of this server.
-            num_shards: Shards of the table.
-            rows: Rows of a shard to reserve address space for.
-        """
         num_words = -(-num_subscribers // WORD_BITS)
         self.num_subscribers = num_subscribers
         self.row_bytes = 8 * num_words
@@ -84,9 +74,7 @@ class Subscribers:
     ) -> Iterator[tuple[int, int, int]]:
         """Yields (shard, start, stop) for all rows, once around from where the subscriber stopped.
 
-        Args:
-            subscriber: Index of the subscriber.
-            num_rows: int64[num_shards], rows of each shard.
+        `num_rows` is int64[num_shards].
         """
         first, row = self._next[subscriber]
         around = [*self._shards[first:], *self._shards[: first + 1]]  # the first in two parts

@@ -30,19 +30,14 @@ class _Changes:
 
 
 class Tombstones:
-    """Removed keys and passes. Not thread-safe: a table locks its shards."""
+    """Removed keys and passes, from the first snapshot on. Not thread-safe: a table locks its shards."""
 
     def __init__(self) -> None:
-        """Records nothing until the first snapshot."""
         self._now = _Changes(is_known=False)
         self._before: _Changes | None = None
 
     def require_known(self, table: str) -> None:
-        """Checks that all changes since the last snapshot are known; `table` is for the message.
-
-        Raises:
-            UnknownChangesError: If they are not.
-        """
+        """Raises UnknownChangesError if changes since the last snapshot are unknown; `table` is for it."""
         if not self._now.is_known:
             raise UnknownChangesError(
                 f"the changes of table {table!r} are unknown: it is newer than the last checkpoint, was "
@@ -73,7 +68,7 @@ class Tombstones:
             self.forget()
 
     def add_pass(self) -> None:
-        """Records that a pass ended, in which all rows aged; after too many, all are forgotten."""
+        """Records the end of a pass, in which all rows aged; after too many, all is forgotten."""
         self._now.passes += 1
         if self._now.passes > MAX_PASSES:
             self.forget()

@@ -41,8 +41,8 @@ class AdmissionRule(NamedTuple):
 
     Attributes:
         threshold: Score that a key needs; unused by probability.
-        log_miss: ln(1 - p) where p is the probability; 0 for other policies.
-        seed: Seed of the numbers of occurrences that are drawn.
+        log_miss: ln(1 - p) of the probability p; 0 for other policies.
+        seed: Of the drawn numbers of occurrences.
         nonclk_coeff: Weight of a show without a click.
         click_coeff: Weight of a click.
         limit: Highest number of occurrences that any key needs.
@@ -86,19 +86,18 @@ def admission_rule(spec: TableSpec) -> AdmissionRule:
         raise ValueError(f"table {spec.name!r} has no admission or no statistics")
     is_score = admission.policy == "score"
     digest = hashlib.sha256(f"{spec.seed}/{spec.name}/admission".encode()).digest()
-    is_drawn = admission.policy == "probability"
+    log_miss = 0.0
+    if admission.policy == "probability":
+        certain = admission.threshold == 1.0
+        log_miss = -math.inf if certain else math.log1p(-admission.threshold)
     return AdmissionRule(
         threshold=np.float32(admission.threshold),
-        log_miss=_log_miss(admission.threshold) if is_drawn else 0.0,
+        log_miss=log_miss,
         seed=np.uint64(int.from_bytes(digest[:8], "little")),
         nonclk_coeff=np.float32(statistics.nonclk_coeff if is_score else 1.0),
         click_coeff=np.float32(statistics.click_coeff if is_score else 1.0),
         limit=np.float32(MAX_COUNT if admission.counter == "bloom" else MAX_OCCURRENCES),
     )
-
-
-def _log_miss(probability: float) -> float:
-    return -math.inf if probability == 1.0 else math.log1p(-probability)
 
 
 @kernel
@@ -119,11 +118,7 @@ def is_admitted(rule: AdmissionRule, key: np.uint64, show: np.float32, click: np
 
 
 def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
-    """Checks an admission spec by itself.
-
-    Raises:
-        SpecError: If the spec is invalid.
-    """
+    """Raises SpecError if the admission spec of a table is invalid by itself."""
     what = f"table {table!r} has admission"
     if spec.policy not in POLICIES:
         raise SpecError(f"{what} by {spec.policy!r}, expected one of {', '.join(POLICIES)}")
@@ -200,14 +195,9 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
 
 
 def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
-    """Checks the table by whose score another table admits keys.
+    """Raises SpecError if a table would lack the scores by which it admits keys.
 
-    Args:
-        spec: Spec of the table that admits keys.
-        source: Spec of the table with the scores; None if it was not declared.
-
-    Raises:
-        SpecError: If a server would not have the scores of the keys that it admits.
+    `source` is the table with the scores; None: it was not declared.
     """
     if spec.admission is None or not spec.admission.table:
         return

@@ -34,12 +34,9 @@ def counter_dtype(max_count: int) -> type[np.uint8] | type[np.uint16]:
 
 
 class FilterArrays(NamedTuple):
-    """A filter as kernels see it.
+    """A filter as kernels see it: `num_hashes` counters for a key, which saturate at `limit`.
 
-    Attributes:
-        counters: uint8 or uint16[num_shards, num_counters].
-        num_hashes: Counters of a key.
-        limit: The largest count.
+    `counters` are uint8 or uint16[num_shards, num_counters].
     """
 
     counters: NDArray[Any]
@@ -48,7 +45,7 @@ class FilterArrays(NamedTuple):
 
 
 def filter_shape(expected_keys: int, false_positive_rate: float) -> tuple[int, int]:
-    """Returns the number of counters, and the number of hashes: the counters of a key."""
+    """Returns the numbers of counters and of hashes (counters of a key)."""
     num_counters = -expected_keys * math.log(false_positive_rate) / math.log(2) ** 2
     num_hashes = num_counters / expected_keys * math.log(2)
     return max(1, math.ceil(num_counters)), max(1, round(num_hashes))
@@ -56,7 +53,6 @@ def filter_shape(expected_keys: int, false_positive_rate: float) -> tuple[int, i
 
 @kernel
 def _position(filter_: FilterArrays, hashed: np.uint64, i: int) -> np.int64:
-    """Returns the position of the `i`-th counter of a key, from the key's hash."""
     # All keys of a shard agree in the high bits of the hash, so it is hashed again.
     bits = mix64(hashed ^ np.uint64(0x9E3779B97F4A7C15))
     step = (bits >> np.uint64(32)) | np.uint64(1)
@@ -92,11 +88,10 @@ def _decay(counters: NDArray[Any], decay: float, salt: np.uint64) -> None:
 
 
 class CountingBloomFilter:
-    """Counters of a table's shards. Not thread-safe: a table locks its shards.
+    """Counters of a table's shards, for `expected_keys` in all of them.
 
-    Attributes:
-        arrays: Passed to kernels.
-        passes: int64[num_shards], how often each shard has decayed.
+    `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server. Not
+    thread-safe: a table locks its shards.
     """
 
     def __init__(
@@ -108,15 +103,6 @@ class CountingBloomFilter:
         num_shards: int,
         shards: Sequence[int],
     ) -> None:
-        """Makes an empty filter.
-
-        Args:
-            expected_keys: Keys in all shards together.
-            false_positive_rate: Rate with that number of keys.
-            max_count: Count that counters can hold, up to `MAX_COUNT`.
-            num_shards: Shards of the table.
-            shards: Shards of this server.
-        """
         num_counters, num_hashes = filter_shape(
             -(-expected_keys // num_shards), false_positive_rate
         )

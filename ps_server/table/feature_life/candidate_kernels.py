@@ -95,18 +95,10 @@ def admit_counted(
     push: Push,
     start: int,
 ) -> int:
-    """Counts a push's keys without a row from key `start` on, and inserts rows for those that are admitted.
+    """Counts a push's keys without a row from key `start` on, and inserts rows for admitted ones.
 
     A new row takes over its candidate's statistics from before this push; `apply_rows` adds the push's own.
-
-    Args:
-        table: The table, to which rows are added.
-        initializer: Weights of a new row.
-        initial_state: float32[state_width], state of a new row.
-        candidates: Rows of dim 0 with statistics, updated in place; with the table's shards.
-        rule: The rule of admission.
-        push: The push.
-        start: First key.
+    `candidates` are rows of dim 0 with statistics, in the table's shards.
 
     Returns:
         N when all are counted; else the position of a key whose shard has no room in `table` or in
@@ -133,7 +125,7 @@ def admit_counted(
 
 @kernel
 def _has_row(table: TableArrays, key: np.uint64, hashed: np.uint64) -> bool:
-    """Whether a key has a row by now; one without when its block was looked up may be in the push twice."""
+    """Whether a key has a row by now: a key may be in a block twice."""
     return bool(find_row(table, shard_of_hash(table, hashed), hashed, key) >= 0)
 
 
@@ -148,7 +140,7 @@ def _count_by_filter(
     position: Int,
     hashed: np.uint64,
 ) -> bool:
-    """Same as `_count_exactly`, with the filter's estimate of how often the key occurred."""
+    """Same as `_count_exactly`, with the filter's estimate."""
     shard = shard_of_hash(table, hashed)
     before = estimate(filter_, shard, hashed)
     count = min(before + np.int64(push.counts[position, 0]), np.int64(filter_.limit))
@@ -171,7 +163,7 @@ def admit_estimated(
     push: Push,
     start: int,
 ) -> int:
-    """Same as `admit_counted`, with the filter's estimates of how often keys occurred.
+    """Same as `admit_counted`, with the filter's estimates.
 
     A new row starts with the estimate before this push as its shows, and no clicks. Its counters are kept.
     """

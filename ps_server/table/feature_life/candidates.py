@@ -8,6 +8,8 @@ A counting Bloom filter stores no keys: it takes a fixed amount of memory, and o
 are guarded by the locks of their table.
 """
 
+# ruff: noqa: D102 - what a method does is said once, by `Candidates`
+
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -54,40 +56,33 @@ class Candidates(Protocol):
         push: Push,
         start: int,
     ) -> int:
-        """Counts keys, and inserts rows for those that are admitted; see `admit_counted`."""
+        """Counts keys, and inserts rows for admitted ones; see `admit_counted`."""
 
     def grow(self, shard: int) -> bool:
         """Makes room for a candidate in one shard; False if there was room. All shards must be locked."""
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """Ages the counts of a shard, which must be locked, and removes expired candidates.
+        """Ages the counts of a locked shard and removes expired candidates.
 
-        Returns:
-            The number of candidates removed, or to be removed in a dry run.
+        Returns their number, in a dry run too.
         """
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """Whether these counts are of the kind and size that this admission needs."""
+        """Whether these counts fit the kind and size of an admission."""
 
     def snapshot(
         self, spec: TableSpec, locks: Sequence[threading.Lock]
     ) -> TableSnapshot | CountersSnapshot:
-        """Returns a snapshot of the counts, for a checkpoint; all shards must be locked.
-
-        Args:
-            spec: Spec of the table.
-            locks: Locks of its shards, for copying them later.
-        """
+        """Returns a snapshot of the counts, copied later under `locks`; all shards must be locked."""
 
     def end_snapshot(self, *, saved: bool) -> None:
         """Ends the snapshot; all shards must be locked."""
 
 
 class ExactCandidates:
-    """Candidates as rows: see `Candidates`."""
+    """Candidates as rows, none at first: see `Candidates`."""
 
     def __init__(self, spec: TableSpec, shards: Sequence[int], region_bytes: int) -> None:
-        """Makes an empty set of candidates for the given shards."""
         self._shards = shards
         self.regions = RowRegions(
             CANDIDATE, num_shards=spec.num_shards, shards=shards, region_bytes=region_bytes
@@ -95,18 +90,15 @@ class ExactCandidates:
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
-        """See `Candidates`."""
         self._spec, self._rule = spec, admission_rule(spec)
         self.regions.limit_rows(max_candidates_of_shard(spec))
 
     @property
     def num_keys(self) -> int:
-        """See `Candidates`."""
         return int(self.regions.num_rows.sum())
 
     @property
     def size_bytes(self) -> int:
-        """See `Candidates`."""
         return self.regions.size_bytes
 
     def admit(
@@ -117,7 +109,6 @@ class ExactCandidates:
         push: Push,
         start: int,
     ) -> int:
-        """See `Candidates`."""
         candidates = self.regions.arrays
         return admit_counted(table, initializer, initial_state, candidates, self._rule, push, start)
 
@@ -129,62 +120,47 @@ class ExactCandidates:
         return self.regions.grow(shard)
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """See `Candidates`."""
         return shrink_shard(self.regions, shard, 0, rule._replace(max_norm=-1.0)).rows
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """See `Candidates`."""
         return spec.counter == "exact" and not spec.table
 
     def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableSnapshot:
-        """See `Candidates`."""
         self.regions.begin_snapshot()
         return TableSnapshot(replace(spec, dim=0), self._shards, self.regions, locks)
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """See `Candidates`."""
         self.regions.end_snapshot(saved=saved)
 
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
         """Writes candidates from key `start` on, as from a checkpoint; returns the same as `write_rows`.
 
-        Args:
-            keys: uint64[N].
-            statistics: float32[N, 4].
-            start: First key.
+        `keys` are uint64[N], `statistics` float32[N, 4].
         """
         nothing = read_only(np.empty((keys.size, 0), np.float32))
         return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
 
 
 class EstimatedCandidates:
-    """Candidates as counters of a Bloom filter: see `Candidates`."""
+    """Candidates as counters of a Bloom filter, empty at first: see `Candidates`."""
 
     def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
-        """Makes an empty filter for the given shards."""
         self._shards = shards
         self._settings = filter_settings(admission)
         self.filter = CountingBloomFilter(
-            expected_keys=self._settings.expected_keys,
-            false_positive_rate=self._settings.false_positive_rate,
-            max_count=self._settings.max_count,
-            num_shards=spec.num_shards,
-            shards=shards,
+            **self._settings._asdict(), num_shards=spec.num_shards, shards=shards
         )
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
-        """See `Candidates`."""
         self._rule = admission_rule(spec)
 
     @property
     def num_keys(self) -> int:
-        """See `Candidates`."""
         return 0
 
     @property
     def size_bytes(self) -> int:
-        """See `Candidates`."""
         return self.filter.size_bytes
 
     def admit(
@@ -195,7 +171,6 @@ class EstimatedCandidates:
         push: Push,
         start: int,
     ) -> int:
-        """See `Candidates`."""
         counters = self.filter.arrays
         return admit_estimated(table, initializer, initial_state, counters, self._rule, push, start)
 
@@ -210,7 +185,6 @@ class EstimatedCandidates:
         return 0
 
     def can_count(self, spec: AdmissionSpec) -> bool:
-        """See `Candidates`."""
         return spec.counter == "bloom" and filter_settings(spec) == self._settings
 
     def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSnapshot:
@@ -219,7 +193,7 @@ class EstimatedCandidates:
         return CountersSnapshot(spec, self._shards, counters)
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """See `Candidates`; the snapshot is a copy, so there is nothing to release."""
+        """See `Candidates`; no-op, as the snapshot is a copy."""
 
 
 def candidates_of(
@@ -229,16 +203,9 @@ def candidates_of(
     region_bytes: int = RESERVED_REGION_BYTES,
     known: Candidates | None = None,
 ) -> Candidates | None:
-    """Returns the candidates of a table.
+    """Returns the candidates of a table; None if every key is admitted, or another table's score decides.
 
-    Args:
-        spec: Spec of the table.
-        shards: Shards of this server.
-        region_bytes: Address space to reserve for each shard.
-        known: Candidates under an earlier spec of the table; kept if they can count for this one.
-
-    Returns:
-        None if every key is admitted, or another table's score decides.
+    `known` are those under an earlier spec of the table, kept if they can count for this one.
     """
     admission = spec.admission
     if admission is None or admission.table:

@@ -33,11 +33,7 @@ _SCRAMBLE = np.uint64(0x9E3779B97F4A7C15)
 
 
 def max_rows_of_shard(spec: TableSpec) -> int:
-    """Returns the most rows that a shard of a table may have.
-
-    Raises:
-        SpecError: If a limit leaves no room for a row in each shard.
-    """
+    """Returns a shard's limit of rows; raises SpecError if it leaves no room for a row in each shard."""
     expiry = spec.expiry
     if expiry is None:
         return NO_LIMIT
@@ -63,7 +59,7 @@ def _max_rows(spec: TableSpec, expiry: ExpirySpec) -> int:
 
 
 def _fewest_bytes(spec: TableSpec, expiry: ExpirySpec) -> int:
-    """Returns the least `max_bytes` with room for a row, and for a candidate if they are counted."""
+    """Returns the least `max_bytes` with room for a row and, if counted, a candidate in each shard."""
 
     def has_room(max_bytes: int) -> bool:
         enough = replace(expiry, max_bytes=max_bytes)
@@ -74,7 +70,7 @@ def _fewest_bytes(spec: TableSpec, expiry: ExpirySpec) -> int:
 
 
 def max_candidates_of_shard(spec: TableSpec) -> int:
-    """Returns the most candidates that a shard of a table may have."""
+    """Returns a shard's limit of candidates."""
     if spec.expiry is None or not spec.expiry.max_bytes:
         return NO_LIMIT
     if spec.admission is None or spec.admission.table or spec.admission.counter != "exact":
@@ -87,7 +83,6 @@ def _bytes_of_shard(spec: TableSpec) -> int:
 
 
 def _candidate_bytes_of_shard(spec: TableSpec) -> int:
-    """Returns the part of a shard's bytes for candidates or counters."""
     admission = spec.admission
     if admission is None or admission.table:
         return 0
@@ -102,7 +97,6 @@ def _beside_candidates(spec: TableSpec) -> str:
 
 
 def _rows_within(size_bytes: int, row_bytes: int) -> int:
-    """Returns the most rows that fit `size_bytes` together with their index."""
     most, slots = 0, INITIAL_SLOTS
     while SLOT_BYTES * slots < size_bytes:
         fitting = (size_bytes - SLOT_BYTES * slots) // row_bytes
@@ -112,14 +106,13 @@ def _rows_within(size_bytes: int, row_bytes: int) -> int:
 
 
 def evict_rows(regions: RowRegions, shard: int, spec: TableSpec) -> int:
-    """Removes one of 16 rows of a shard, which must be locked and is not empty; returns how many."""
+    """Removes one of 16 rows of a shard, which must be locked and not empty; returns their number."""
     count = -(-int(regions.num_rows[shard]) // EVICTED_SHARE)
     regions.remove_rows(shard, _least(regions, shard, spec, count))
     return count
 
 
 def _least(regions: RowRegions, shard: int, spec: TableSpec, count: int) -> NDArray[np.uint8]:
-    """Returns the `count` rows of a shard to evict, as uint8[rows of the shard]."""
     rows = regions.rows_of(shard)
     worth = np.empty(rows.stop - rows.start)
     if spec.expiry is not None and spec.expiry.evict == "score":
@@ -145,7 +138,6 @@ def _score_rows(
     click_coeff: np.float32,
     out: NDArray[np.float64],
 ) -> None:
-    """Overwrites `out` float64[N] with the scores of rows, positions in `table.slab` from `first_row` on."""
     for i in range(out.size):
         row, column = first_row + i, table.statistics_column
         show, click = table.slab[row, column + SHOW], table.slab[row, column + CLICK]
@@ -154,7 +146,6 @@ def _score_rows(
 
 @kernel
 def _date_rows(table: TableArrays, first_row: int, out: NDArray[np.float64]) -> None:
-    """Overwrites `out` float64[N] with the times at which rows were last seen, in seconds since 1970."""
     bits = table.slab.view(np.uint32)
     for i in range(out.size):
         out[i] = np.float64(bits[first_row + i, table.statistics_column + LAST_SEEN])

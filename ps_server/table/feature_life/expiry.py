@@ -69,7 +69,7 @@ def expiry_rule(
 
 
 def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: ExpiryRule) -> Shrunk:
-    """Ages the rows of a shard, which must be locked, and removes those that have expired."""
+    """Ages the rows of a shard, which must be locked, and removes expired ones."""
     to_remove = np.empty(int(regions.num_rows[shard]), np.uint8)
     count = _age_rows(regions.arrays, shard, dim, rule, to_remove)
     shrunk = Shrunk(
@@ -86,7 +86,6 @@ def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: ExpiryRule) ->
 def _has_expired(
     rule: ExpiryRule, show: np.float32, click: np.float32, unseen: np.float32, last_seen: np.uint32
 ) -> bool:
-    """Whether a row with these statistics, after ageing, has expired."""
     score = score_of(rule.nonclk_coeff, rule.click_coeff, show, click)
     is_unseen = unseen > rule.max_unseen or np.float64(last_seen) < rule.seen_since
     return bool(score < rule.delete_threshold or is_unseen)
@@ -94,7 +93,6 @@ def _has_expired(
 
 @kernel
 def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
-    """Returns the L2 norm of a row's weights."""
     squares = 0.0
     for j in range(dim):
         weight = np.float64(table.slab[row, KEY_COLUMNS + j])
@@ -106,17 +104,9 @@ def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
 def _age_rows(
     table: TableArrays, shard: Int, dim: int, rule: ExpiryRule, to_remove: NDArray[np.uint8]
 ) -> int:
-    """Ages a shard's rows in place, unless it is a dry run, and finds those to remove.
+    """Ages a shard's rows in place, unless in a dry run, and marks expired ones with 1 in `to_remove`.
 
-    Args:
-        table: The table.
-        shard: The shard.
-        dim: Width of the weights.
-        rule: The rules of the shrink.
-        to_remove: uint8[rows of the shard], overwritten with 1 for each row to remove.
-
-    Returns:
-        The number of rows to remove.
+    Returns their number. `to_remove` is uint8[rows of the shard].
     """
     slab = table.slab.reshape(-1)
     bits = slab.view(np.uint32)

@@ -38,9 +38,7 @@ MAP_NORESERVE = 0x4000
 class Arena:
     """Zeroed rows in `num_regions` regions that grow independently. Not thread-safe.
 
-    Attributes:
-        array: dtype[num_regions * region_rows, width]; replaced when regions had to be copied.
-        region_rows: Rows from the start of one region to the next.
+    `array` is dtype[num_regions * region_rows, width], replaced when regions had to be copied.
     """
 
     def __init__(
@@ -80,8 +78,8 @@ class Arena:
     def expect(self, start: int, stop: int) -> None:
         """Requests huge pages for rows that will be used, from the first on.
 
-        With them 10 M rows are loaded in 0.85 s instead of 1.25. A huge page that is released in part is
-        returned to the system when memory is short.
+        With them 10 M rows are loaded in 0.85 s instead of 1.25. A partly released huge page is returned to
+        the system when memory is short.
         """
         first = -(-start * self._row_bytes // _HUGE_PAGE) * _HUGE_PAGE
         last = stop * self._row_bytes // _HUGE_PAGE * _HUGE_PAGE
@@ -102,7 +100,7 @@ class Arena:
 
 
 def _reserved(num_bytes: int) -> mmap.mmap | None:
-    """Returns zeroed memory that is allocated when it is touched; None where it cannot be had."""
+    """Returns zeroed memory that is allocated at the first touch, or None."""
     try:
         return _map(num_bytes)
     except OSError as error:
@@ -130,7 +128,7 @@ def _map(num_bytes: int) -> mmap.mmap:
 
 
 def _addresses_in_use() -> int:
-    """Returns the bytes of addresses of this process, in use or only reserved; 0 where Linux does not say."""
+    """Returns the bytes of addresses that this process uses or reserves; 0 if unknown."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     except OSError:

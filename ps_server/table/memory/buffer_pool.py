@@ -1,7 +1,7 @@
-"""Buffer pool: memory for large arrays that are allocated and freed one after another.
+"""Buffer pool: memory for large arrays, allocated and freed one after another.
 
-Freed memory would stay with the allocator, separately for each thread: a save of 1 GB left 80 MB behind,
-which the next save could not use.
+The allocator would keep freed memory, separately for each thread: a save of 1 GB left 80 MB behind, which the
+next save could not use.
 """
 
 import mmap
@@ -12,26 +12,18 @@ from numpy.typing import NDArray
 
 
 class BufferPool:
-    """Buffers of one size, reused as soon as there is no reference to them or a view of them.
+    """Buffers of one size, reused once nothing refers to them or a view of them.
 
-    Memory returns to the system with the last reference to the pool and its buffers. Thread-safe.
+    Memory returns to the system with the last reference to the pool and its buffers; untouched pages take
+    none. Thread-safe.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Allocates nothing yet.
-
-        Args:
-            size_bytes: Size of a buffer; pages that are not touched take no memory.
-        """
         self._size_bytes = size_bytes
         self._free: list[mmap.mmap] = []
 
     def take(self) -> NDArray[np.uint8]:
-        """Returns a buffer, uint8[size_bytes], with undefined content.
-
-        Raises:
-            OSError: If memory is short.
-        """
+        """Returns a buffer, uint8[size_bytes], with undefined content; raises OSError if memory is short."""
         try:
             memory = self._free.pop()
         except IndexError:

@@ -53,7 +53,7 @@ class SnapshotArrays(NamedTuple):
         dirty: uint64[num_shards * dirty_words], a bit for each row.
         dirty_words: Words from one shard's dirty bits to the next.
         snapshot_rows: int64[num_shards], rows in the snapshot; 0 without a snapshot.
-        copied_rows: int64[num_shards], how many of them have been copied.
+        copied_rows: int64[num_shards], those already copied.
         kept: uint64[num_shards * kept_rows, 1 + stride / 2], number in the shard and bytes of old rows.
         kept_rows: Rows from one shard's part of `kept` to the next.
         num_kept: int64[num_shards].
@@ -167,15 +167,10 @@ def find_block(
     hashes: NDArray[np.uint64],
     rows: NDArray[np.int64],
 ) -> None:
-    """Finds the rows of `keys[start:stop]`, at most `BLOCK` of them, and prefetches them.
+    """Finds and prefetches the rows of `keys[start:stop]`, at most `BLOCK` of them.
 
-    Args:
-        table: The table.
-        keys: uint64[N].
-        start: First key.
-        stop: After the last key.
-        hashes: uint64[BLOCK], overwritten with the keys' hashes.
-        rows: int64[BLOCK], overwritten with rows, -1 for a key without one.
+    Overwrites `hashes` uint64[BLOCK] with the keys' hashes, and `rows` int64[BLOCK] with rows, or -1 for a
+    key without one.
     """
     stride = table.slab.shape[1]
     slab = table.slab.reshape(-1)

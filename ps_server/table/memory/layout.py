@@ -19,14 +19,7 @@ STATISTICS_WIDTH = 4
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Columns of a row, counted in float32.
-
-    Attributes:
-        dim: Width of the weights.
-        state_width: Width of the optimizer state.
-        has_statistics: Whether rows have statistics.
-        has_base: Whether rows have a base.
-    """
+    """Columns of a row, counted in float32."""
 
     dim: int
     state_width: int

@@ -1,8 +1,8 @@
-"""Memory limit: are tables larger than a process may have, without looking at their sizes for each push?
+"""Memory limit of all tables, without measuring their sizes at each push.
 
-After a look, as many bytes as were left under the limit may be added before the next look. So far below the
-limit a check is a subtraction. Pushes that are checked but not yet applied are in no size, so tables may
-exceed the limit by those, and by the doubling of an index.
+After a measurement, the bytes left under the limit may be added before the next one. So far below the limit
+a check is a subtraction. Pushes that are checked but not yet applied are in no size, so tables may exceed the
+limit by those, and by the doubling of an index.
 """
 
 import threading
@@ -10,17 +10,16 @@ from collections.abc import Callable, Mapping
 
 
 class MemoryLimit:
-    """The limit of the memory of all tables of a process. Thread-safe."""
+    """The limit of the memory of all tables, whose bytes `sizes` returns. Thread-safe."""
 
     def __init__(self, limit_bytes: int, sizes: Callable[[], Mapping[str, int]]) -> None:
-        """Has not looked yet; `sizes` returns the bytes of each table."""
         self.limit_bytes = limit_bytes
         self._sizes = sizes
         self._left_bytes = 0  # that may be added before the next look
         self._lock = threading.Lock()
 
     def is_exceeded(self, most_added_bytes: int) -> bool:
-        """Whether tables are larger than the limit, before a push that adds at most so many bytes."""
+        """Whether tables are larger than the limit, before a push of at most `most_added_bytes` new bytes."""
         with self._lock:
             self._left_bytes -= most_added_bytes
             if self._left_bytes >= 0:

@@ -30,11 +30,7 @@ class Initializer(NamedTuple):
 
 
 def build_initializer(spec: InitializerSpec, seed: int, name: str) -> Initializer:
-    """Returns the initializer of the table or dense block `name`.
-
-    Raises:
-        SpecError: If the kind is unknown, or scale or seed are out of their range.
-    """
+    """Returns the initializer of the table or dense block `name`; raises SpecError if it is invalid."""
     if spec.kind not in KINDS:
         raise SpecError(
             f"{name!r} has initializer {spec.kind!r}, expected one of {', '.join(KINDS)}"

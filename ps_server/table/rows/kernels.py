@@ -36,7 +36,7 @@ class Push(NamedTuple):
         keys: uint64[N].
         grads: float32[N, D], sums over examples.
         scale: One over the number of examples.
-        decay: Share of a row's weights that it loses before the update.
+        decay: Share of a row's weights that is removed before the update.
         counts: uint32[N, 2], occurrences and clicks; uint32[0, 2] for a table without statistics.
         admitted: uint8[N], whether a key without a row gets one; uint8[0]: all do.
         now: Seconds since 1970.
@@ -141,9 +141,9 @@ def score_rows(
 
 @kernel
 def find_new_row(table: TableArrays, keys: Keys) -> int:
-    """Returns the position of the first of `keys` uint64[N] that needs a row more; N if none does.
+    """Returns the position of the first of `keys` uint64[N] that needs a new row; N if none does.
 
-    A key without a row in a shard at its limit of rows needs none: a push evicts others for it.
+    A key in a shard at its limit of rows needs none: a push evicts others for it.
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
@@ -158,7 +158,6 @@ def find_new_row(table: TableArrays, keys: Keys) -> int:
 
 @kernel
 def _first_word(table: TableArrays, shard: Int, row: Int) -> np.int64:
-    """Returns the position of a row's first change word in the flat array of all."""
     row_of_words = row + shard * (table.change_rows - table.region_rows)
     return np.int64(row_of_words * table.change_words.shape[1])
 
@@ -226,19 +225,13 @@ def apply_rows(
     push: Push,
     start: int,
 ) -> int:
-    """Applies a push from key `start` on, creating missing rows for keys that are admitted.
+    """Applies a push from key `start` on, creating missing rows for admitted keys.
 
-    Args:
-        table: The table, whose rows are updated in place.
-        initializer: Weights of a new row.
-        initial_state: float32[state_width], state of a new row.
-        hyper: Hyper-parameters of the optimizer; their type selects it.
-        push: The push.
-        start: First key.
+    The type of `hyper` selects the optimizer; `initial_state` float32[state_width] is the state of a new row.
 
     Returns:
         N when all keys are applied; else the position of a key whose shard has no room for a new row, to
-        resume from when it has. All keys before it are applied, none after.
+        resume from after making room. All keys before it are applied, none after.
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
@@ -324,19 +317,11 @@ def take_changed_rows(
     keys: Keys,
     weights: Values,
 ) -> tuple[int, int]:
-    """Copies rows that changed for a subscriber, and clears its bits of them.
+    """Copies a shard's rows that changed for a subscriber, and clears their bits.
 
-    Args:
-        table: The table, whose change words are updated in place.
-        shard: The shard to scan.
-        start: First row of the shard to scan.
-        stop: After the last row; may exceed the shard's rows, whose words are zero there.
-        subscriber: Index of the subscriber.
-        keys: uint64[N], overwritten from the front.
-        weights: float32[N, D], overwritten from the front.
-
-    Returns:
-        The number of rows copied, at most N, and the row to resume from.
+    Scans rows from `start` to `stop`, which may exceed the shard's rows: words are zero there. Overwrites
+    `keys` uint64[N] and `weights` float32[N, D] from the front. Returns the number of rows copied, at most
+    N, and the row to resume from.
     """
     count, dim = 0, weights.shape[1]
     word, bit = subscriber // WORD_BITS, np.uint64(1) << np.uint64(subscriber % WORD_BITS)

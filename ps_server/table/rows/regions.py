@@ -41,7 +41,7 @@ class RowRegions:
     Attributes:
         layout: Columns of a row.
         arrays: Passed to kernels; replaced when memory moves.
-        subscribers: Which rows changed for which subscriber.
+        subscribers: Changed rows of each subscriber.
         snapshot: Dirty rows and, during a snapshot, old versions of rows.
         tombstones: Keys removed since the last snapshot.
         num_rows: int64[num_shards].
@@ -56,15 +56,6 @@ class RowRegions:
         num_subscribers: int = 0,
         region_bytes: int = RESERVED_REGION_BYTES,
     ) -> None:
-        """Makes regions without rows.
-
-        Args:
-            layout: Columns of a row.
-            num_shards: Shards of the table.
-            shards: Shards of this server.
-            num_subscribers: Subscribers for whom to record which rows changed.
-            region_bytes: Address space to reserve for each shard.
-        """
         self.layout = layout
         self._shards = shards
         self._num_shards = num_shards
@@ -94,7 +85,7 @@ class RowRegions:
 
     @property
     def new_row_bytes(self) -> int:
-        """Most bytes that a new row takes: with its slots in an index that was just doubled."""
+        """Most bytes of a new row, with its slots in a newly doubled index."""
         return self.row_bytes + SLOT_BYTES * (200 // MAX_LOAD_PERCENT + 1)
 
     @property
@@ -122,7 +113,7 @@ class RowRegions:
         return slice(first, first + int(self.num_rows[shard]))
 
     def record_changes(self, num_subscribers: int) -> None:
-        """Records changes for `num_subscribers` from now on; every row counts as changed for each of them."""
+        """Records changes for subscribers from now on; initially every row counts as changed."""
         self.subscribers = self._new_subscribers(num_subscribers)
         self.subscribers.reserve(int(self.num_rows.max()))
         self.subscribers.mark_all(self.num_rows)
@@ -179,7 +170,7 @@ class RowRegions:
         return num_removed * self.row_bytes + SLOT_BYTES * slots_freed
 
     def remove_rows(self, shard: int, to_remove: NDArray[np.uint8]) -> None:
-        """Removes rows of a locked shard: those with 1 in `to_remove`, uint8[rows]; releases their memory."""
+        """Removes rows of a locked shard, those with 1 in uint8[rows of the shard]; frees their memory."""
         num_rows = int(self.num_rows[shard])
         removed = self.arrays.keys[self.rows_of(shard), 0][to_remove.astype(np.bool_)]
         kept = drop_rows(self.arrays, shard, to_remove)
@@ -188,7 +179,6 @@ class RowRegions:
             self._free_rows(shard, kept, num_rows)
 
     def _free_rows(self, shard: int, start: int, stop: int) -> None:
-        """Releases the memory of rows after the first `start`, and rebuilds the index without them."""
         first = shard * self._slab.region_rows
         self._slab.release(first + start, first + stop)
         self.subscribers.release(shard, start, stop)
@@ -225,7 +215,7 @@ class RowRegions:
         )
 
     def _double_indexes(self, shards: Sequence[int]) -> None:
-        """Doubles the index of shards, and requests huge pages for the rows that they are to hold then."""
+        """Doubles the index of shards, and requests huge pages for the rows to come."""
         self._resize_indexes(shards, [2 * int(self._num_slots[shard]) for shard in shards])
         for shard in shards:
             slots, num_rows = int(self._num_slots[shard]), int(self.num_rows[shard])
@@ -235,7 +225,7 @@ class RowRegions:
                 self._slab.expect(first + num_rows, first + most)
 
     def _resize_indexes(self, shards: Sequence[int], slots: Sequence[int]) -> None:
-        """Gives each of these shards an index of so many slots, with its rows; `arrays` stay as they were."""
+        """Rebuilds the indexes of shards with new numbers of slots; does not update `arrays`."""
         self._index.reserve(max(slots))
         old_regions = [2 * shard + int(self._index_side[shard]) for shard in shards]
         old_slots = self._num_slots[shards].tolist()

@@ -19,7 +19,6 @@ from ps_server.table.memory.intrinsics import Int
 
 @kernel
 def _slot_of_row(table: TableArrays, shard: Int, row: Int) -> np.int64:
-    """Returns the position in `table.slots` of the slot that points to a row."""
     slot = first_slot(table, shard, mix64(table.keys[row, 0]))
     while row_of_slot(table, shard, table.slots[slot]) != row:
         slot = next_slot(table, shard, slot)
@@ -89,15 +88,8 @@ def remove_row(table: TableArrays, shard: Int, row: Int) -> None:
 def drop_rows(table: TableArrays, shard: Int, to_remove: NDArray[np.uint8]) -> int:
     """Removes rows from a shard's region, but not from its index, which must be rebuilt.
 
-    The other rows move up in order, with their change words and dirty bits.
-
-    Args:
-        table: The table, updated in place.
-        shard: The shard.
-        to_remove: uint8[rows of the shard], 1 for each row to remove.
-
-    Returns:
-        The number of rows left.
+    The other rows move up in order, with their change words and dirty bits. `to_remove` uint8[rows of the
+    shard] has 1 for each row to remove. Returns the number of rows left.
     """
     kept = 0
     for row_in_shard in range(table.num_rows[shard]):

@@ -53,15 +53,9 @@ def count_push(
     clicks: np.uint32,
     now: np.uint32,
 ) -> None:
-    """Adds a push to a row's statistics.
+    """Adds a push of a key to its row's statistics, from position `first` of the slab, float32[n].
 
-    Args:
-        slab: float32[n], rows of all shards.
-        bits: uint32[n], the same memory.
-        first: Position of the row's first statistic.
-        occurrences: Occurrences of the key in the push.
-        clicks: Occurrences in clicked examples.
-        now: Seconds since 1970.
+    `bits` uint32[n] is the same memory; `clicks` are occurrences in clicked examples.
     """
     slab[first + SHOW] += np.float32(occurrences)
     slab[first + CLICK] += np.float32(clicks)

@@ -27,28 +27,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list), AfterValidator(_wi
 
 
 class DataSection(Section):
-    """The data to read.
-
-    Attributes:
-        train: Patterns of files to train on; the workers share them out.
-        test: Patterns of files to evaluate on after training; empty: no evaluation.
-        valid: Patterns of files to evaluate on while training, as `[valid]` says; empty: no validation.
-        schema_source: Path of a schema, or "criteo"; the key is `schema`.
-        format: Of the files; empty: the end of a file's name tells.
-        bad_row_limit: Malformed rows that a worker skips in a pass over its files, before it stops.
-        reader_num: Threads of a worker that read files to train on; with more than 1 the order is free.
-        shuffle_files: Whether each epoch goes through a worker's files in another order, by train.seed.
-        in_memory: Whether a worker keeps the rows that it trains on in memory.
-        shuffle: What is done with rows in memory before each epoch: each worker shuffles its own, or all rows
-            are distributed among all workers again.
-        pipe_command: A command that reads a file from stdin and prints multi-slot text; empty: none.
-        columns: The order of columns in multi-slot text; empty: numbers, slots, label.
-        negative_rate: Probability that a row without a click is trained on; the rows that are left out are
-            chosen by `train.seed`, the same in each epoch. Test data is evaluated as a whole.
-        negative_correction: How predictions stay calibrated where rows are left out: those that stay have the
-            weight 1 / negative_rate, or training adds -log(negative_rate) to the logit.
-        values: What the values of slots are in multi-slot text: keys, or text that is hashed.
-    """
+    """The data to read; the key of `schema_source` is `schema`."""
 
     train: Texts = ()
     test: Texts = ()
@@ -68,7 +47,7 @@ class DataSection(Section):
 
     @property
     def logit_offset(self) -> float:
-        """What training adds to the logit of a click."""
+        """Addend to the logit of a click in training."""
         return -math.log(self.negative_rate) if self.negative_correction == "logit" else 0.0
 
     @model_validator(mode="after")

@@ -10,16 +10,7 @@ _WITHOUT_USE = 'but tables are on the servers: set device.tables = "pass", or re
 
 
 class DeviceSection(Section):
-    """Where rows train.
-
-    Attributes:
-        tables: "host": servers apply gradients to them; "pass": those of a pass train on a device of the
-            only worker, and go back to the servers with its end.
-        kind: The device of passes.
-        memory_gb: Memory of the device for tables and dense parameters, in GiB; 0: four fifths of what is
-            free on a GPU, and without a limit on the CPU.
-        pass_rows: Rows of data that make up a pass, at most; 0: those of an epoch.
-    """
+    """Where rows train."""
 
     tables: Literal["host", "pass"] = "host"
     kind: Literal["cuda", "cpu"] = "cuda"
@@ -28,7 +19,7 @@ class DeviceSection(Section):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The limit of memory in bytes; None: none was set."""
+        """The limit of memory in bytes; None: not set."""
         return int(self.memory_gb * 2**30) or None
 
     @model_validator(mode="after")

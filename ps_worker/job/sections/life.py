@@ -1,4 +1,4 @@
-"""`[life]`: what a row counts, and when a key gets and loses its row (docs/feature_life.md)."""
+"""`[life]`: statistics of rows, and the rules by which keys get and lose them (docs/feature_life.md)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Self
@@ -17,17 +17,7 @@ _NO_POLICY = (
 
 
 class AdmissionSection(Section):
-    """When a key that has no row gets one.
-
-    Attributes:
-        policy: By what; "all" admits every key at its first push.
-        threshold: Occurrences, the probability of each, or the score that a key needs.
-        table: Whose score of the key counts; empty: its own.
-        counter: How keys without a row are counted.
-        expected_keys: Keys without a row that a Bloom filter is made for, on all servers together.
-        false_positive_rate: Of that filter, with `expected_keys` keys.
-        default_value: What weights of keys without a row read, in training as well.
-    """
+    """When a key that has no row gets one."""
 
     policy: Literal["all", "count", "probability", "score"] = "all"
     threshold: float = Field(1.0, ge=0)
@@ -52,21 +42,7 @@ class AdmissionSection(Section):
 
 
 class TableLife(Section):
-    """The life of the rows of one table; a rule that is 0 is off.
-
-    Attributes:
-        statistics: Count shows and clicks, also where no rule needs them.
-        nonclk_coeff: Worth of a show without a click, in a row's score.
-        click_coeff: Worth of a click.
-        decay: What a shrink leaves of shows and clicks.
-        delete_threshold: A shrink removes rows with a score below.
-        max_unseen: A shrink removes rows that were not trained in this number of passes.
-        ttl_s: A shrink removes rows that were not trained for this number of seconds.
-        max_rows: Most rows of the table on all servers together.
-        max_bytes: Most bytes of them.
-        evict: Which rows make room for new ones in a table that is full.
-        admission: When a key gets its row.
-    """
+    """The life of the rows of one table; a rule that is 0 is off."""
 
     statistics: bool = False
     nonclk_coeff: float = Field(0.1, ge=0)
@@ -89,7 +65,7 @@ class TableLife(Section):
         )
 
     def expiry_spec(self) -> ExpirySpec | None:
-        """Returns when keys lose their rows; None: never by themselves."""
+        """Returns the rules by which keys lose their rows, or None."""
         if not any(getattr(self, rule) for rule in EXPIRY_RULES):
             return None
         return ExpirySpec(
@@ -103,18 +79,13 @@ class TableLife(Section):
 
 
 class LifeSection(TableLife):
-    """The life of the rows of all tables, and what differs in single ones.
-
-    Attributes:
-        shrink_every_epochs: Passes between two shrinks of the tables that keep statistics; 0: none.
-        tables: By the table's name; what is not given there is as for all tables.
-    """
+    """The life of the rows of all tables, and differences of single ones."""
 
     shrink_every_epochs: int = Field(1, ge=0)
     tables: Mapping[str, TableLife] = Field(default_factory=dict)
 
     def of_table(self, name: str) -> TableLife:
-        """Returns what counts for one table."""
+        """Returns the settings of one table."""
         common = {field: getattr(self, field) for field in TableLife.model_fields}
         own = self.tables.get(name)
         return TableLife(
@@ -122,12 +93,12 @@ class LifeSection(TableLife):
         )
 
     def scoring_tables(self, names: Iterable[str]) -> frozenset[str]:
-        """Returns by whose scores some of the tables `names` admit keys."""
+        """Returns the tables by whose scores some of the tables `names` admit keys."""
         admissions = [self.of_table(name).admission.spec() for name in names]
         return frozenset(each.table for each in admissions if each is not None and each.table)
 
     def key_of_table(self, name: str, setting: str) -> str:
-        """Returns the key of the job that `of_table` reads for a setting."""
+        """Returns the job's key of a setting as read by `of_table`."""
         own = self.tables.get(name)
         is_own = own is not None and setting in own.model_fields_set
         return f"life.tables.{name}.{setting}" if is_own else f"life.{setting}"

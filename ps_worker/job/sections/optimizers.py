@@ -12,12 +12,7 @@ from ps_worker.job.sections.section import Section
 
 
 class OptimizerChoice(Section):
-    """An optimizer by name; all other keys but its schedule are its hyper-parameters.
-
-    Attributes:
-        name: Of the optimizer.
-        schedule: Of its learning rate; None: that of all optimizers.
-    """
+    """An optimizer by name, and its schedule, by default that of all; other keys are hyper-parameters."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, Annotated[float, Strict()]]
@@ -26,7 +21,7 @@ class OptimizerChoice(Section):
     schedule: ScheduleSection | None = None
 
     def spec(self, schedule: ScheduleSection | None = None) -> OptimizerSpec:
-        """Returns the spec that servers get; `schedule` is that of all optimizers."""
+        """Returns the spec for servers; `schedule` is that of all optimizers."""
         chosen = self.schedule or schedule
         return OptimizerSpec(
             name=self.name,
@@ -36,7 +31,7 @@ class OptimizerChoice(Section):
 
 
 def _choice(default: str | None) -> Any:
-    """Reads `"name"`, or a table, whose name may be left out if there is a default."""
+    """Reads `"name"`, or a table, whose name is optional if there is a default."""
     named = {} if default is None else {"name": default}
 
     def read(value: object) -> object:
@@ -48,14 +43,7 @@ def _choice(default: str | None) -> Any:
 
 
 class OptimizerSection(Section):
-    """The optimizers, each `"name"` or `{ name = "...", learning_rate = ... }`.
-
-    Attributes:
-        sparse: Of the rows of tables.
-        dense: Of the dense parameters.
-        tables: Of the rows of single tables, by the table's name.
-        schedule: Of the learning rates of all of them that have none of their own.
-    """
+    """The optimizers, each `"name"` or `{ name = "...", learning_rate = ... }`."""
 
     sparse: Annotated[OptimizerChoice, _choice("adagrad")] = OptimizerChoice(name="adagrad")
     dense: Annotated[OptimizerChoice, _choice("adam")] = OptimizerChoice(name="adam")
@@ -63,12 +51,7 @@ class OptimizerSection(Section):
     schedule: ScheduleSection = ScheduleSection()
 
     def of_table(self, name: str, default: OptimizerSpec | None) -> OptimizerSpec:
-        """Returns the optimizer of a table's rows: the job's for this table, the model's, the job's for all.
-
-        Args:
-            name: Of the table.
-            default: What the model asks for; None: nothing.
-        """
+        """Returns the optimizer of a table: the job's for it, the model's `default`, the job's for all."""
         if name in self.tables:
             return self.tables[name].spec(self.schedule)
         if default is not None:
@@ -86,6 +69,6 @@ class OptimizerSection(Section):
         return self.dense.spec(self.schedule)
 
     def key_of_table(self, name: str, default: OptimizerSpec | None) -> str:
-        """Returns the key of the job that `of_table` reads, or the one that would overrule the model."""
+        """Returns the job's key as read by `of_table`, or the key that overrides the model."""
         is_of_all = name not in self.tables and default is None
         return "optimizer.sparse" if is_of_all else f"optimizer.tables.{name}"

@@ -1,4 +1,4 @@
-"""`[run]`: what a run writes about itself."""
+"""`[run]`: the record of a run."""
 
 from typing import Self
 
@@ -10,14 +10,7 @@ _WHERE = "but nothing is written: set run.dir"
 
 
 class RunSection(Section):
-    """What a run writes about itself.
-
-    Attributes:
-        dir: Local folder for metrics.jsonl, job.json and TensorBoard events, which worker 0 writes; empty:
-            nothing is written.
-        overwrite: Whether a fresh run replaces the metrics of an earlier run in `dir`; without it such a
-            folder is refused. A run that resumes appends to them.
-    """
+    """The record of a run."""
 
     dir: str = ""
     overwrite: bool = False

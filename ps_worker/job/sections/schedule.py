@@ -1,6 +1,6 @@
-"""`[optimizer] schedule`: how a learning rate changes with the steps (docs/optimizers.md#schedules).
+"""`[optimizer] schedule`: the learning rate by step (docs/optimizers.md#schedules).
 
-A setting that the kind has no use for is an error when a job gives it, and is left out when a job is written.
+A setting without use in the kind is an error in a job as read, and is omitted from a job as written.
 """
 
 from typing import Any, Literal, Self
@@ -15,17 +15,7 @@ _COMMON = ("kind", "warmup_steps")
 
 
 class ScheduleSection(Section):
-    """The factor of a learning rate at each step, which is a batch of any worker.
-
-    Attributes:
-        kind: What follows the warm-up: "constant"; "linear" and "cosine", down to `end_factor`; "step", times
-            `gamma` every `step_size` steps.
-        warmup_steps: Steps in which the factor grows to 1.
-        total_steps: The step from which on the factor is `end_factor`.
-        end_factor: Factor in the end.
-        step_size: Steps from one multiplication to the next.
-        gamma: By what is multiplied.
-    """
+    """The factor of a learning rate at each step, which is a batch of any worker."""
 
     kind: Literal["constant", "linear", "cosine", "step"] = "constant"
     warmup_steps: int = Field(0, ge=0, lt=2**53)
@@ -35,7 +25,7 @@ class ScheduleSection(Section):
     gamma: float = Field(0.1, gt=0, le=1)
 
     def spec(self) -> ScheduleSpec | None:
-        """Returns the schedule; None: the learning rate stays as it is."""
+        """Returns the schedule; None: the learning rate is constant."""
         if self.kind == "constant" and not self.warmup_steps:
             return None
         return ScheduleSpec(**self.model_dump())

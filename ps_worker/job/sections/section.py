@@ -24,32 +24,31 @@ class Section(BaseModel):
         frozen=True, extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False
     )
 
-    def refuse_without_use(self, reasons: Mapping[str, str]) -> None:
-        """Refuses settings that change nothing beside the others.
+    def refuse_without_use(self, reasons: Mapping[str, str], *within: str) -> None:
+        """Refuses settings without an effect beside the others; `reasons` are "but ...", by name.
 
-        Args:
-            reasons: By the setting's name: "but ...", and what to do. Empty: nothing is refused.
-
-        Raises:
-            ValidationError: With an error for each setting.
+        `within` is the path of this section, from the section that is validated.
         """
-        if reasons:
-            errors = [self._without_use(name, reason) for name, reason in reasons.items()]
+        # The reason is a value: braces in a template would be placeholders.
+        errors = [
+            InitErrorDetails(
+                type=PydanticCustomError("setting_without_use", "{reason}", {"reason": reason}),
+                loc=(*within, name),
+                input=getattr(self, name),
+            )
+            for name, reason in reasons.items()
+        ]
+        if errors:
             raise ValidationError.from_exception_data(type(self).__name__, errors)
 
     def non_default(self, *names: str) -> list[str]:
-        """Returns which of the settings `names` differ from their default."""
+        """Returns those of the settings `names` that differ from their default."""
         fields = type(self).model_fields
         return [name for name in names if getattr(self, name) != fields[name].default]
 
-    def _without_use(self, name: str, reason: str) -> InitErrorDetails:
-        # The reason is a value: braces in a template would be placeholders.
-        error = PydanticCustomError("setting_without_use", "{reason}", {"reason": reason})
-        return InitErrorDetails(type=error, loc=(name,), input=getattr(self, name))
-
 
 def is_utf8(text: str) -> bool:
-    """Returns whether a text has a place in job.json: no file name that is not UTF-8, no half of a pair."""
+    """Whether job.json can hold a text: not a file name in other bytes, or half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -58,7 +57,7 @@ def is_utf8(text: str) -> bool:
 
 
 def require_json(value: Any) -> Any:
-    """Returns an option of a model; raises ValueError if a checkpoint's job.json would not give it back."""
+    """Returns an option of a model; raises ValueError if JSON would not restore it."""
     match value:
         case None | bool() | int():
             pass
@@ -83,11 +82,7 @@ def require_json(value: Any) -> Any:
 
 
 class ModelSection(Section):
-    """Which model; all keys but `name` are the model's own options, which are saved with it as JSON.
-
-    Attributes:
-        name: Of a model of this package, or "my_model.py:MyModel": a class in the user's file.
-    """
+    """The model; all keys except `name` are its options, which are saved with it as JSON."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, Annotated[Any, AfterValidator(require_json)]]
@@ -101,41 +96,21 @@ class ModelSection(Section):
 
 
 def _rates(value: Any) -> Any:
-    """Returns "data", or a tuple of rates; one rate may stand for a tuple of it."""
+    """Returns "data", or a tuple of rates; a single rate becomes a tuple."""
     rates = tuple(value) if isinstance(value, list | tuple) else (value,)
-    if value != "data" and not (rates and all(map(_is_rate, rates))):
+    are_rates = all(isinstance(each, int | float) and 0 < each < 1 for each in rates)
+    if value != "data" and not (rates and are_rates):
         raise PydanticCustomError(
             "not_rates", 'expected "data", or one number or several, above 0 and below 1'
         )
     return value if value == "data" else rates
 
 
-def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < 1
-
-
 Rates = Annotated[Literal["data"] | tuple[float, ...], BeforeValidator(_rates)]
 
 
 class TrainSection(Section):
-    """How to go through the data.
-
-    Attributes:
-        batch_size: Examples of one step of one thread.
-        epochs: Passes over the data.
-        thread_num: Training threads of one worker.
-        seed: Of the initial values of all parameters, and of the order of files and rows.
-        log_every_s: Seconds between lines of progress.
-        non_finite: What becomes of a batch whose loss or gradient is infinite or not a number: "fail" ends
-            the run, "skip" trains on without it, until more than half of the last 100 were skipped.
-        compute: Precision of matrix products in training; predictions are in float32.
-        clip_norm: Largest norm of a batch's mean gradient, of rows and dense parameters together, to which a
-            larger one is scaled down; 0: any.
-        dropout: Probability of each output of a hidden layer to be left out of a batch's training.
-        weight_decay: Weight decay of all optimizers that take one and give none of their own.
-        base_rate: Click rate that a fresh model predicts, of a model of several tasks one of each: the biases
-            of its logits start there. "data": that of the first rows to train on.
-    """
+    """How to go through the data."""
 
     batch_size: int = Field(128, ge=1)
     epochs: int = Field(1, ge=1)
@@ -151,29 +126,13 @@ class TrainSection(Section):
 
 
 class HeterSection(Section):
-    """Heter trainers, in a job that has some.
-
-    Attributes:
-        max_joined: Batches of CPU trainers that one trains on together, unless training is synchronous: then
-            a step has one of each.
-    """
+    """Heter trainers, in a job that has some."""
 
     max_joined: int = Field(8, ge=1)
 
 
 class ClusterSection(Section):
-    """How long to wait, in seconds, and what to do without a worker.
-
-    Attributes:
-        connect_timeout_s: For servers that are not up yet.
-        rpc_timeout_s: For an answer to a pull or a push.
-        wait_timeout_s: For other workers, at a step or a barrier.
-        retry_s: For a server that went away in the middle of the job; None: 120 if the servers keep an update
-            log, with which one that is restarted goes on, else 30.
-        lease_s: A worker of which a server hears nothing for so long is lost.
-        on_worker_loss: "fail": the job ends; "wait": the others wait for a process in its place; "continue":
-            they go on without it.
-    """
+    """How long to wait, in seconds, and what to do without a worker."""
 
     connect_timeout_s: float = Field(120.0, gt=0)
     rpc_timeout_s: float = Field(60.0, gt=0)

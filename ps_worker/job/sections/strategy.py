@@ -1,7 +1,6 @@
 """`[strategy]`: the training mode, and a table of settings for each mode that has some (docs/consistency.md).
 
-A job may have tables of several modes: those of other modes than `mode` are checked, but not used, and left
-out when the job is written.
+Tables of other modes than `mode` are checked, but not used, and omitted when the job is written.
 """
 
 from typing import Any, Literal
@@ -14,16 +13,9 @@ Mode = Literal["sync", "half_async", "async", "geo", "bounded_staleness"]
 
 
 class AsyncSettings(Section):
-    """`[strategy.async]`: when a worker's gradients are sent.
+    """`[strategy.async]`: when a worker's gradients are sent, and in which precision.
 
     The first batches of a fresh model are not merged (docs/consistency.md#the-first-steps).
-
-    Attributes:
-        max_merge_var_num: Batches whose sparse gradients are averaged before they are sent.
-        max_merge_dense_num: The same for dense gradients.
-        send_queue_size: Batches that may wait to be sent before training waits.
-        max_delay_ms: No gradient waits longer for others to be merged with.
-        wire_dtype: What gradients and the parameters of a step are sent as; servers keep float32.
     """
 
     max_merge_var_num: int = Field(1, ge=1)
@@ -34,22 +26,13 @@ class AsyncSettings(Section):
 
 
 class BoundedStalenessSettings(AsyncSettings):
-    """`[strategy.bounded_staleness]`: those of `async`, with values of their own, and the bound.
-
-    Attributes:
-        max_staleness: Steps that a worker may be ahead of the slowest.
-    """
+    """`[strategy.bounded_staleness]`: those of `async`, with values of their own, and the bound in steps."""
 
     max_staleness: int = Field(8, ge=0)
 
 
 class GeoSettings(Section):
-    """`[strategy.geo]`: exchanges of a worker's replica with the servers.
-
-    Attributes:
-        k_steps: Batches of a worker between two exchanges.
-        max_replica_mb: Memory that a worker's replica may take before the job ends with an error.
-    """
+    """`[strategy.geo]`: exchanges of a worker's replica with the servers."""
 
     k_steps: int = Field(100, ge=1)
     max_replica_mb: int = Field(8192, ge=1)
@@ -64,16 +47,7 @@ SETTINGS: dict[Mode, type[Section]] = {
 
 
 class StrategySection(Section):
-    """The training mode, and the settings of modes.
-
-    Attributes:
-        mode: "sync": all workers step together; "half_async": the threads of each worker do; "async": each
-            worker by itself; "geo": on a replica of its own, exchanged from time to time;
-            "bounded_staleness": async, with a bound on how far a worker gets ahead.
-        async_: Of mode "async"; the key is `async`.
-        geo: Of mode "geo".
-        bounded_staleness: Of mode "bounded_staleness".
-    """
+    """The training mode, and the settings of modes; the key of `async_` is `async`."""
 
     mode: Mode = "async"
     async_: AsyncSettings = Field(AsyncSettings(), alias="async")
@@ -82,7 +56,7 @@ class StrategySection(Section):
 
     @property
     def settings(self) -> Section | None:
-        """The settings of the mode in use; None: it has none."""
+        """The settings of the current mode, or None."""
         tables: dict[Mode, Section] = {
             "async": self.async_,
             "geo": self.geo,
@@ -91,7 +65,7 @@ class StrategySection(Section):
         return tables.get(self.mode)
 
     def in_use(self) -> dict[str, Any]:
-        """Returns the mode and its settings, by their keys from the section on: "geo.k_steps"."""
+        """Returns the mode and its settings, by their keys within the section: "geo.k_steps"."""
         settings = {} if self.settings is None else self.settings.model_dump(mode="json")
         return {"mode": self.mode, **{f"{self.mode}.{key}": settings[key] for key in settings}}
 

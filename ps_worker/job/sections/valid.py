@@ -1,4 +1,4 @@
-"""`[valid]`: evaluation on `data.valid` while training, what follows from it, and what is measured."""
+"""`[valid]`: evaluation on `data.valid` while training, its consequences, and its metrics."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -12,22 +12,7 @@ Metric = Literal["log_loss", "auc"]
 
 
 class ValidSection(Section):
-    """When the model is validated, and what follows.
-
-    Attributes:
-        every_epochs: Epochs from one validation to the next; the last epoch always ends with one. 0: none
-            between epochs.
-        every_steps: Steps of a worker from one validation to the next within an epoch, at which all workers
-            wait; 0: none.
-        metric: What tells which of two models is better.
-        patience: Training stops after this number of validations in a row that were not better than the best
-            one; 0: it does not.
-        group_by: Slot, or column of the evaluated files, whose values are the groups of GAUC; empty: no GAUC.
-        slices: Slots of whose most frequent values AUC and calibration are told.
-        calibration_buckets: Buckets of about equally many examples by ascending prediction, of which the
-            predicted and the actual click rate are told; 0: none.
-        final_model: What is evaluated on data.test in the end: the model of the last step, or the best one.
-    """
+    """When the model is validated, and what follows."""
 
     every_epochs: int = Field(1, ge=0)
     every_steps: int = Field(0, ge=0)

@@ -262,11 +262,11 @@ PASS = ["device.tables=pass", "device.kind=cpu", "data.in_memory=true", "strateg
         (["strategy.mode=bounded_staleness"], r"strategy\.mode.*is 'bounded_staleness'"),
         (["cluster.on_worker_loss=wait"], r"cluster\.on_worker_loss.*is 'wait'"),
         (["device.pass_rows=100"], r"device\.pass_rows.*is 100, less than the 128 of a batch"),
-        (["life.ttl_s=10"], r"life\.ttl_s.*nothing counts shows and clicks"),
-        (["life.statistics=true"], r"life\.statistics.*nothing counts shows and clicks"),
+        (["life.ttl_s=10"], r"life\.ttl_s.*keep no statistics"),
+        (["life.statistics=true"], r"life\.statistics.*keep no statistics"),
         (
             ["life.admission={policy='count', threshold=3}"],
-            r"life\.admission.*nothing counts shows and clicks",
+            r"life\.admission.*keep no statistics",
         ),
     ],
 )

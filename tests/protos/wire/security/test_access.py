@@ -10,9 +10,10 @@ from protos.wire.security.access import (
     access_of_name,
     metadata_of_token,
     own_token,
-    require_access,
     token_in,
 )
+from protos.wire.security.authorization import Authority
+from protos.wire.security.credentials import Credentials
 
 LONG = "0123456789abcdef"
 FILE = f"""# tokens of the ranking team
@@ -82,13 +83,18 @@ def test_common_name_says_the_access_before_its_dot(name: str, access: Access | 
 
 
 def test_greater_access_includes_smaller() -> None:
-    require_access(Access.ADMIN, Access.READER, "GetStatus", "")
-    with pytest.raises(
-        AccessError, match="Save needs the access 'admin', this caller has 'trainer'"
-    ):
-        require_access(Access.TRAINER, Access.ADMIN, "Save", "")
-    with pytest.raises(UnknownCallerError, match="Save is refused: it shows no token"):
-        require_access(None, Access.READER, "Save", "it shows no token")
+    authority = Authority(Credentials(), CALLS.values())
+    trainer = {"x509_common_name": [b"ctr-ps-trainer"]}
+
+    assert authority.refusal_of_peer(CALLS["GetStatus"], trainer) is None
+
+    refusal = authority.refusal_of_peer(CALLS["Save"], trainer)
+    assert type(refusal) is AccessError
+    assert str(refusal) == "Save needs the access 'admin', this caller has 'trainer'"
+
+    refusal = authority.refusal_of_peer(CALLS["GetStatus"], {})
+    assert type(refusal) is UnknownCallerError
+    assert str(refusal).startswith("GetStatus is refused: the common name of its certificate")
 
 
 def test_calls_that_change_nothing_are_for_readers_and_those_on_files_for_admins() -> None:

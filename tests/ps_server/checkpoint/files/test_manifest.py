@@ -326,17 +326,17 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (replace(WIDE, batches=(ShardBatch(shard=0, rows=2**40, xxh3="ab" * 16),)), MLP),
-            "too few for the 21990232555520 bytes",
+            "too few for 21990232555520 bytes",
             id="more-rows-than-bytes",
         ),
         pytest.param(
             (WIDE, MLP, replace(COUNTERS, batches=(replace(COUNTERS.batches[0], rows=101),))),
-            "too few for the 101 bytes",
+            "too few for 101 bytes",
             id="more-counters-than-bytes",
         ),
         pytest.param(
             (WIDE, replace(MLP, size_bytes=119)),
-            "dense.mlp.server-0.arrow has 119 bytes, too few for the 120",
+            "dense.mlp.server-0.arrow has 119 bytes, too few for 120",
             id="more-elements-than-bytes",
         ),
         pytest.param(
@@ -411,7 +411,7 @@ def test_block_that_no_job_could_declare_is_refused() -> None:
     for changed, message in [
         (replace(block, segments=shrunk), "tensor '' with -4 elements"),
         (replace(block, optimizer=OptimizerSpec(name="adagrad_row")), "which is for rows only"),
-        (replace(block, name="wide"), "a name is that of several"),
+        (replace(block, name="wide"), "several tables or dense blocks have one name"),
     ]:
         with pytest.raises(CheckpointError, match=message):
             require_whole(replace(MANIFEST, blocks=(changed,)), "x")
