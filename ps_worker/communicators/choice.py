@@ -19,33 +19,21 @@ logger = logging.getLogger(__name__)
 
 
 def communicator_of(
-    job: Job,
+    job: Job,  # has the mode and its settings
     store: Store,
     model: Model,
     *,
-    member: Member,
+    member: Member,  # this process, in its worker's place
     num_workers: int = 1,
-    num_training: int | None = None,
-    num_heter: int = 0,
+    num_training: int | None = None,  # workers with rows to train on; None: all
+    num_heter: int = 0,  # heter trainers of the job, whose clocks stand still
+    # the store is in this process, so sending in the background gains nothing
     is_in_process: bool = False,
+    # this process trains dense parameters only, each step with fresh ones
     is_heter_trainer: bool = False,
-    batches_before: int = 0,
+    batches_before: int = 0,  # see `GeoCommunicator`
 ) -> Communicator:
-    """Returns the communicator of the job's mode, for a store where all is declared.
-
-    Args:
-        job: Says which mode, and how.
-        store: The parameters.
-        model: Whose parameters they are.
-        member: This process, in its worker's place.
-        num_workers: Workers of the job.
-        num_training: Those that have rows to train on; None: all.
-        num_heter: Heter trainers of the job, whose clocks stand still.
-        is_in_process: The store is in this process, and there is nothing to gain from sending in the
-            background.
-        is_heter_trainer: This process trains dense parameters alone, each step with fresh ones.
-        batches_before: See `GeoCommunicator`.
-    """
+    """Returns the communicator of the job's mode, for a store with all specs declared."""
     strategy, num_params = job.strategy, model.num_params
     is_pass = job.device.tables == "pass"
     _tell_of_wire_dtype(job, sends=not (is_in_process or is_pass or is_heter_trainer))
@@ -93,7 +81,7 @@ def _tell_of_wire_dtype(job: Job, *, sends: bool) -> None:
     if job.strategy.in_use().get(key, "float32") == "float32":
         return
     if sends:
-        logger.info("numbers go to servers and come from them as bfloat16 (strategy.%s)", key)
+        logger.info("numbers are sent and received as bfloat16 (strategy.%s)", key)
     else:
         logger.warning(
             "strategy.%s has no effect here: nothing is sent in process, and passes on a device and heter "

@@ -154,7 +154,7 @@ def test_worker_0_alone_is_waited_for_and_no_longer_than_servers_let_it(
         worker_2.close()
 
     assert rows["embedding"].shape == (3, 4)
-    warnings = ["trains without waiting for the first batches of worker 0"] * is_idle
+    warnings = ["training without waiting for the first batches of worker 0"] * is_idle
     assert [text.partition(":")[0] for text in caplog.messages] == warnings
 
 
