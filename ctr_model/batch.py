@@ -23,29 +23,23 @@ GROUP_SLOT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch of B examples. Its arrays are shared and must not be written to.
+    """A batch of B examples. Its arrays are shared and must not be written to."""
 
-    Attributes:
-        labels: float32[B], 1.0 for a click, else 0.0; None for rows without labels.
-        other_labels: float32[B, T - 1], the other labels of a schema of T, 1.0 or 0.0; None: there are none.
-        dense: float32[B, num_dense], transformed and scaled by the schema.
-        keys: uint64[L], all occurrences, by example and slot.
-        offsets: int32[B * S + 1], from 0 to L; example `b`, slot `s` (from 0) owns
-            `keys[offsets[b * S + s] : offsets[b * S + s + 1]]`.
-        num_slots: S.
-        weights: float32[B], sample weights of at least 0; None: every example has weight 1.
-        ids: object[B] of str, to name predictions by; None where they were not read.
-        groups: uint64[B], keys in `GROUP_SLOT`, to group figures by; None where they were not read.
-    """
-
+    # float32[B], 1.0 for a click, else 0.0; None for rows without labels
     labels: NDArray[np.float32] | None = None
+    # float32[B, T - 1], the other labels of a schema of T, 1.0 or 0.0; None: there are none
     other_labels: NDArray[np.float32] | None = None
-    dense: NDArray[np.float32]
-    keys: NDArray[np.uint64]
+    dense: NDArray[np.float32]  # float32[B, num_dense], transformed and scaled by the schema
+    keys: NDArray[np.uint64]  # uint64[L], all occurrences, by example and slot
+    # int32[B * S + 1], from 0 to L; example `b`, slot `s` (from 0) owns
+    # `keys[offsets[b * S + s] : offsets[b * S + s + 1]]`
     offsets: NDArray[np.int32]
-    num_slots: int
+    num_slots: int  # S
+    # float32[B], sample weights of at least 0; None: every example has weight 1
     weights: NDArray[np.float32] | None = None
+    # object[B] of str, to name predictions by; None where they were not read
     ids: NDArray[np.object_] | None = None
+    # uint64[B], keys in `GROUP_SLOT`, to group figures by; None where they were not read
     groups: NDArray[np.uint64] | None = None
 
     @property
@@ -55,10 +49,10 @@ class Batch:
 
     @property
     def weight(self) -> float:
-        """Sum of the weights: B for examples without."""
+        """Sum of the weights; B without weights."""
         return self.size if self.weights is None else float(self.weights.sum(dtype=np.float64))
 
     def row_columns(self) -> dict[str, NDArray[Any]]:
-        """Returns those of `ROW_COLUMNS` that the batch has, by name."""
+        """Returns the `ROW_COLUMNS` that the batch has, by name."""
         columns = {name: getattr(self, name) for name in ROW_COLUMNS}
         return {name: column for name, column in columns.items() if column is not None}

@@ -63,14 +63,9 @@ def cross_key(first: np.uint64, second: np.uint64) -> np.uint64:
 
 
 def key_of(slot: int, value: str | bytes) -> int:
-    """Returns the uint64 key of `value` in `slot`; text is hashed as UTF-8, "" is the missing value.
+    """Returns the uint64 key of `value` in `slot`, from 1; "07" and "7" differ, "" is the missing value.
 
-    Args:
-        slot: The slot's number, 1 for the first slot of the schema.
-        value: As in the data; "07" and "7" are different values.
-
-    Raises:
-        ValueError: If `slot` is not in 1..MAX_SLOT.
+    Raises ValueError if `slot` is not in 1..MAX_SLOT.
     """
     if not 1 <= slot <= MAX_SLOT:
         raise ValueError(f"slot numbers run from 1 to {MAX_SLOT}, got {slot!r}")

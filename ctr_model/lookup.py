@@ -1,4 +1,4 @@
-"""Embedding tables of a model, and what is looked up in them for a batch."""
+"""Embedding tables of a model, and the lookups of a batch in them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,29 +13,21 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingTable:
-    """An embedding table of the model.
+    """An embedding table of the model."""
 
-    Attributes:
-        name: Of the table.
-        dim: Width of an embedding.
-        init_range: New embeddings are uniform in [-init_range, init_range).
-        slots: Slots to look up, by number from 0; None: all.
-        crosses: Crosses to look up, pairs of slot numbers (ctr_model/slots.py).
-        optimizer: Default optimizer of this table, as in a job: {"name": "ftrl", "learning_rate": 0.1};
-            None: that of all tables. A job may override it.
-        learning_rate: Of that of all tables, if the job does not choose one; None: the optimizer's default.
-    """
-
-    name: str
-    dim: int
-    init_range: float = 0.0
-    slots: tuple[int, ...] | None = None
+    name: str  # unique in the model
+    dim: int  # width of an embedding
+    init_range: float = 0.0  # new embeddings are uniform in [-init_range, init_range)
+    slots: tuple[int, ...] | None = None  # slots to look up, by number from 0; None: all
+    # crosses to look up, pairs of slot numbers (ctr_model/slots.py)
     crosses: tuple[tuple[int, int], ...] = ()
+    # default optimizer of this table, as in a job: {"name": "ftrl", "learning_rate": 0.1}; None:
+    # the job's default
     optimizer: Mapping[str, str | float] | None = None
+    # default rate with the job's default optimizer; None: the optimizer's own
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        """Converts lists to tuples."""
         if self.slots is not None:
             object.__setattr__(self, "slots", tuple(self.slots))
         object.__setattr__(
@@ -43,23 +35,22 @@ class EmbeddingTable:
         )
 
     def num_slots(self, of_schema: int) -> int:
-        """Returns how many slots and crosses are looked up in this table, for a schema of so many slots."""
+        """Number of slots and crosses of this table, for a schema of `of_schema` slots."""
         return (of_schema if self.slots is None else len(self.slots)) + len(self.crosses)
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The rows of a batch's unique keys in one table, and their mapping to examples and slots.
+    """The rows of a batch's unique keys in one table, and their mapping to examples and slots."""
 
-    Attributes:
-        rows: float32[N, D], the embeddings of the unique keys of the table's slots.
-        inverse: int32[L]; occurrence `i` is unique key `inverse[i]`.
-        offsets: int32[B * S + 1]; example `b`, slot `s` owns the occurrences
-            `offsets[b * S + s]` to `offsets[b * S + s + 1]`, exclusive.
-        num_slots: S, the table's slots and crosses.
-    """
-
-    rows: Floats
-    inverse: Ints
+    rows: Floats  # float32[N, D], the embeddings of the unique keys of the table's slots
+    inverse: Ints  # int32[L]; occurrence `i` is unique key `inverse[i]`
+    # int32[B * S + 1]; example `b`, slot `s` owns the occurrences `offsets[b * S + s]` to
+    # `offsets[b * S + s + 1]`, exclusive
     offsets: Ints
-    num_slots: int
+    num_slots: int  # S, the table's slots and crosses
+
+
+Lookups = Mapping[str, Lookup]
+SparseGrads = Mapping[str, Floats]
+"""By table, float32[N, D]."""

@@ -9,12 +9,12 @@ which ascend with it, as positions from 0 to 2^31:
 
     position(p) = bits(p) if p <= 1/2 else 2 bits(1/2) - bits(1 - p)
 
-so they are as fine towards 1 as towards 0, where click rates are. A cell drops as few of the last bits as put
-the lowest and the highest prediction into `CELLS` cells: those in a band of 0.4 % are all told apart, those
-from 10^-6 to 1 - 10^-6 if they differ by 0.2 %. What is dropped depends on these two predictions alone, so
+so they are as fine towards 1 as towards 0, where click rates are. A cell drops the fewest low bits with which
+the lowest and the highest prediction fit into `CELLS` cells: predictions in a band of 0.4 % all differ, those
+from 10^-6 to 1 - 10^-6 if they differ by 0.2 %. The number of bits depends on these two predictions only, so
 metrics merged over workers are those of all examples.
 
-Examples may have weights: each counts as that many in every sum and histogram, but in the number of examples.
+A weight w counts an example w times in every sum and histogram, but not in the number of examples.
 """
 
 import math
@@ -55,7 +55,7 @@ _BITS_OF_ONE = int(np.float32(1).view(np.uint32))
 
 @kernel
 def _position(p: np.float32) -> np.int64:
-    """Returns the position of a probability, which is not -0; ascends with it."""
+    """Returns the position of a probability other than -0."""
     if p <= np.float32(0.5):
         return np.int64(np.float32(p).view(np.int32))
     return np.int64(_LAST) - np.int64(np.float32(np.float32(1) - p).view(np.int32))
@@ -90,14 +90,13 @@ def _add(
 
 
 class _Frame(NamedTuple):
-    """The cells of positions from `lowest` to `highest`; none where `highest` is less."""
+    """The cells of positions from `lowest` to `highest`; empty if `highest` is less."""
 
     lowest: int
     highest: int
 
     @property
     def shift(self) -> int:
-        """Number of bits that a cell drops."""
         shift = max(0, max(0, self.highest - self.lowest).bit_length() - CELLS.bit_length())
         while (self.highest >> shift) - (self.lowest >> shift) >= CELLS:
             shift += 1
@@ -105,12 +104,10 @@ class _Frame(NamedTuple):
 
     @property
     def first(self) -> int:
-        """Number of the first cell."""
         return self.lowest >> self.shift
 
     @property
     def size(self) -> int:
-        """Number of cells."""
         return max(0, (self.highest >> self.shift) - self.first + 1)
 
     def with_positions(self, lowest: int, highest: int) -> "_Frame":
@@ -124,12 +121,7 @@ def auc_of_histograms(
     clicks: NDArray[np.int64] | NDArray[np.float64],
     others: NDArray[np.int64] | NDArray[np.float64],
 ) -> float:
-    """Returns the AUC of histograms of predictions; nan with one class only.
-
-    Args:
-        clicks: [buckets], numbers of clicked examples by ascending prediction.
-        others: [buckets], numbers of examples without a click.
-    """
+    """Returns the AUC for numbers of clicks and others by ascending prediction; nan with one class only."""
     pairs = float(others.sum()) * float(clicks.sum())
     if not pairs:
         return math.nan
@@ -152,15 +144,10 @@ class ClickMetrics:
         self._sums = np.zeros(_NUM_SUMS)
 
     def add(self, labels: Floats, probabilities: Floats, weights: Floats | None = None) -> None:
-        """Adds examples; on an error none of them.
+        """Adds examples, or none on an error.
 
-        Args:
-            labels: float32[B], 1 for a click, else 0.
-            probabilities: float32[B], of a click.
-            weights: float32[B], finite and at least 0; None: each example has weight 1.
-
-        Raises:
-            ValueError: If a probability is not in [0, 1], or the lengths differ.
+        Labels are 1 for a click, else 0; weights are finite and at least 0, by default 1. Raises ValueError
+        if a probability is not in [0, 1], or the lengths differ.
         """
         if labels.shape != probabilities.shape:
             raise ValueError(f"{labels.size} labels came with {probabilities.size} predictions")
@@ -168,7 +155,7 @@ class ClickMetrics:
             raise ValueError(f"{labels.size} labels came with {weights.size} weights")
         if not labels.size:
             return
-        # As numbers without a sign, the bits of what is no probability are above those of 1.
+        # As unsigned numbers, the bits of other numbers than probabilities are above those of 1.
         bits = probabilities.view(np.uint32)
         low, high = bits.min(), bits.max()
         if high > _BITS_OF_ONE:
@@ -186,13 +173,13 @@ class ClickMetrics:
         _add(labels, probabilities, weights, self._shift, self._first, self._histograms, self._sums)
 
     def copy(self) -> "ClickMetrics":
-        """Returns the metrics of the same examples, to which others can be added."""
+        """Returns independent metrics of the same examples."""
         copied = ClickMetrics()
         copied.merge(self)
         return copied
 
     def without(self, earlier: "ClickMetrics") -> "ClickMetrics":
-        """Returns the metrics of the examples since `earlier`, a copy of this."""
+        """Returns the metrics of the examples since `earlier`, a copy of this one."""
         rest = self.copy()
         rest._histograms -= earlier._in_frame(self._frame)
         rest._sums -= earlier._sums
@@ -205,7 +192,7 @@ class ClickMetrics:
         self._sums += other._sums
 
     def bounds(self) -> NDArray[np.float64]:
-        """Returns float64[2], what `to_vector` needs: of several workers, the largest of each."""
+        """Returns float64[2], the input of `to_vector`; over workers, take the maximum of each."""
         return np.array([-self._frame.lowest, self._frame.highest], np.float64)
 
     def to_vector(self, bounds: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -215,11 +202,7 @@ class ClickMetrics:
 
     @classmethod
     def from_vector(cls, vector: NDArray[np.float64], bounds: NDArray[np.float64]) -> Self:
-        """Returns the metrics of a sum of `to_vector(bounds)` results.
-
-        Raises:
-            ValueError: If `vector` has another length, for example from another version.
-        """
+        """Returns the metrics of a sum of `to_vector(bounds)` results; ValueError for another length."""
         metrics = cls()
         metrics._widen(_frame_of(bounds))
         cells = metrics._histograms.size
@@ -230,12 +213,12 @@ class ClickMetrics:
         return metrics
 
     def _widen(self, frame: _Frame) -> None:
-        """Moves the histograms to the cells of a frame that has all positions of this one."""
+        """Moves the histograms to a frame that contains the current one."""
         self._histograms = self._in_frame(frame)
         self._frame, self._shift, self._first = frame, frame.shift, frame.first
 
     def _in_frame(self, frame: _Frame) -> NDArray[np.float64]:
-        """Returns the histograms by the cells of a frame; what is outside of it is in its first and last."""
+        """Returns the histograms by the cells of `frame`, clipped to its first and last."""
         histograms = np.zeros((2, frame.size))
         if self._frame != _NO_FRAME and frame.size:
             cells = np.arange(self._first, self._first + self._frame.size)
@@ -252,12 +235,12 @@ class ClickMetrics:
 
     @property
     def weight(self) -> float:
-        """Sum of the weights of the examples: their number where they have none."""
+        """Sum of the weights of the examples."""
         return float(self._sums[_WEIGHT])
 
     @property
     def clicks(self) -> float:
-        """Sum of the weights of clicked examples: their number where they have none."""
+        """Sum of the weights of clicked examples."""
         return float(self._sums[_CLICKS])
 
     @property

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Tensors = Sequence[Floats]
+"""Dense parameters or their gradients, one per segment."""
 
 
 class ModelInputError(ValueError):
@@ -17,12 +19,9 @@ class ModelInputError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A tensor of dense parameters.
+    """A tensor of dense parameters, row-major in the flat vector.
 
-    Attributes:
-        name: Of the tensor.
-        shape: Of the tensor, row-major in the flat vector.
-        init_std: Standard deviation of its normal initial values; 0: zeros.
+    `init_std` is the standard deviation of its normal initial values; 0: zeros.
     """
 
     name: str
@@ -44,11 +43,7 @@ class FlatLayout:
         return self._bounds[-1]
 
     def views(self, vector: Floats) -> list[Floats]:
-        """Returns the segments of `vector`, float32[P], as views.
-
-        Raises:
-            ModelInputError: If `vector` has another length.
-        """
+        """Returns the segments of `vector`, float32[P], as views; ModelInputError for another length."""
         if vector.shape != (self.length,):
             raise ModelInputError(
                 f"the model has {self.length} dense parameters, the vector has shape {vector.shape}"

@@ -53,7 +53,7 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
             PyTorch.
         schema: The columns of a batch.
         options: Keyword arguments of the class, as in a job file.
-        seed: Of the initial values of a module of PyTorch; other models leave theirs to the servers.
+        seed: Seed of a PyTorch module's initial values; those of other models are drawn by the servers.
 
     Raises:
         ValueError: If the model or an option is unknown (names the nearest one), the file cannot be imported,
@@ -96,10 +96,9 @@ def _made(name: str, model_class: ModelClass, schema: Schema, options: Mapping[s
 
 
 def with_compute(model: Model, compute: Compute) -> Model:
-    """Returns a model that computes its gradients in a precision; predictions are in float32 as before.
+    """Returns a model with gradients in the given precision; its predictions are unchanged.
 
-    Raises:
-        ValueError: If that needs PyTorch, which is not installed, or the model brings its own arithmetic.
+    Raises ValueError if PyTorch is missing, or the model has its own arithmetic.
     """
     if compute == "float32":
         return model
@@ -113,22 +112,17 @@ def with_compute(model: Model, compute: Compute) -> Model:
 
 
 def with_dropout(model: Model, rate: float, seed: int) -> Model:
-    """Returns a model with dropout in its gradients; its predictions are the same as before.
+    """Returns a model with dropout in its gradients; its predictions are unchanged.
 
-    Args:
-        model: Without.
-        rate: Probability of each output of a hidden layer to be left out; 0: the model itself.
-        seed: Of the choice.
-
-    Raises:
-        ValueError: If it has no hidden layers with dropout, or brings its own.
+    `rate` is the probability of each output of a hidden layer to be dropped; 0 returns the model itself.
+    Raises ValueError without hidden layers, or for a module with dropout of its own.
     """
     if not rate:
         return model
     if module_class_of(model) is not None:
         raise ValueError(
             "a module of PyTorch has dropout of its own: put torch.nn.Dropout between its layers, which is "
-            "on in training alone, and remove this"
+            "active in training only, and remove this"
         )
     if isinstance(model, ClickModel):
         return model.with_dropout(rate, seed)
@@ -139,10 +133,9 @@ def with_dropout(model: Model, rate: float, seed: int) -> Model:
 
 
 def with_logit_offset(model: Model, offset: float) -> Model:
-    """Returns a model whose loss is that of the logit plus `offset`; it predicts as before.
+    """Returns a model whose loss is that of the logit plus `offset`; its predictions are unchanged.
 
-    Raises:
-        ValueError: If the model has a loss of its own, of which nothing says what its logit is.
+    Raises ValueError if the model has a custom loss, as its logit is unknown.
     """
     if not offset:
         return model
@@ -157,7 +150,7 @@ def with_logit_offset(model: Model, offset: float) -> Model:
 
 
 def _is_module(model_class: ModelClass) -> bool:
-    """Whether this is the class of a module of PyTorch; then its file has imported that."""
+    """Whether this is the class of a PyTorch module; its file has then imported PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and issubclass(cast("type", model_class), torch.nn.Module)
 
@@ -172,7 +165,6 @@ def _interface(contract: type) -> str:
 
 
 def _require_tables(name: str, model: Model, schema: Schema) -> None:
-    """Checks that names of tables are unique, and their slots in the schema."""
     num_slots = len(schema.slots)
     seen: set[str] = set()
     for table in model.tables:
@@ -194,7 +186,7 @@ def _require_tables(name: str, model: Model, schema: Schema) -> None:
 
 
 def name_of(model: Model) -> str | None:
-    """Returns the name by which `build_model` knows a model; None for one that it cannot build again."""
+    """Returns the name under which `build_model` builds the model again; None if it cannot."""
     module_class = module_class_of(model)
     if module_class is not None:
         if module_class.__module__ == "__main__" or "." in module_class.__qualname__:
@@ -237,7 +229,7 @@ def _load_class(name: str) -> ModelClass:
 
 
 def _import_fault(path: Path, error: Exception) -> str:
-    """Returns what is wrong with a file whose import raised an error, and what to do."""
+    """Returns the reason why an import failed, and a way out."""
     missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if missing == "torch":
         return f"{str(path)!r} {NEEDS_TORCH}"
@@ -254,7 +246,6 @@ def _import_fault(path: Path, error: Exception) -> str:
 def _checked_options(
     name: str, model_class: ModelClass, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the options, converted to their annotated types."""
     known = {
         key: parameter
         for key, parameter in inspect.signature(model_class).parameters.items()

@@ -18,13 +18,7 @@ _NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class SlotKeys:
-    """Keys by example and slot, in the layout of `Batch`.
-
-    Attributes:
-        keys: uint64[L].
-        offsets: int32[B * S + 1].
-        num_slots: S, the number of slots and crosses.
-    """
+    """Keys by example and slot, in the layout of `Batch`; S counts slots and crosses."""
 
     keys: NDArray[np.uint64]
     offsets: NDArray[np.int32]
@@ -34,13 +28,7 @@ class SlotKeys:
 def select_slots(
     batch: Batch, slots: tuple[int, ...] | None, crosses: tuple[tuple[int, int], ...] = ()
 ) -> SlotKeys:
-    """Returns the keys of slots of a batch, then those of crosses.
-
-    Args:
-        batch: Source of the keys.
-        slots: Slot numbers, from 0; None: all slots.
-        crosses: Pairs of slot numbers.
-    """
+    """Returns the keys of slots, by number from 0 (None: all), then those of crosses."""
     if slots is None and not crosses:
         return SlotKeys(batch.keys, batch.offsets, batch.num_slots)
     plain = range(batch.num_slots) if slots is None else slots

@@ -1,16 +1,16 @@
-"""Attention of a history to a target: a sum over the history in which each key has a weight of its own.
+"""Attention of a history to a target: a weighted sum over the history's keys.
 
     h_1, ..., h_n   rows of the slot's last n keys, in order          [D]
     t               vector of the target                              [D]
     a_j = 1 + MLP([ h_j | t | h_j - t | h_j * t ])                    the activation unit
     u   = a_1 h_1 + ... + a_n h_n                                     [D]
 
-The weights are not normalized: u of a history with three keys like the target is larger than with one. As
-the MLP begins near zero, u begins as the sum of the rows. A history without keys is zeros.
+The weights are not normalized: three keys like the target give a larger u than one. The MLP starts near zero,
+so u starts as the sum of the rows. A history without keys is zeros.
 
-Zhou et al., "Deep interest network for click-through rate prediction", KDD 2018. Its MLP has PReLU or Dice
-between layers; here it is relu, as in all layers of this package. (Dice divides by the statistics of a batch,
-so a prediction would depend on the examples beside it.) The 1 is the bias of its last layer at the start.
+Zhou et al., "Deep interest network for click-through rate prediction", KDD 2018. The paper has PReLU or Dice
+between layers; here it is relu, because Dice uses batch statistics: a prediction would depend on the examples
+beside it. The 1 is the initial bias of the last layer.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,11 @@ from ctr_model.jit import kernel
 from ctr_model.layers.mlp import Mlp
 from ctr_model.layers.products import NewProduct
 from ctr_model.lookup import Ints, Lookup
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 
 
 class AttentionBuffers:
-    """The matrices of one step; they grow to the longest histories of a batch so far.
-
-    `starts` int64[B + 1] says which rows of the matrices are of which example.
-    """
+    """Buffers of one step, which grow as needed; `starts` int64[B + 1] bounds the rows of the examples."""
 
     def __init__(self, mlp: Mlp, max_batch_size: int, new_product: NewProduct) -> None:
         self.starts = np.zeros(max_batch_size + 1, np.int64)
@@ -37,7 +34,7 @@ class AttentionBuffers:
         self._make(max(1, max_batch_size))
 
     def make_room(self, size: int) -> None:
-        """Makes the matrices at least `size` rows long; what they held is lost."""
+        """Grows the matrices to at least `size` rows; their content is lost."""
         if size > self._capacity:
             self._make(max(size, 2 * self._capacity))
 
@@ -60,15 +57,10 @@ class Attention:
         hidden: Sequence[int],
         name: str,
     ) -> None:
-        """Takes places and widths.
+        """Uses the last `max_length` keys of slot `slot` of its table.
 
-        Args:
-            slot: The history, by number among the slots of its table.
-            max_length: n, how many of its keys take part, from the last.
-            history: The columns of u in X.
-            target: The columns of t in X, as many.
-            hidden: Widths of the MLP's hidden layers.
-            name: Of the segments: `name1.weight`, ...
+        `history` and `target` are the columns of u and t in X, of equal width; segments are `name1.weight`,
+        ...
         """
         self._slot, self._max_length = slot, max_length
         self._u, self._t = history.start, target.start
@@ -81,16 +73,9 @@ class Attention:
         return AttentionBuffers(self._mlp, max_batch_size, new_product)
 
     def forward(
-        self, tensors: Sequence[Floats], lookup: Lookup, buffers: AttentionBuffers, x: Floats
+        self, tensors: Tensors, lookup: Lookup, buffers: AttentionBuffers, x: Floats
     ) -> None:
-        """Overwrites the columns of u.
-
-        Args:
-            tensors: Of `segments`.
-            lookup: Of the history's table.
-            buffers: Overwritten.
-            x: float32[B, ...], X with the columns of t.
-        """
+        """Overwrites the columns of u in `x` float32[B, ...]; `lookup` is of the history's table."""
         starts = buffers.starts[: len(x) + 1]
         _count_last(lookup.offsets, lookup.num_slots, self._slot, self._max_length, starts)
         size = int(starts[-1])
@@ -112,19 +97,11 @@ class Attention:
         _add_up(weights, pairs, starts, self._dim, self._u, x)
 
     def backward(
-        self,
-        tensors: Sequence[Floats],
-        buffers: AttentionBuffers,
-        grad: Floats,
-        tensor_grads: Sequence[Floats],
+        self, tensors: Tensors, buffers: AttentionBuffers, grad: Floats, tensor_grads: Tensors
     ) -> None:
-        """Overwrites the gradients of all tensors, and adds that of t.
+        """Overwrites the gradients of all tensors, and adds that of t to its columns in `grad`, of X.
 
-        Args:
-            tensors: Of `segments`.
-            buffers: As `forward` left them; those of the rows are left in them for `add_to_rows`.
-            grad: float32[B, ...], of X; its columns of t are added to.
-            tensor_grads: Of `segments`, overwritten.
+        Gradients of the rows stay in `buffers` for `add_to_rows`.
         """
         starts = buffers.starts[: len(grad) + 1]
         size = int(starts[-1])
@@ -148,7 +125,7 @@ class Attention:
 def _count_last(
     offsets: Ints, num_slots: int, slot: int, max_length: int, starts: NDArray[np.int64]
 ) -> None:
-    """Overwrites `starts` with where the rows of each example begin, of at most `max_length` keys."""
+    """Overwrites `starts` with the first row of each example, of at most `max_length` keys."""
     starts[0] = 0
     for b in range(starts.size - 1):
         place = b * num_slots + slot
@@ -185,7 +162,6 @@ def _pair(
 def _add_up(
     weights: Floats, pairs: Floats, starts: NDArray[np.int64], dim: int, column: int, x: Floats
 ) -> None:
-    """Overwrites the columns of u in `x`."""
     for b in range(x.shape[0]):
         for d in range(dim):
             x[b, column + d] = np.float32(0.0)
@@ -198,7 +174,6 @@ def _add_up(
 def _add_up_backward(
     grad: Floats, pairs: Floats, starts: NDArray[np.int64], dim: int, column: int, out: Floats
 ) -> None:
-    """Overwrites `out` with the gradient of the weights."""
     for b in range(grad.shape[0]):
         for j in range(starts[b], starts[b + 1]):
             total = np.float32(0.0)

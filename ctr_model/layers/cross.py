@@ -14,14 +14,13 @@ import numpy as np
 
 from ctr_model.jit import kernel
 from ctr_model.layers.products import NewProduct, float32_product
-from ctr_model.parameters import Floats, Segment
+from ctr_model.parameters import Floats, Segment, Tensors
 
 
 class CrossBuffers:
-    """The matrices of one step: outputs of the layers, their products P, and gradients.
+    """Buffers of one step: outputs of the layers, their products P, and gradients.
 
-    `outputs` has one matrix per layer; the caller adds the input or the last output, which belongs to a
-    neighbouring layer. `factors` has the products of each layer with its factors.
+    `outputs` excludes the input or the last output: it is a buffer of the neighbouring layer.
     """
 
     def __init__(
@@ -31,7 +30,6 @@ class CrossBuffers:
         max_batch_size: int,
         new_product: NewProduct,
     ) -> None:
-        """Takes the widths of X and of the product with each factor."""
         self.factors = [
             [new_product(*shape, max_batch_size) for shape in pairwise(widths)]
             for _ in range(num_layers)
@@ -68,7 +66,6 @@ class Cross:
     def __init__(
         self, width: int, num_layers: int, *, rank: int | None = None, name: str = "cross"
     ) -> None:
-        """Takes n, the number of layers, and the rank of W (None: full); segments are `name1.weight`, ..."""
         self._widths = (width, width) if rank is None else (width, rank, width)
         self._num_layers = num_layers
         factors = ("weight",) if rank is None else ("weight_in", "weight_out")
@@ -91,9 +88,7 @@ class Cross:
         """Returns buffers for batches of up to `max_batch_size` examples, with products of a precision."""
         return CrossBuffers(self._widths, self._num_layers, max_batch_size, new_product)
 
-    def forward(
-        self, tensors: Sequence[Floats], outputs: Sequence[Floats], buffers: CrossBuffers
-    ) -> Floats:
+    def forward(self, tensors: Tensors, outputs: Sequence[Floats], buffers: CrossBuffers) -> Floats:
         """Fills `outputs[1:]` from `outputs[0]` and the tensors of `segments`; returns the last."""
         size = len(outputs[0])
         for i, (x, out) in enumerate(pairwise(outputs)):
@@ -106,11 +101,11 @@ class Cross:
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         outputs: Sequence[Floats],
         buffers: CrossBuffers,
         grad: Floats,
-        tensor_grads: Sequence[Floats],
+        tensor_grads: Tensors,
     ) -> None:
         """Fills the gradients of all tensors, and overwrites `grad`, of the last output, with that of X0."""
         size = len(grad)
@@ -128,21 +123,13 @@ class Cross:
             np.add(grad, grads[0], out=grad)  # [B, n]
         np.add(grad, first_grad, out=grad)
 
-    def _of_layer(self, tensors: Sequence[Floats], layer: int) -> Sequence[Floats]:
+    def _of_layer(self, tensors: Tensors, layer: int) -> Sequence[Floats]:
         return tensors[layer * self._stride : (layer + 1) * self._stride]
 
 
 @kernel
 def cross(first: Floats, x: Floats, bias: Floats, product: Floats, out: Floats) -> None:
-    """Computes one layer's output.
-
-    Args:
-        first: float32[B, n], X0.
-        x: float32[B, n].
-        bias: float32[n].
-        product: float32[B, n], X W; overwritten with P by adding the bias.
-        out: float32[B, n], overwritten with X'.
-    """
+    """Overwrites `out` with X' and `product` float32[B, n], X W, with P; `first` is X0."""
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
             product[i, j] += bias[j]
@@ -158,16 +145,7 @@ def cross_backward(
     product_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Computes one layer's gradients except those through W.
-
-    Args:
-        first: float32[B, n], X0.
-        product: float32[B, n], P.
-        grad: float32[B, n], dX'.
-        first_grad: float32[B, n], dX0, added to.
-        product_grad: float32[B, n], overwritten with dP.
-        bias_grad: float32[n], overwritten with db.
-    """
+    """Overwrites `product_grad`, dP, and `bias_grad`, db; adds to `first_grad`, dX0; `grad` is dX'."""
     bias_grad[:] = np.float32(0.0)
     for i in range(grad.shape[0]):
         for j in range(grad.shape[1]):

@@ -1,15 +1,15 @@
-"""Dropout: in training, outputs of hidden layers are left out at random, and the others scaled up.
+"""Dropout: in training, random outputs of hidden layers are dropped, and the others scaled up.
 
     A' = A * m / (1 - rate),   m = 0 with probability `rate`, else 1
     dA = dA' * m / (1 - rate)
 
 Inverted dropout: Srivastava, Hinton, Krizhevsky, Sutskever, Salakhutdinov, "Dropout: a simple way to prevent
-neural networks from overfitting", JMLR 15, 2014. After a relu what was left out is 0, and so is its gradient
-by the relu's own rule: no mask is kept.
+neural networks from overfitting", JMLR 15, 2014. A dropped output is 0 after a relu, and so is its gradient
+by the relu's own rule: no mask is stored.
 
-m is a function of (seed, number of the batch, layer, position) alone: element i of the stream of splitmix64
-(Steele, Lea, Flood, OOPSLA 2014) that begins at the first three. So it does not depend on threads, and a run
-that resumes draws what it would have drawn.
+m is a function of (seed, batch number, layer, position) only: element i of the stream of splitmix64
+(Steele, Lea, Flood, OOPSLA 2014) seeded by the first three. So it does not depend on threads, and a resumed
+run draws the same masks.
 """
 
 import numpy as np
@@ -22,12 +22,7 @@ Floats = NDArray[np.float32]
 
 
 class Dropout:
-    """The masks of one thread's batches; off until a batch has a number.
-
-    Attributes:
-        rate: Probability of each output to be left out, from 0 to below 1.
-        num_layers: Layers that have asked for a number so far.
-    """
+    """The masks of one thread's batches; `num_layers` have been allotted so far."""
 
     def __init__(self, rate: float, seed: int) -> None:
         self.rate = rate
@@ -38,27 +33,27 @@ class Dropout:
         self._number: int | None = None
 
     def of_thread(self) -> "Dropout":
-        """Returns the same for another thread's batches."""
+        """Returns a copy for another thread."""
         return Dropout(self.rate, self._seed)
 
     def take_layers(self, num_layers: int) -> int:
-        """Returns the number of the first of `num_layers` layers that use this."""
+        """Allots layer numbers to `num_layers` layers, and returns the first."""
         first = self.num_layers
         self.num_layers += num_layers
         return first
 
     def begin(self, number: int | None) -> None:
-        """The next pass is of batch `number`; None: nothing is left out, as in a prediction."""
+        """Starts batch `number`; None: a prediction, without dropout."""
         self._number = number
 
     def forward(self, layer: int, activation: Floats) -> None:
-        """Leaves out some of a layer's outputs float32[B, H], which a relu has made, in place."""
+        """Drops some of a layer's outputs float32[B, H], after a relu, in place."""
         if self._number is not None:
             key = _key(np.uint64(self._seed), np.uint64(self._number), np.uint64(layer))
             _leave_out(np.uint64(key), self._threshold, self._scale, activation)
 
     def backward(self, grad: Floats) -> None:
-        """Scales the gradient float32[B, H] of a layer's outputs, in place; the relu leaves out the rest."""
+        """Scales the gradient float32[B, H] of the outputs in place; the relu zeroes the dropped ones."""
         if self._number is not None:
             np.multiply(grad, self._scale, out=grad)
 

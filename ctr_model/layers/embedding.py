@@ -23,13 +23,7 @@ def pool_slots(dense: Floats, lookup: Lookup, out: Floats) -> None:
 
 
 def scatter_slots(grad: Floats, lookup: Lookup, out: Floats) -> None:
-    """Sums the gradient of X over the occurrences of each unique key.
-
-    Args:
-        grad: float32[B, num_dense + S * D], of `pool_slots`' output.
-        lookup: As for `pool_slots`.
-        out: float32[N, D], overwritten.
-    """
+    """Overwrites `out` float32[N, D], the gradient of the rows; `grad` is that of `pool_slots`' output."""
     first_column = grad.shape[1] - lookup.num_slots * out.shape[1]
     _scatter(grad, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
 

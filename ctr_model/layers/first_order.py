@@ -21,15 +21,7 @@ def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segme
 
 
 def first_order(dense: Floats, lookup: Lookup, weight: Floats, bias: Floats, out: Floats) -> None:
-    """Overwrites `out` with the z of the module's docstring.
-
-    Args:
-        dense: float32[B, num_dense].
-        lookup: Of a table of dim 1.
-        weight: float32[num_dense].
-        bias: float32[1].
-        out: float32[B].
-    """
+    """Overwrites `out` float32[B] with z; `lookup` is of a table of dim 1."""
     _first_order(
         dense, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, weight, bias, out
     )
@@ -43,16 +35,7 @@ def first_order_backward(
     weight_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Overwrites the gradients of rows, weight and bias.
-
-    Args:
-        grad: float32[B], of z.
-        dense: float32[B, num_dense].
-        lookup: Of a table of dim 1.
-        rows_grad: float32[N, 1].
-        weight_grad: float32[num_dense].
-        bias_grad: float32[1].
-    """
+    """Overwrites the gradients of rows float32[N, 1], weight and bias, given `grad` float32[B], of z."""
     _first_order_backward(
         grad,
         dense,
@@ -76,7 +59,6 @@ def _first_order(
     bias: Floats,
     out: Floats,
 ) -> None:
-    """Implements `first_order`."""
     for b in range(out.size):
         z = bias[0]
         for j in range(weight.size):
@@ -97,7 +79,6 @@ def _first_order_backward(
     weight_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Implements `first_order_backward`."""
     rows_grad[:] = np.float32(0.0)
     weight_grad[:] = np.float32(0.0)
     bias_grad[0] = np.float32(0.0)

@@ -16,25 +16,12 @@ from ctr_model.parameters import Floats
 
 
 def add_interactions(lookup: Lookup, sums: Floats, out: Floats) -> None:
-    """Adds the z of the module's docstring to `out`.
-
-    Args:
-        lookup: Of the embeddings v.
-        sums: float32[B, D], overwritten with the sums of the examples' embeddings, for the backward pass.
-        out: float32[B], added to.
-    """
+    """Adds z to `out` float32[B]; overwrites `sums` float32[B, D], the sums of v, for the backward pass."""
     _add_interactions(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, sums, out)
 
 
 def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Floats) -> None:
-    """Adds the gradient of the rows to `out`.
-
-    Args:
-        grad: float32[B], of z.
-        sums: float32[B, D], as `add_interactions` left it.
-        lookup: Of the embeddings v.
-        out: float32[N, D], added to.
-    """
+    """Adds the gradient of the rows to `out` float32[N, D]; `sums` is that of `add_interactions`."""
     _interactions_backward(
         grad, sums, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, out
     )
@@ -44,7 +31,6 @@ def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Float
 def _add_interactions(
     rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, sums: Floats, out: Floats
 ) -> None:
-    """Implements `add_interactions`."""
     dim = np.uintp(rows.shape[1])
     for b in range(out.size):
         z = np.float32(0.0)
@@ -67,7 +53,6 @@ def _interactions_backward(
     num_slots: int,
     out: Floats,
 ) -> None:
-    """Implements `interactions_backward`."""
     dim = np.uintp(rows.shape[1])
     for b in range(grad.size):
         for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):

@@ -32,13 +32,7 @@ def add_bias_relu(bias: Floats, out: Floats) -> None:
 
 @kernel
 def relu_backward(activation: Floats, grad: Floats, bias_grad: Floats) -> None:
-    """Computes dZ from dA, and db.
-
-    Args:
-        activation: float32[B, H], output of the layer.
-        grad: float32[B, H], dA; overwritten with dZ.
-        bias_grad: float32[H], overwritten with dZ summed over the examples.
-    """
+    """Overwrites `grad`, dA, with dZ, and `bias_grad` float32[H] with db; `activation` is A float32[B, H]."""
     bias_grad[:] = np.float32(0.0)
     for i in range(grad.shape[0]):
         for j in range(grad.shape[1]):
@@ -60,7 +54,7 @@ def sum_rows(grad: Floats, out: Floats) -> None:
 def outer(column: Floats, row: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B, H] with the products of `column` float32[B] and `row` float32[H].
 
-    This is `dZ W^T` for a single output, for which numpy's matmul takes five times as long.
+    This is `dZ W^T` for a single output; numpy's matmul takes five times as long.
     """
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):

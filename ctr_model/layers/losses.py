@@ -46,14 +46,10 @@ def sigmoid_probabilities(logits: Floats, out: Floats) -> None:
 def binary_cross_entropy(
     logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the weighted sum of the examples' log losses, with its gradient.
+    """Returns the log loss summed over examples, each times its weight, and overwrites two outputs.
 
-    Args:
-        logits: float32[B].
-        labels: float32[B], 1 for a click, else 0.
-        weights: float32[B].
-        probabilities: float32[B], overwritten with the probability of a click.
-        logit_grad: float32[B], overwritten with the gradient of the sum.
+    `probabilities` float32[B] gets those of a click, `logit_grad` float32[B] the gradient of the sum;
+    `labels` are 1 for a click, else 0.
     """
     loss = 0.0
     for b in range(labels.size):
@@ -78,15 +74,7 @@ def click_probabilities(logits: Floats, out: Floats) -> None:
 def cross_entropy(
     logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the weighted sum of the examples' cross entropies, with its gradient.
-
-    Args:
-        logits: float32[B, 2].
-        labels: float32[B], 1 for a click, else 0.
-        weights: float32[B].
-        probabilities: float32[B], overwritten with the probability of a click.
-        logit_grad: float32[B, 2], overwritten with the gradient of the sum.
-    """
+    """As `binary_cross_entropy`, for `logits` and `logit_grad` float32[B, 2]."""
     loss = 0.0
     for b in range(labels.size):
         difference = np.float64(logits[b, 1]) - np.float64(logits[b, 0])
@@ -105,16 +93,12 @@ def cross_entropy(
 class Loss:
     """A loss, and the mapping of logits to probabilities.
 
-    That of a model of K tasks has labels float32[B, T], and probabilities float32[B, K].
-
-    Attributes:
-        shape: Shape of an example's logits; () for one logit.
-        probabilities: A function like `sigmoid_probabilities`.
-        with_gradient: A function like `binary_cross_entropy`.
+    With K tasks, labels are float32[B, T] and probabilities float32[B, K].
     """
 
-    shape: tuple[int, ...]
-    probabilities: Callable[[Floats, Floats], None]
+    shape: tuple[int, ...]  # shape of an example's logits; () for one logit
+    probabilities: Callable[[Floats, Floats], None]  # a function like `sigmoid_probabilities`
+    # a function like `binary_cross_entropy`
     with_gradient: Callable[[Floats, Floats, Floats, Floats, Floats], float]
 
 

@@ -2,8 +2,8 @@
 
     A0 = X,   Ai = relu(A(i-1) Wi + bi),   out = A(n-1) Wn + bn
 
-In training each Ai may have dropout (dropout.py).
-Initial weights are normal with standard deviation 1/sqrt(fan-in), biases zero.
+In training each Ai may have dropout. Initial weights are normal with standard deviation 1/sqrt(fan-in),
+biases zero.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,11 @@ import numpy as np
 from ctr_model.layers.dropout import Dropout
 from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
 from ctr_model.layers.products import NewProduct, float32_product
-from ctr_model.parameters import Floats, Segment
+from ctr_model.parameters import Floats, Segment, Tensors
 
 
 class MlpBuffers:
-    """The matrices of one step: input X, outputs of the layers, and gradients of all but the last output.
-
-    `products` has the product of each layer; `dropout` that of the hidden ones, numbered from `first_hidden`.
-    """
+    """Buffers of one step: input X, outputs of the layers, and gradients of all but the last output."""
 
     def __init__(
         self,
@@ -56,7 +53,6 @@ class Mlp:
     """A multilayer perceptron of given widths."""
 
     def __init__(self, widths: Sequence[int], *, name: str = "fc") -> None:
-        """Takes the widths of input, hidden layers and output; segments are `name1.weight`, ..."""
         self.widths = tuple(widths)
         self.segments = tuple(
             segment
@@ -76,15 +72,11 @@ class Mlp:
     ) -> MlpBuffers:
         """Returns buffers for batches of up to `max_batch_size` examples.
 
-        Args:
-            max_batch_size: The largest batch.
-            new_product: Makes the products, in a precision.
-            dropout: Of the hidden layers' outputs; None: none.
-            shared_input: The X float32[max_batch_size, n] of several perceptrons; None: it has its own.
+        `shared_input` is the X float32[max_batch_size, n] of several perceptrons; None: it has its own.
         """
         return MlpBuffers(self.widths, max_batch_size, new_product, dropout, shared_input)
 
-    def forward(self, tensors: Sequence[Floats], buffers: MlpBuffers, size: int) -> Floats:
+    def forward(self, tensors: Tensors, buffers: MlpBuffers, size: int) -> Floats:
         """Returns the output for the X of `size` examples and the tensors of `segments`."""
         outputs = buffers.outputs(size)
         last = len(outputs) - 2
@@ -100,11 +92,7 @@ class Mlp:
         return outputs[-1]
 
     def backward(
-        self,
-        tensors: Sequence[Floats],
-        buffers: MlpBuffers,
-        grad: Floats,
-        tensor_grads: Sequence[Floats],
+        self, tensors: Tensors, buffers: MlpBuffers, grad: Floats, tensor_grads: Tensors
     ) -> Floats:
         """Fills the gradients of all tensors from `grad`, of the output; returns that of X."""
         outputs, grads = buffers.outputs(len(grad)), buffers.grads(len(grad))

@@ -6,8 +6,8 @@
     mean   (v_1 + ... + v_n) / n
     max    of each column; its gradient goes to the first of the rows that have the maximum
 
-A key that occurs twice counts twice. A slot without keys is zeros. A table has one width, so slots of another
-width than the model's are in tables of their own, one for each width.
+A key that occurs twice counts twice. A slot without keys is zeros. A table has one width, so each width other
+than the model's has a table of its own.
 """
 
 import difflib
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from ctr_model.jit import kernel
 from ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_model.lookup import EmbeddingTable, Ints, Lookup
+from ctr_model.lookup import EmbeddingTable, Ints, Lookups, SparseGrads
 from ctr_model.parameters import Floats
 from ctr_model.schema import Schema
 
 Pooling = Literal["sum", "mean", "max"]
 
 SlotOptions = Mapping[str, int | str]
-"""What a slot has instead of the model's own: `dim`, `pooling`."""
+"""Overrides of the model's `dim` and `pooling` for a slot."""
 
 _SUM, _MEAN, _MAX, _ELSEWHERE = range(4)
 _CODES = {"sum": _SUM, "mean": _MEAN, "max": _MAX}
@@ -46,9 +46,9 @@ class PooledSlots:
     """The input of a network: numbers, then all slots of the schema in order.
 
     Attributes:
-        tables: The embedding tables: of the slots of width `dim`, then one for each other width.
-        width: Of X.
-        columns: For each slot its columns in X.
+        tables: The embedding tables: one for width `dim`, then one for each other width.
+        width: Width of X.
+        columns: The columns of each slot in X.
     """
 
     def __init__(
@@ -62,19 +62,11 @@ class PooledSlots:
         table: str = "embedding",
         elsewhere: Collection[int] = (),
     ) -> None:
-        """Places the columns of a schema.
+        """Takes the options that models have in common; see `CtrDnn`.
 
-        Args:
-            schema: The columns of a batch.
-            dim: Width of the slots' embeddings.
-            init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Of the slots.
-            slots: By name of a slot, the `dim` and `pooling` that it has instead.
-            table: Name of the table; one of another width D is called `table`_D.
-            elsewhere: Slots by number whose columns somebody else fills, and scatters back.
-
-        Raises:
-            ValueError: If a slot or what is said of it is unknown, a width less than 1, or a pooling unknown.
+        `table` names the table of width `dim`, `table`_D that of width D. Slots in `elsewhere`, by number,
+        are filled and scattered back by the caller. Raises ValueError for an unknown slot, option or pooling,
+        or a width below 1.
         """
         _require_pooling("pooling", pooling)
         dims, poolings = [dim] * len(schema.slots), [_CODES[pooling]] * len(schema.slots)
@@ -108,7 +100,7 @@ class PooledSlots:
         self._is_sum = len(self._parts) == 1 and set(poolings) == {_SUM}
 
     def table_of(self, slot: int) -> tuple[str, int]:
-        """Returns the table of a slot, by number from 0, and its number among the slots of that table."""
+        """Returns the table of slot `slot`, from 0, and the slot's number in that table."""
         for table in self.tables:
             if table.slots is None:
                 return table.name, slot
@@ -116,7 +108,7 @@ class PooledSlots:
                 return table.name, table.slots.index(slot)
         raise IndexError(slot)
 
-    def forward(self, dense: Floats, lookups: Mapping[str, Lookup], out: Floats) -> None:
+    def forward(self, dense: Floats, lookups: Lookups, out: Floats) -> None:
         """Overwrites `out` float32[B, width] with X, for `dense` float32[B, num_dense]."""
         if self._is_sum:
             pool_slots(dense, lookups[self._parts[0].table], out)
@@ -126,16 +118,8 @@ class PooledSlots:
             lookup = lookups[part.table]
             _pool(lookup.rows, lookup.inverse, lookup.offsets, part.columns, part.poolings, out)
 
-    def backward(
-        self, grad: Floats, lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floats]
-    ) -> None:
-        """Overwrites the gradients of the rows of its tables.
-
-        Args:
-            grad: float32[B, width], of X.
-            lookups: As for `forward`.
-            sparse_grads: By table float32[N, D]; those of its tables are overwritten.
-        """
+    def backward(self, grad: Floats, lookups: Lookups, sparse_grads: SparseGrads) -> None:
+        """Overwrites the gradients of the rows of its tables; `grad` float32[B, width] is that of X."""
         if self._is_sum:
             table = self._parts[0].table
             scatter_slots(grad, lookups[table], sparse_grads[table])
@@ -148,7 +132,7 @@ class PooledSlots:
 
 
 def _checked(name: str, options: SlotOptions) -> dict[str, int]:
-    """Returns the `dim` of a slot, and the code of its `pooling`, as far as they are given."""
+    """Returns the `dim` and the code of the `pooling` of a slot, where given."""
     checked: dict[str, int] = {}
     for option, value in options.items():
         where = f"slots.{name}.{option}"
@@ -172,7 +156,7 @@ def _require_pooling(where: str, value: object) -> str:
 
 @kernel
 def _is_above(value: np.float32, top: np.float32) -> bool:
-    """Whether `value` is larger; what is not a number is above all others, so that training notices it."""
+    """Whether `value` is larger; nan is above all numbers, so that training notices it."""
     return bool((not value <= top) & (top == top))  # noqa: PLR0124
 
 
@@ -185,7 +169,6 @@ def _pool(
     poolings: NDArray[np.int64],
     out: Floats,
 ) -> None:
-    """Overwrites the columns of the slots in `out`."""
     dim, num_slots = np.uintp(rows.shape[1]), columns.size
     for b in range(out.shape[0]):
         for s in range(num_slots):
@@ -221,7 +204,6 @@ def _scatter(
     poolings: NDArray[np.int64],
     out: Floats,
 ) -> None:
-    """Overwrites `out` with the gradient of the rows."""
     dim, num_slots = np.uintp(rows.shape[1]), columns.size
     tops, best = np.empty(dim, np.float32), np.empty(dim, np.int32)  # of a slot, for each column
     out[:] = np.float32(0.0)

@@ -1,9 +1,9 @@
-"""Matrix products of layers: an interface, so that one place chooses their precision.
+"""Matrix products of layers, behind an interface that chooses their precision.
 
     forward    Z = X W
     backward   dW = X^T dZ,  dX = dZ W^T
 
-Layers hold float32 matrices on both sides; what is between them is up to the product.
+Layers hold float32 matrices on both sides.
 """
 
 from collections.abc import Callable
@@ -25,24 +25,16 @@ class Product(Protocol):
     def backward(
         self, x: Floats, weight: Floats, grad: Floats, weight_grad: Floats, x_grad: Floats
     ) -> None:
-        """Overwrites the gradients of X and W; called after `forward` with the same two.
-
-        Args:
-            x: float32[B, n], X.
-            weight: float32[n, H], W.
-            grad: float32[B, H], dZ.
-            weight_grad: float32[n, H], overwritten with dW.
-            x_grad: float32[B, n], overwritten with dX.
-        """
+        """Overwrites dW and dX, given `grad`, dZ; follows `forward` on the same X and W."""
         ...
 
 
 NewProduct = Callable[[int, int, int], Product]
-"""Makes the product of a layer and thread, from n, H and the largest B."""
+"""Factory of a layer's product for one thread, from n, H and the largest B."""
 
 
 def float32_product(fan_in: int, width: int, max_batch_size: int) -> Product:
-    """Returns a product in float32 by BLAS, of any size; it needs no memory."""
+    """Returns a product in float32 by BLAS, of any size."""
     return _BLAS
 
 

@@ -1,4 +1,4 @@
-"""Checks of the inputs of models, because kernels do not check bounds, and of models of the user's own."""
+"""Checks of the inputs of models, because kernels do not check bounds, and of a user's models."""
 
 import inspect
 import traceback
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookup, Lookups, SparseGrads
 from ctr_model.models.model import (
     EmbeddingTable,
     Model,
@@ -42,7 +42,7 @@ def require_batch(
     schema: Schema,
     tables: Sequence[EmbeddingTable],
     batch: Batch,
-    lookups: Mapping[str, Lookup],
+    lookups: Lookups,
     workspace: Workspace,
 ) -> None:
     """Raises ModelInputError unless batch, lookups and workspace match the model."""
@@ -67,8 +67,7 @@ def _require_lookup(schema: Schema, table: EmbeddingTable, batch: Batch, lookup:
 def labels_of(batch: Batch) -> Floats:
     """Returns the labels float32[B] for a model of one label.
 
-    Raises:
-        ModelInputError: If they are missing or too few, or an example has others that would not be learnt.
+    Raises ModelInputError if they are missing or too few, or there are further labels.
     """
     if batch.other_labels is not None:
         raise ModelInputError(
@@ -86,11 +85,7 @@ def _first_labels_of(batch: Batch) -> Floats:
 
 
 def all_labels_of(batch: Batch, out: Floats) -> Floats:
-    """Returns the labels float32[B, T], written to `out` float32[max, T].
-
-    Raises:
-        ModelInputError: If some are missing, or there are too few.
-    """
+    """Returns the labels float32[B, T], written to `out`; raises ModelInputError if any is missing."""
     labels = out[: batch.size]
     labels[:, 0] = _first_labels_of(batch)
     if batch.other_labels is None:
@@ -105,14 +100,14 @@ def all_labels_of(batch: Batch, out: Floats) -> Floats:
 
 
 def weights_of(batch: Batch, ones: Floats) -> Floats:
-    """Returns the weights float32[B], of `ones` for examples without; raises ModelInputError if too few."""
+    """Returns the weights float32[B], by default a part of `ones`; raises ModelInputError if too few."""
     if batch.weights is None:
         return ones[: batch.size]
     _require_equal("number of weights", batch.weights.size, batch.size)
     return np.require(batch.weights, np.float32, ["C", "W"])  # of one type for the kernels
 
 
-def require_grads(lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floats]) -> None:
+def require_grads(lookups: Lookups, sparse_grads: SparseGrads) -> None:
     """Raises ModelInputError unless each table's gradient has the shape of its rows."""
     for name, lookup in lookups.items():
         _require_equal(
@@ -121,20 +116,8 @@ def require_grads(lookups: Mapping[str, Lookup], sparse_grads: Mapping[str, Floa
 
 
 @contextmanager
-def errors_with_shapes(
-    model: Model, method: str, batch: Batch, lookups: Mapping[str, Lookup]
-) -> Iterator[None]:
-    """Makes what a model of the user's own raises an error that says where, and of which shapes.
-
-    Args:
-        model: Errors of a model of this package pass as they are.
-        method: What runs in the block.
-        batch: What it is given.
-        lookups: What it is given, by table.
-
-    Raises:
-        ModelInputError: If the block raises anything but that.
-    """
+def errors_with_shapes(model: Model, method: str, batch: Batch, lookups: Lookups) -> Iterator[None]:
+    """Turns exceptions of a user's model in `method` into a ModelInputError with line and shapes."""
     try:
         yield
     except (ModelInputError, MemoryError):
@@ -149,12 +132,12 @@ def errors_with_shapes(
 
 
 def is_own(model: Model) -> bool:
-    """Whether a model is the user's own: its class, or its module's, is not of this package."""
+    """Whether a model's class, or its module's, is the user's own."""
     return _class_of(model).__module__.partition(".")[0] not in _OURS
 
 
 def require_result(result: object, batch: Batch) -> None:
-    """Raises ModelInputError unless `gradient` returned what it should."""
+    """Raises ModelInputError unless `gradient` returned a valid StepResult."""
     if not isinstance(result, StepResult):
         raise ModelInputError(
             f"gradient returned a {type(result).__name__}, expected StepResult(loss, probabilities)"
@@ -165,7 +148,7 @@ def require_result(result: object, batch: Batch) -> None:
 def require_probabilities(
     method: str, probabilities: object, batch: Batch, num_tasks: int = 0
 ) -> None:
-    """Raises ModelInputError unless these are float32[B], or of several tasks float32[B, K]."""
+    """Raises ModelInputError unless these are float32[B], or float32[B, K] for several tasks."""
     found = (
         f"{probabilities.dtype}{list(probabilities.shape)}"
         if isinstance(probabilities, np.ndarray)
@@ -180,17 +163,17 @@ def require_probabilities(
 
 
 _UNWRITTEN = np.uint32(0x7FC0DEAD)
-"""Bits of a number that no computation has: not a number, with a mark that survives a sum."""
+"""Bits that no computation yields: a nan with a mark that survives sums."""
 
 
 def mark(arrays: Iterable[Floats]) -> None:
-    """Fills arrays with what `require_written` finds again."""
+    """Fills arrays with a mark that `require_written` detects."""
     for array in arrays:
         array.view(np.uint32)[...] = _UNWRITTEN
 
 
 def require_written(method: str, arrays: Mapping[str, Floats]) -> None:
-    """Raises ModelInputError if some of the marked arrays, by name, were not overwritten as a whole."""
+    """Raises ModelInputError if a marked array, by name, was not overwritten completely."""
     for name, array in arrays.items():
         left = int(np.count_nonzero(array.view(np.uint32) == _UNWRITTEN))
         if left:
@@ -209,7 +192,7 @@ def _class_of(model: Model) -> type[Any]:
 
 
 def _place_in(model: Model, error: Exception) -> str:
-    """Returns the last line of the model's file that ran, for a message."""
+    """Returns the last line of the model's file in the trace, for a message."""
     try:
         path = inspect.getfile(_class_of(model))
     except (TypeError, OSError):  # a class without a file, as of an interpreter's input
@@ -222,7 +205,7 @@ def _place_in(model: Model, error: Exception) -> str:
     return f" in {path}, line {lines[-1]}" if lines else ""
 
 
-def _shapes(model: Model, batch: Batch, lookups: Mapping[str, Lookup]) -> str:
+def _shapes(model: Model, batch: Batch, lookups: Lookups) -> str:
     tables = [
         f"table {name!r} with rows {list(lookup.rows.shape)} of {lookup.num_slots} slots"
         for name, lookup in lookups.items()
@@ -233,6 +216,5 @@ def _shapes(model: Model, batch: Batch, lookups: Mapping[str, Lookup]) -> str:
 
 
 def _require_equal(name: str, actual: object, expected: object) -> None:
-    """Raises ModelInputError unless `actual` equals `expected`."""
     if actual != expected:
         raise ModelInputError(f"{name} is {actual!r}, the model expects {expected!r}")

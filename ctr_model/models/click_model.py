@@ -10,7 +10,7 @@ and `backward`.
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from ctr_model.batch import Batch
 from ctr_model.layers.dropout import Dropout
 from ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
 from ctr_model.layers.products import NewProduct, float32_product
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import (
     all_labels_of,
     errors_with_shapes,
@@ -33,16 +33,12 @@ from ctr_model.models.checks import (
     weights_of,
 )
 from ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
-from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment
+from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment, Tensors
 from ctr_model.schema import Schema
 
 
 class ClickModel(ABC):
-    """A `Model` without `forward` and `backward`.
-
-    `products` makes the matrix products of its layers, and `dropout` leaves out some of their outputs, for
-    `buffers` to pass on.
-    """
+    """A `Model` without `forward` and `backward`; `buffers` passes `products` and `dropout` to the layers."""
 
     def __init__(
         self,
@@ -54,10 +50,10 @@ class ClickModel(ABC):
         tasks: Sequence[Task] = (),
         biases: Sequence[Segment] = (),
     ) -> None:
-        """Takes the columns of a batch, embedding tables, dense parameters, and the loss.
+        """Declares tables and dense parameters.
 
-        `tasks` are those of a model of several labels; the loss then has all labels and probabilities.
-        `biases` are those of the segments that are the bias of a logit, one a task; see `initial_biases`.
+        `tasks` are those of a model of several labels, whose loss has all labels and probabilities. `biases`
+        are the segments that are the bias of a logit, one per task; see `initial_biases`.
         """
         self.tasks = tuple(tasks)
         self.tables = tuple(tables)
@@ -72,16 +68,10 @@ class ClickModel(ABC):
         self._biases = tuple(biases)
 
     def initial_biases(self, rates: Sequence[float]) -> dict[str, tuple[float, ...]]:
-        """Returns the initial values of the logits' biases with which each task predicts its rate.
+        """Returns the initial logit biases, by segment, with which each task predicts its rate, in (0, 1).
 
         A logit starts at log(rate / (1 - rate)), as in section 4.1 of Lin et al., "Focal loss for dense
-        object detection", ICCV 2017: else the rows of frequent keys learn the rate, which is not theirs.
-
-        Args:
-            rates: Of the tasks, or of clicks, each above 0 and below 1.
-
-        Returns:
-            By name of a segment, as many values as it has elements.
+        object detection", ICCV 2017: otherwise the rows of frequent keys would learn the overall rate.
         """
         return {
             bias.name: (0.0,) * (bias.shape[0] - 1) + (math.log(rate / (1.0 - rate)),)
@@ -89,20 +79,16 @@ class ClickModel(ABC):
         }
 
     def with_products(self, products: NewProduct) -> Self:
-        """Returns the same model with other matrix products; workspaces belong to one of the two."""
+        """Returns the same model with other matrix products; the two do not share workspaces."""
         other = copy.copy(self)
         other.products = products
         return other
 
     def with_dropout(self, rate: float, seed: int) -> Self:
-        """Returns the same model with dropout in its gradients; its predictions have none.
+        """Returns the same model with dropout in its gradients, not in its predictions.
 
-        Args:
-            rate: Probability of each output of a hidden layer to be left out, above 0 and below 1.
-            seed: Of the choice.
-
-        Raises:
-            ValueError: If it has no layers with dropout.
+        Outputs of hidden layers are dropped with probability `rate`, in (0, 1). Raises ValueError without
+        such layers.
         """
         other = copy.copy(self)
         other.dropout = Dropout(rate, seed)
@@ -114,59 +100,36 @@ class ClickModel(ABC):
         return other
 
     def with_logit_offset(self, offset: float) -> Self:
-        """Returns the same model, whose loss is that of the logits of a click plus `offset`.
-
-        Its predictions are without. Workspaces belong to one of the two.
-        """
+        """Returns the same model with a loss of the click logits plus `offset`; predictions are without."""
         other = copy.copy(self)
         other._logit_offset = offset
         return other
 
     @property
     def has_log_loss(self) -> bool:
-        """Whether the loss is the log loss of clicks; a model may have another one."""
+        """Whether the loss is the log loss of clicks."""
         return self._loss in (SIGMOID, SOFTMAX)
 
     @abstractmethod
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: Any,
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: Any, logits: Floats
     ) -> None:
-        """Overwrites the logits.
-
-        Args:
-            tensors: The dense parameters, one per segment.
-            batch: Labels are ignored.
-            lookups: By table.
-            buffers: Result of `buffers` for this batch size or a larger one.
-            logits: float32[B], or float32[B, *loss.shape].
-        """
+        """Overwrites the logits, float32[B] or float32[B, *loss.shape]."""
 
     @abstractmethod
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: Any,
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites all gradients, given that of the logits; called after `forward`.
+        """Overwrites the gradients of tensors and rows, given that of the logits, after `forward`.
 
-        Args:
-            tensors: As for `forward`.
-            batch: As for `forward`.
-            lookups: As for `forward`.
-            buffers: As `forward` left them.
-            logit_grad: Shaped like the logits; may be overwritten.
-            tensor_grads: One per segment.
-            sparse_grads: By table float32[N, D].
+        `logit_grad` may be overwritten.
         """
 
     def buffers(self, max_batch_size: int) -> Any:
@@ -179,7 +142,7 @@ class ClickModel(ABC):
         return _Workspace(self, self._loss.shape, num_labels, max_batch_size)
 
     def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
+        self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
         """Returns click probabilities float32[B], of K tasks float32[B, K]; see `Model`."""
         own = self._own(workspace)
@@ -196,10 +159,10 @@ class ClickModel(ABC):
         self,
         params: Floats,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         workspace: Workspace,
         dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
+        sparse_grads: SparseGrads,
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
@@ -237,10 +200,7 @@ class ClickModel(ABC):
             probabilities = own.of_click[: batch.size]
         return StepResult(loss, probabilities)
 
-    def _written(
-        self, tensor_grads: Sequence[Floats], sparse_grads: Mapping[str, Floats]
-    ) -> dict[str, Floats]:
-        """Returns what `backward` has to overwrite, by name."""
+    def _written(self, tensor_grads: Tensors, sparse_grads: SparseGrads) -> dict[str, Floats]:
         tensors = zip(self.segments, tensor_grads, strict=True)
         return {
             **{f"the gradient of {segment.name}": grad for segment, grad in tensors},
@@ -256,12 +216,6 @@ class ClickModel(ABC):
 
 
 class _Workspace:
-    """Buffers of one thread: those of every model, and the model's own.
-
-    Attributes:
-        batch_number: Of the next batch; see `models.model.number_batch`.
-    """
-
     def __init__(
         self, model: ClickModel, shape: tuple[int, ...], num_labels: int, max_batch_size: int
     ) -> None:
@@ -286,10 +240,9 @@ class _Workspace:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a layer has it."""
         return self._dropout is not None and self._dropout.num_layers > 0
 
     def begin(self, *, trains: bool) -> None:
-        """The next forward pass is one of training, in which there is dropout, or of a prediction."""
+        """Starts a forward pass: of training, with dropout, or of a prediction."""
         if self._dropout is not None:
             self._dropout.begin(self.batch_number if trains else None)

@@ -14,11 +14,11 @@ from ctr_model.batch import Batch
 from ctr_model.layers.losses import SOFTMAX
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 from ctr_model.schema import Schema
 
 CLASSES = 2
@@ -39,19 +39,16 @@ class CtrDnn(ClickModel):
         slots: Mapping[str, SlotOptions] = {},
         table: str = "embedding",
     ) -> None:
-        """Builds the network for the columns of a schema.
+        """Builds the network; raises ValueError for an unknown slot or an option out of range.
 
         Args:
             schema: The columns of a batch.
             dim: D, width of the embeddings.
             hidden: Widths of the hidden layers.
             init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Of the embeddings of a slot's keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `dim` and `pooling` that it has instead.
+            pooling: Pooling of a slot's embeddings: "sum", "mean" or "max".
+            slots: Overrides by slot name: `dim` and `pooling`.
             table: Name of the embedding table.
-
-        Raises:
-            ValueError: If a width is less than 1, the range negative, or a slot or pooling unknown.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
@@ -68,31 +65,23 @@ class CtrDnn(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: MlpBuffers,
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: MlpBuffers, logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B, 2]."""
         self._input.forward(batch.dense, lookups, buffers.input(batch.size))
         logits[:] = self._mlp.forward(tensors, buffers, batch.size)
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: MlpBuffers,
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         input_grad = self._mlp.backward(tensors, buffers, logit_grad, tensor_grads)
         self._input.backward(input_grad, lookups, sparse_grads)
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
-        """Returns the buffers of the layers."""
         return self._mlp.buffers(max_batch_size, self.products, self.dropout)

@@ -25,11 +25,11 @@ from ctr_model.layers.cross import Cross, CrossBuffers
 from ctr_model.layers.linear import outer
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats, Segment
+from ctr_model.parameters import Floats, Segment, Tensors
 from ctr_model.schema import Schema
 
 EMBEDDING = "embedding"
@@ -52,22 +52,10 @@ class DcnV2(ClickModel):
         pooling: Pooling = "sum",
         slots: Mapping[str, SlotOptions] = {},
     ) -> None:
-        """Builds the network for the columns of a schema.
+        """Builds the network; other options and errors are those of `CtrDnn`.
 
-        Args:
-            schema: The columns of a batch.
-            dim: D, width of the embeddings.
-            hidden: Widths of the perceptron's hidden layers.
-            structure: Whether the input of the perceptron is XL or X0.
-            num_cross_layers: L.
-            cross_rank: Rank of the cross layers' W; None: full.
-            init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Of the embeddings of a slot's keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `dim` and `pooling` that it has instead.
-
-        Raises:
-            ValueError: If a width or number of layers is less than 1, the range negative, or a slot or
-                pooling unknown.
+        `structure` says whether the input of the perceptron is XL ("stacked") or X0; `num_cross_layers` is L,
+        and `cross_rank` the rank of the cross layers' W, None: full.
         """
         require_widths(dim=dim, hidden=hidden, num_cross_layers=num_cross_layers)
         require_range(init_range=init_range)
@@ -90,14 +78,8 @@ class DcnV2(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: "_Buffers",
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: "_Buffers", logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B]."""
         of_cross, of_mlp, of_head = self._parts(tensors)
         crossed = self._crossed(buffers, batch.size)
         self._input.forward(batch.dense, lookups, crossed[0])
@@ -110,15 +92,14 @@ class DcnV2(ClickModel):
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: "_Buffers",
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         of_cross, of_mlp, of_head = self._parts(tensors)
         cross_grads, mlp_grads, head_grads = self._parts(tensor_grads)
         crossed = self._crossed(buffers, batch.size)
@@ -133,19 +114,16 @@ class DcnV2(ClickModel):
             grad += cross_grad
         self._input.backward(grad, lookups, sparse_grads)
 
-    def _parts(self, tensors: Sequence[Floats]) -> tuple[Sequence[Floats], ...]:
-        """Returns the tensors of the cross layers, of the perceptron and of the head."""
+    def _parts(self, tensors: Tensors) -> tuple[Sequence[Floats], ...]:
         mlp = len(self._cross.segments)
         head = mlp + len(self._mlp.segments)
         return tensors[:mlp], tensors[mlp:head], tensors[head:]
 
     def _crossed(self, buffers: "_Buffers", size: int) -> list[Floats]:
-        """Returns X0, ..., XL; the input of the perceptron is the last if stacked, else the first."""
         mlp_input, crossed = buffers.mlp.input(size), buffers.cross.outputs(size)
         return [*crossed, mlp_input] if self._is_stacked else [mlp_input, *crossed]
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
-        """Returns the buffers of the layers, and of the gradient of parallel cross layers."""
         return _Buffers(
             cross=self._cross.buffers(max_batch_size, self.products),
             mlp=self._mlp.buffers(max_batch_size, self.products, self.dropout),

@@ -6,7 +6,7 @@
     sigmoid(fm + An w + b)                                                    [B]
 
 The features i are an example's keys, each occurrence of value 1, with weights w_i in a table of dim 1 and
-embeddings v_i in one of dim D, shared by both parts. Pooling is of X alone: pairs are of all keys.
+embeddings v_i in one of dim D, shared by both parts. Only X is pooled: pairs are of all keys.
 
 Guo, Tang, Ye, Li and He, "DeepFM: a factorization-machine based neural network for CTR prediction",
 IJCAI 2017.
@@ -22,12 +22,12 @@ from ctr_model.layers.first_order import first_order, first_order_backward, firs
 from ctr_model.layers.interactions import add_interactions, interactions_backward
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 from ctr_model.schema import Schema
 
 LINEAR, EMBEDDING = "linear", "embedding"
@@ -47,20 +47,7 @@ class DeepFm(ClickModel):
         pooling: Pooling = "sum",
         slots: Mapping[str, SlotOptions] = {},
     ) -> None:
-        """Builds the network for the columns of a schema.
-
-        Args:
-            schema: The columns of a batch.
-            dim: D, width of the embeddings.
-            hidden: Widths of the hidden layers.
-            init_range: Initial embeddings are uniform in [-init_range, init_range), weights of keys zero.
-            pooling: In X, of the embeddings of a slot's keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `pooling` that it has instead.
-
-        Raises:
-            ValueError: If a width is less than 1, the range negative, a slot or pooling unknown, or a slot
-                has another width.
-        """
+        """Builds the network; options and errors as for `CtrDnn`, but `slots` may set `pooling` only."""
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
         self._dim = dim
@@ -81,14 +68,8 @@ class DeepFm(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: "_Buffers",
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: "_Buffers", logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B]."""
         weight, bias, *of_mlp = tensors
         embedding, sums = lookups[EMBEDDING], buffers.sums[: batch.size]
         first_order(batch.dense, lookups[LINEAR], weight, bias, logits)
@@ -98,15 +79,14 @@ class DeepFm(ClickModel):
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: "_Buffers",
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         weight_grad, bias_grad, *mlp_grads = tensor_grads
         embedding, sums = lookups[EMBEDDING], buffers.sums[: batch.size]
         first_order_backward(
@@ -119,7 +99,6 @@ class DeepFm(ClickModel):
         interactions_backward(logit_grad, sums, embedding, sparse_grads[EMBEDDING])
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
-        """Returns the buffers of both parts."""
         sums = np.empty((max_batch_size, self._dim), np.float32)
         return _Buffers(self._mlp.buffers(max_batch_size, self.products, self.dropout), sums)
 

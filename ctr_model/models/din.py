@@ -1,4 +1,4 @@
-"""DIN: a multilayer perceptron over embeddings, in which histories attend to what is shown.
+"""DIN: a multilayer perceptron over embeddings, with attention of histories to the shown item.
 
     X  = [ dense | pooled embedding of slot 1 | ... | of slot S ]             [B, n = num_dense + S * D]
          where that of a history is  u = a_1 h_1 + ... + a_n h_n,
@@ -7,10 +7,10 @@
     sigmoid(An w + b)                                                         [B]
 
 A history is a slot with keys in order of time, such as the items that a user has clicked; its target is the
-slot of the item that is shown. Equal values in both have the same key, so one row (`shares` of the schema).
+slot of the shown item. Equal values in both share a key and a row (`shares` of the schema).
 
-Zhou et al., "Deep interest network for click-through rate prediction", KDD 2018; where it differs from the
-paper, ctr_model/layers/attention.py says why.
+Zhou et al., "Deep interest network for click-through rate prediction", KDD 2018; differences from the paper
+are explained in ctr_model/layers/attention.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ from ctr_model.batch import Batch
 from ctr_model.layers.attention import Attention, AttentionBuffers
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 from ctr_model.schema import Schema
 
 
@@ -45,22 +45,10 @@ class Din(ClickModel):
         attention_hidden: Sequence[int] = (36,),
         max_length: int = 50,
     ) -> None:
-        """Builds the network for the columns of a schema.
+        """Builds the network; options and errors are those of `CtrDnn`, and three more.
 
-        Args:
-            schema: The columns of a batch.
-            dim: D, width of the embeddings.
-            hidden: Widths of the hidden layers.
-            init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Of the embeddings of the other slots' keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `dim` and `pooling` that it has instead.
-            histories: By name of a history, its target; None: `schema.shares`.
-            attention_hidden: Widths of the hidden layers of a history's MLP.
-            max_length: The largest number of keys of a history; of longer ones the last take part.
-
-        Raises:
-            ValueError: If a width or length is less than 1, the range negative, a slot or pooling unknown, or
-                a history does not share the keys or the width of its target.
+        `histories` maps a history to its target, by default `schema.shares`; both share keys and width. An
+        MLP with hidden widths `attention_hidden` weighs the last `max_length` keys of a history.
         """
         require_widths(
             dim=dim, hidden=hidden, attention_hidden=attention_hidden, max_length=max_length
@@ -98,14 +86,8 @@ class Din(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: "_Buffers",
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: "_Buffers", logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B]."""
         x = buffers.mlp.input(batch.size)
         self._input.forward(batch.dense, lookups, x)
         of_mlp, *of_attentions = self._parts(tensors)
@@ -115,15 +97,14 @@ class Din(ClickModel):
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: "_Buffers",
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         of_mlp, *of_attentions = self._parts(tensors)
         mlp_grads, *attention_grads = self._parts(tensor_grads)
         grad = self._mlp.backward(of_mlp, buffers.mlp, logit_grad.reshape(-1, 1), mlp_grads)
@@ -135,7 +116,6 @@ class Din(ClickModel):
             attention.add_to_rows(lookups[table], own, sparse_grads[table])
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
-        """Returns the buffers of the layers."""
         return _Buffers(
             mlp=self._mlp.buffers(max_batch_size, self.products, self.dropout),
             attentions=[each.buffers(max_batch_size, self.products) for each in self._attentions],
@@ -144,11 +124,9 @@ class Din(ClickModel):
     def _each(
         self, buffers: "_Buffers", tensors: Sequence[Sequence[Floats]]
     ) -> "zip[tuple[Attention, str, AttentionBuffers, Sequence[Floats]]]":
-        """Yields each attention with its table, buffers and tensors."""
         return zip(self._attentions, self._tables, buffers.attentions, tensors, strict=True)
 
-    def _parts(self, tensors: Sequence[Floats]) -> list[Sequence[Floats]]:
-        """Returns the tensors of the perceptron, and of each attention."""
+    def _parts(self, tensors: Tensors) -> list[Sequence[Floats]]:
         parts, start = [], 0
         for segments in (self._mlp.segments, *(each.segments for each in self._attentions)):
             parts.append(tensors[start : start + len(segments)])
@@ -188,7 +166,7 @@ def _pairs(schema: Schema, histories: Mapping[str, str]) -> list[tuple[int, int]
 def _require_poolable(
     schema: Schema, pairs: Sequence[tuple[int, int]], slots: Mapping[str, SlotOptions]
 ) -> None:
-    """Checks that no pooling is asked for a history, and that its width is that of its target."""
+    """Refuses pooling for a history, and another width than that of its target."""
     for history, target in pairs:
         name, of_name = schema.slots[history], schema.slots[target]
         own, other = slots.get(name, {}), slots.get(of_name, {})

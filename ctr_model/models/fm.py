@@ -9,19 +9,17 @@ embeddings v_i in one of dim D. Numbers have weights, but no embeddings.
 Rendle, "Factorization machines", ICDM 2010.
 """
 
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
 from ctr_model.batch import Batch
 from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
 from ctr_model.layers.interactions import add_interactions, interactions_backward
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 from ctr_model.schema import Schema
 
 LINEAR, EMBEDDING = "linear", "embedding"
@@ -37,16 +35,7 @@ class Fm(ClickModel):
     )
 
     def __init__(self, schema: Schema, *, dim: int = 10, init_range: float = 0.01) -> None:
-        """Builds the model for the columns of a schema.
-
-        Args:
-            schema: The columns of a batch.
-            dim: D, width of the embeddings.
-            init_range: Initial embeddings are uniform in [-init_range, init_range), weights zero.
-
-        Raises:
-            ValueError: If the width is less than 1, or the range negative.
-        """
+        """Builds the model; raises ValueError if the width is less than 1, or the range negative."""
         require_widths(dim=dim)
         require_range(init_range=init_range)
         self._dim = dim
@@ -62,29 +51,22 @@ class Fm(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: Floats,
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: Floats, logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B] with the z of the module's docstring."""
         weight, bias = tensors
         first_order(batch.dense, lookups[LINEAR], weight, bias, logits)
         add_interactions(lookups[EMBEDDING], buffers[: batch.size], logits)
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: Floats,
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         weight_grad, bias_grad = tensor_grads
         sums, embedding_grad = buffers[: batch.size], sparse_grads[EMBEDDING]
         first_order_backward(
@@ -94,5 +76,5 @@ class Fm(ClickModel):
         interactions_backward(logit_grad, sums, lookups[EMBEDDING], embedding_grad)
 
     def buffers(self, max_batch_size: int) -> Floats:
-        """Returns float32[B, D], where the sums of examples' embeddings wait for the way back."""
+        """Returns float32[B, D] for the sums of examples' embeddings."""
         return np.empty((max_batch_size, self._dim), np.float32)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ctr_model.batch import Batch
-from ctr_model.lookup import EmbeddingTable, Lookup
+from ctr_model.lookup import EmbeddingTable, Lookup, Lookups, SparseGrads
 from ctr_model.parameters import Floats, Segment
 
 __all__ = [
@@ -35,30 +35,21 @@ Compute = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results of a step besides its gradients.
+    """Results of a step besides its gradients."""
 
-    Attributes:
-        loss: Summed over the examples, each times its weight.
-        probabilities: float32[B], of a click (the first task), before the step; a view into the workspace.
-    """
-
-    loss: float
+    loss: float  # summed over the examples, each times its weight
+    # float32[B] of a click (the first task) before the step; a view into the workspace
     probabilities: Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One of several probabilities that a model predicts, and the rows that tell how good they are.
-
-    Attributes:
-        name: Of the probability.
-        labels: Labels of the schema, by number from 0: the event is that all of them are 1.
-        given: Labels that are 1 in the rows that count; the probability is under that condition.
-    """
+    """One of several probabilities of a model, and the rows to evaluate it on."""
 
     name: str
+    # labels of the schema, by number from 0: the event is that all of them are 1
     labels: tuple[int, ...]
-    given: tuple[int, ...] = ()
+    given: tuple[int, ...] = ()  # labels of the condition: only rows in which all are 1 count
 
 
 class Workspace(Protocol):
@@ -71,35 +62,32 @@ class Workspace(Protocol):
 
 
 def number_batch(workspace: Workspace, number: int) -> None:
-    """Tells a workspace the number of the next batch of its worker, by which dropout draws.
-
-    Workspaces of models without dropout may have no place for it.
-    """
+    """Sets the number of a workspace's next batch, from which dropout draws; a no-op without dropout."""
     if hasattr(workspace, "batch_number"):
         workspace.batch_number = number
 
 
 def module_class_of(model: "Model") -> type[Any] | None:
-    """Returns the class of the module of PyTorch that a model is; None: it is none.
+    """Returns the class of a model's PyTorch module; None for other models.
 
-    By a member, not by the model's class: that needs PyTorch, which is an extra.
+    It reads a member instead of checking the class, as that would import PyTorch.
     """
     return getattr(model, "module_class", None)
 
 
 def initial_values_of(model: "Model") -> Floats | None:
-    """Returns the `initial_values` float32[P] that a model has; None: its segments say how they are drawn."""
+    """Returns the model's `initial_values` float32[P]; None: its segments say how they are drawn."""
     return getattr(model, "initial_values", None)
 
 
 def initial_biases_of(model: "Model", rates: Sequence[float]) -> Mapping[str, Sequence[float]]:
-    """Returns the model's `initial_biases` at the rates of its tasks; without: none."""
+    """Returns the model's `initial_biases` for the rates of its tasks; without: none."""
     biases = getattr(model, "initial_biases", None)
     return {} if biases is None else biases(rates)
 
 
 def tasks_of(model: "Model") -> tuple[Task, ...]:
-    """Returns the `tasks` that a model has; without: it predicts one label, the first."""
+    """Returns the model's `tasks`; empty for a model of one label."""
     tasks: tuple[Task, ...] = getattr(model, "tasks", ())
     return tasks
 
@@ -127,20 +115,17 @@ class Model(Protocol):
         ...
 
     def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
+        self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
-        """Returns click probabilities float32[B], a view into the workspace.
+        """Returns click probabilities float32[B], or float32[B, K] for K `tasks`; a view into the workspace.
 
-        A model of several tasks has `tasks`, K of them, and returns float32[B, K].
+        Raises ModelInputError if shapes do not match, before anything is written. Labels are ignored.
 
         Args:
             params: float32[P].
-            batch: Labels are ignored.
+            batch: The examples.
             lookups: By table.
             workspace: Overwritten.
-
-        Raises:
-            ModelInputError: If shapes do not match; nothing has been written then.
         """
         ...
 
@@ -148,15 +133,15 @@ class Model(Protocol):
         self,
         params: Floats,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         workspace: Workspace,
         dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
+        sparse_grads: SparseGrads,
     ) -> StepResult:
         """Computes the gradients of the loss SUMMED over the batch's examples, each times its weight.
 
-        Sums, unlike means, can be merged; optimizers divide by the sum of the weights, which are 1 for
-        examples without.
+        Sums, unlike means, can be merged; optimizers divide by the sum of the weights. Raises ModelInputError
+        if shapes do not match or labels are missing, before anything is written.
 
         Args:
             params: float32[P].
@@ -165,8 +150,5 @@ class Model(Protocol):
             workspace: Overwritten.
             dense_grad: float32[P], overwritten.
             sparse_grads: By table float32[N, D], overwritten.
-
-        Raises:
-            ModelInputError: If shapes do not match or labels are missing; nothing has been written then.
         """
         ...

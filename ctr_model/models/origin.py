@@ -1,4 +1,4 @@
-"""Constructor arguments of models, so that a model built by a script can be saved as name and options."""
+"""Constructor arguments of models, with which a model of a script is saved as name and options."""
 
 import functools
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Origin:
 
 
 def keeps_origin(model_class: ModelClass) -> ModelClass:
-    """Makes each instance of a class, but not of its subclasses, keep its constructor arguments."""
+    """Makes instances of a class, not of its subclasses, keep their constructor arguments."""
     init = model_class.__init__
 
     @functools.wraps(init)

@@ -18,12 +18,12 @@ from ctr_model.batch import Batch
 from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import EmbeddingTable
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 from ctr_model.schema import Schema
 
 WIDE, DEEP = "wide", "embedding"
@@ -53,19 +53,9 @@ class WideDeep(ClickModel):
         slots: Mapping[str, SlotOptions] = {},
         crosses: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Builds the network for the columns of a schema.
+        """Builds the network; other options and errors are those of `CtrDnn`, for the deep part.
 
-        Args:
-            schema: The columns of a batch.
-            dim: D, width of the embeddings.
-            hidden: Widths of the hidden layers.
-            init_range: Initial embeddings are uniform in [-init_range, init_range), weights of keys zero.
-            pooling: Of the deep part: of the embeddings of a slot's keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `dim` and `pooling` that it has there instead.
-            crosses: Pairs of slots, by name, with weights in the wide part.
-
-        Raises:
-            ValueError: If a width is less than 1, the range negative, or a slot or pooling unknown.
+        `crosses` are pairs of slots, by name, with weights in the wide part.
         """
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
@@ -89,14 +79,8 @@ class WideDeep(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: MlpBuffers,
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: MlpBuffers, logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B]."""
         weight, bias, *of_mlp = tensors
         first_order(batch.dense, lookups[WIDE], weight, bias, logits)
         self._input.forward(batch.dense, lookups, buffers.input(batch.size))
@@ -104,15 +88,14 @@ class WideDeep(ClickModel):
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: MlpBuffers,
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         weight_grad, bias_grad, *mlp_grads = tensor_grads
         first_order_backward(
             logit_grad, batch.dense, lookups[WIDE], sparse_grads[WIDE], weight_grad, bias_grad
@@ -121,5 +104,4 @@ class WideDeep(ClickModel):
         self._input.backward(input_grad, lookups, sparse_grads)
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
-        """Returns the buffers of the layers."""
         return self._mlp.buffers(max_batch_size, self.products, self.dropout)

@@ -4,7 +4,7 @@
     none         (x - shift) / scale                shift, scale
     log1p        (f(x) - shift) / scale             shift, scale; f(x) = sign(x) log(1 + |x|)
     min_max      (x - min) / (max - min)            min, max
-    quantile     x's rank among the boundaries      boundaries
+    quantile     rank of x among the boundaries     boundaries
 
 The rank is piecewise linear: 0 below the first of n boundaries, i / (n - 1) at boundary i from 0, 1 above the
 last. At a repeated boundary it is the rank of its last occurrence.
@@ -39,36 +39,21 @@ _SETTINGS: Mapping[Transform, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseColumn:
-    """A dense column.
+    """A dense column; an invalid setting raises a SchemaError that names column and value."""
 
-    Attributes:
-        name: Unique among the dense columns.
-        transform: One of the table above.
-        shift: For "none" and "log1p"; the mean of f(x) for standardisation.
-        scale: For "none" and "log1p"; the standard deviation of f(x) for standardisation.
-        min: For "min_max": mapped to 0. There is no clipping: smaller numbers are negative.
-        max: For "min_max": mapped to 1.
-        boundaries: For "quantile": ascending, at least two distinct ones.
-        missing: Model input for a missing number; not transformed.
-        missing_indicator: Whether to add an input that is 1 if the number is missing, else 0.
-    """
-
-    name: str
-    transform: Transform = "none"
-    shift: float = 0.0
-    scale: float = 1.0
+    name: str  # unique among the dense columns
+    transform: Transform = "none"  # one of the table above
+    shift: float = 0.0  # for "none" and "log1p"; the mean of f(x) for standardisation
+    scale: float = 1.0  # for "none" and "log1p"; the standard deviation of f(x) for standardisation
+    # for "min_max": mapped to 0. There is no clipping: smaller numbers are negative.
     min: float | None = None
-    max: float | None = None
-    boundaries: tuple[float, ...] = ()
-    missing: float = 0.0
+    max: float | None = None  # for "min_max": mapped to 1
+    boundaries: tuple[float, ...] = ()  # for "quantile": ascending, at least two distinct ones
+    missing: float = 0.0  # model input for a missing number; not transformed
+    # whether to add an input that is 1 if the number is missing, else 0
     missing_indicator: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the settings, and that the transform has them.
-
-        Raises:
-            SchemaError: Names the column and the value.
-        """
         if self.transform not in get_args(Transform):
             raise self._error(
                 f"transform is {self.transform!r}, expected one of {', '.join(get_args(Transform))}"
@@ -84,11 +69,7 @@ class DenseColumn:
 
     @classmethod
     def from_dict(cls, entry: object) -> Self:
-        """Returns the column that `to_dict` wrote; defaults may be omitted.
-
-        Raises:
-            SchemaError: Names the column, the entry, its value and, for an unknown key, the nearest.
-        """
+        """Returns the column that `to_dict` wrote; defaults may be omitted. Raises SchemaError."""
         if not isinstance(entry, Mapping):
             raise SchemaError(f"schema: a dense column is {entry!r}, expected a table with a name")
         refuse_unknown_keys("dense column", entry, [field.name for field in fields(cls)])
@@ -111,7 +92,7 @@ class DenseColumn:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values, with the settings of the transform only, which `from_dict` reads."""
+        """Returns plain values for `from_dict`, with the settings of the transform only."""
         entry: dict[str, object] = {"name": self.name, "transform": self.transform}
         for setting in _SETTINGS[self.transform]:
             value = getattr(self, setting)

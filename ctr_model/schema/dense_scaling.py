@@ -9,7 +9,6 @@ from ctr_model.jit import kernel
 from ctr_model.schema.dense_column import DenseColumn
 
 _LINEAR, _LOG1P, _QUANTILE = range(3)
-_KINDS = {"log1p": _LOG1P, "quantile": _QUANTILE}
 
 # Most numbers of click logs are small counts: the scaled values of 0, 1, ... below this are precomputed,
 # which takes a third of the time for logarithms and a tenth for ranks.
@@ -17,21 +16,15 @@ _SMALL = 1024
 
 
 class DenseScaling:
-    """The transforms of dense columns as arrays for the kernel. Thread-safe.
-
-    Attributes:
-        width: Number of inputs: one per column, then the missing indicators.
-    """
+    """The transforms of dense columns as arrays for the kernel; `width` inputs. Thread-safe."""
 
     def __init__(self, columns: Sequence[DenseColumn]) -> None:
-        """Takes the columns in order."""
         spans = np.array([column.span for column in columns], np.float64).reshape(-1, 2)
         has_indicator = np.array([column.missing_indicator for column in columns], np.bool_)
         lengths = [len(column.boundaries) for column in columns]
         self.width = len(columns) + int(has_indicator.sum())
-        self._kinds = np.array(
-            [_KINDS.get(column.transform, _LINEAR) for column in columns], np.int64
-        )
+        kinds = {"log1p": _LOG1P, "quantile": _QUANTILE}
+        self._kinds = np.array([kinds.get(each.transform, _LINEAR) for each in columns], np.int64)
         self._shifts, self._scales = spans[:, 0].copy(), spans[:, 1].copy()
         self._missing = np.array([column.missing for column in columns], np.float32)
         self._indicators = np.where(has_indicator, len(columns) - 1 + has_indicator.cumsum(), -1)
@@ -42,11 +35,7 @@ class DenseScaling:
         self._small: NDArray[np.float32] | None = None
 
     def scale(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Returns float32[N, width] for `values` float64[N, number of columns], nan where missing.
-
-        Raises:
-            ValueError: If `values` has another number of columns.
-        """
+        """Returns float32[N, width] for `values` float64[N, number of columns], nan where missing."""
         if values.ndim != 2 or values.shape[1] != len(self._kinds):
             raise ValueError(
                 f"the numbers have shape {values.shape!r}, expected {len(self._kinds)} columns"

@@ -41,45 +41,31 @@ _PACKAGED = resources.files("ctr_model.schema") / "schemas"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """The columns of an example in the order of the data: dense columns, then slots.
-
-    Attributes:
-        dense: Dense columns.
-        slots: Names of the S slots.
-        shares: By name of a slot, the slot whose keys it has: equal values in the two have the same key.
-        slot_numbers: The number of each slot in the feature hash: its position, from 1, or that of the slot
-            whose keys it shares.
-        hash_version: Version of the feature hash of the model's keys.
-        label: Name of the label's column; None: each format finds it by its place or a usual name.
-        other_labels: Names of further labels, for models of several tasks; only with `label`. In a file both
-            are the list `labels`.
-        weight: Name of the column of sample weights; None: every example has weight 1.
-        id: Name of the column that predictions are named by; None: they are not.
-        is_for_prediction: Whether files may lack the columns of labels and weight, and the column `id`
-            is read. Not part of a schema file or the fingerprint, as it belongs to a reading.
-        group: Name of the column by whose values an evaluation groups examples; None: none is read. It
-            belongs to a reading, too.
-    """
+    """The columns of an example in the order of the data: dense columns, then slots."""
 
     dense: tuple[DenseColumn, ...]
     slots: tuple[str, ...]
-    hash_version: int = HASH_VERSION
+    hash_version: int = HASH_VERSION  # version of the feature hash
+    # by slot name, the slot whose keys it shares: equal values have the same key
     shares: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # name of the label's column; None: each format finds it by its place or a usual name
     label: str | None = None
+    # names of further labels, for models of several tasks; only with `label`. In a file both are
+    # the list `labels`.
     other_labels: tuple[str, ...] = ()
+    # name of the column of sample weights; None: every example has weight 1
     weight: str | None = None
-    id: str | None = None
+    id: str | None = None  # name of the column of ids of predictions; None: no ids
+    # whether the columns of labels and weight are optional, and `id` is read. A setting of a reader
+    # like `group`, not part of a schema file or the fingerprint.
     is_for_prediction: bool = field(default=False, repr=False, compare=False)
+    # name of the column that groups the examples of an evaluation; None: none
     group: str | None = field(default=None, repr=False, compare=False)
+    # number of each slot in the feature hash: its position, from 1, or that of the slot in `shares`
     slot_numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _scaling: DenseScaling = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Checks hash version and names: there are slots, and no column is two things.
-
-        Raises:
-            SchemaError: Names the duplicate, the slot, the column or the version.
-        """
         if self.hash_version != HASH_VERSION:
             raise SchemaError(
                 f"the schema needs feature hash version {self.hash_version!r}, "
@@ -111,11 +97,7 @@ class Schema:
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
-        """Returns a packaged schema by name ("criteo"), or the schema in a file.
-
-        Raises:
-            SchemaError: If neither exists, or the file is invalid.
-        """
+        """Returns a packaged schema by name ("criteo"), or that in a file; SchemaError without either."""
         packaged = {entry.name.removesuffix(".toml"): entry for entry in _PACKAGED.iterdir()}
         if str(source) in packaged:
             return cls.from_dict(tomllib.loads(packaged[str(source)].read_text(encoding="utf-8")))
@@ -137,11 +119,7 @@ class Schema:
 
     @classmethod
     def from_toml(cls, path: Path) -> Self:
-        """Returns the schema in a TOML file.
-
-        Raises:
-            SchemaError: Names the file and the fault.
-        """
+        """Returns the schema in a TOML file; raises SchemaError."""
         try:
             return cls.from_dict(tomllib.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
@@ -151,11 +129,7 @@ class Schema:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Self:
-        """Returns the schema that `to_dict` wrote; defaults may be omitted.
-
-        Raises:
-            SchemaError: Names the entry, its value and, for an unknown key, the nearest known one.
-        """
+        """Returns the schema that `to_dict` wrote; defaults may be omitted. Raises SchemaError."""
         if not isinstance(data, Mapping):
             raise SchemaError(f"the schema is {data!r}, expected a table")
         known = ("dense", "slots", "shares", "hash_version", "labels", *_NAMES)
@@ -184,7 +158,7 @@ class Schema:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """Returns plain values for JSON or TOML, which `from_dict` reads, without unused entries."""
+        """Returns plain values for JSON, TOML and `from_dict`, without unused entries."""
         # Their absence keeps the fingerprint of schemas from before there were such entries.
         return {
             "hash_version": self.hash_version,
@@ -195,11 +169,7 @@ class Schema:
         }
 
     def to_toml(self, comments: Mapping[str, str] | None = None) -> str:
-        """Returns the content of a schema file, which `from_toml` reads.
-
-        Args:
-            comments: By the name of a column, written behind its line; one line each.
-        """
+        """Returns a schema file for `from_toml`, with one-line comments by column name."""
         noted = {name: f"  # {comment}" for name, comment in (comments or {}).items()}
         lines = [f"hash_version = {self.hash_version}"]
         lines += [
@@ -226,12 +196,12 @@ class Schema:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels' columns, as far as they are named; empty: one label without a name."""
+        """Names of the labels' columns; empty: one label without a name."""
         return () if self.label is None else (self.label, *self.other_labels)
 
     @property
     def required_row_columns(self) -> Mapping[str, tuple[str, ...]]:
-        """By name in `ROW_COLUMNS` the columns that every file must have, in any format."""
+        """By name in `ROW_COLUMNS`, the columns required in every file."""
         required: dict[str, tuple[str, ...]] = {"other_labels": self.other_labels}
         required["weights"] = () if self.weight is None else (self.weight,)
         if self.is_for_prediction:
@@ -249,7 +219,7 @@ class Schema:
         return self._scaling.width
 
     def inputs_of_dense(self, index: int) -> list[int]:
-        """Returns the dense inputs of a column by index: itself, and its missing indicator if it has one."""
+        """Returns the dense inputs of column `index`: itself, and its missing indicator if any."""
         column = self.dense[index]
         if not column.missing_indicator:
             return [index]
@@ -263,11 +233,7 @@ class Schema:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def slot_index(self, name: str, *, where: str = "") -> int:
-        """Returns the index, from 0, of the slot `name`.
-
-        Raises:
-            SchemaError: If it does not exist; names the nearest, after the option `where` that names it.
-        """
+        """Returns the index, from 0, of slot `name`; a SchemaError begins with `where`, names the nearest."""
         if name not in self.slots:
             nearest = difflib.get_close_matches(name, self.slots, n=1, cutoff=0.0)[0]
             prefix = f"{where}: " if where else ""
@@ -287,26 +253,17 @@ class Schema:
             raise SchemaError(f"shares.{name}: {error}") from error
 
     def scale_dense(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Scales the numbers of N examples. Thread-safe.
+        """Scales the numbers float64[N, len(dense)] of N examples, nan where missing. Thread-safe.
 
-        Args:
-            values: float64[N, len(dense)], unscaled; nan is a missing number.
-
-        Returns:
-            float32[N, num_dense]: the columns, then the missing indicators of columns that have one, both in
-            the order of `dense`; infinite where the result is beyond float32 (`overflows`).
-
-        Raises:
-            ValueError: If `values` has another number of columns.
+        Returns float32[N, num_dense]: the columns, then the missing indicators, both in the order of `dense`;
+        infinite where the result is beyond float32 (`overflows`).
         """
         return self._scaling.scale(values)
 
     def overflows(self, values: NDArray[np.float64], inputs: NDArray[np.float32]) -> dict[int, str]:
-        """Returns the fault of each row of `values` whose `inputs`, scaled or not, float32 does not hold.
+        """Returns the fault of each row of `values` float64[N, len(dense)] with a number beyond float32.
 
-        Args:
-            values: float64[N, len(dense)], unscaled; nan is a missing number.
-            inputs: float32[N, at least len(dense)].
+        `inputs` are float32[N, at least len(dense)], scaled or not.
         """
         is_far = (values >= _BEYOND_FLOAT32) | (values <= -_BEYOND_FLOAT32)
         if np.isfinite(inputs).all() and not is_far.any():
@@ -328,7 +285,7 @@ def criteo_schema() -> Schema:
 
 
 def _labels(data: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
-    """Returns the name of the first label, and those of the others, of the entry `label` or `labels`."""
+    """Returns the first label and the others, from the entry `label` or `labels`."""
     if data.get("labels") is None:
         return _optional_name("label", data), ()
     if data.get("label") is not None:
@@ -344,6 +301,5 @@ def _optional_name(key: str, data: Mapping[str, object]) -> str | None:
 
 
 def _toml(value: object) -> str:
-    """Returns a plain value as TOML."""
     # JSON is valid TOML here, except for one character that JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

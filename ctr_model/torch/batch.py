@@ -1,4 +1,4 @@
-"""A batch as a module sees it: tensors, and the rows that its embeddings look up."""
+"""A batch as a module sees it: tensors, and the rows of its embeddings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,46 +10,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_model import batch as numpy_batch
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookup, Lookups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a table, as a leaf of the graph, and how they map to examples and slots.
+    """The rows of a table, as a leaf of the graph, and their mapping to examples and slots.
 
-    All tensors are where the weights are. `inverse` and `offsets` are as in `Lookup`.
-
-    Attributes:
-        weights: float32[N, D], the embeddings of the batch's unique keys.
-        inverse: int32[L].
-        offsets: int32[B * S + 1].
-        num_slots: S.
-        lookup: The same as arrays, for the kernels of the built-in models; None: PyTorch's operations do it,
-            as on a device.
+    Tensors are on the device of the weights; `inverse`, `offsets` and `num_slots` as in `Lookup`.
     """
 
-    weights: Tensor
-    inverse: Tensor
-    offsets: Tensor
-    num_slots: int
+    weights: Tensor  # float32[N, D], the embeddings of the batch's unique keys
+    inverse: Tensor  # int32[L]
+    offsets: Tensor  # int32[B * S + 1]
+    num_slots: int  # S
+    # the same as arrays, for the kernels of the built-in models; None on a device
     lookup: Lookup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A batch of B examples. Its tensors are shared and must not be written to.
+    """A batch of B examples. Its tensors are shared and must not be written to."""
 
-    Attributes:
-        dense: float32[B, num_dense], transformed and scaled by the schema.
-        labels: float32[B], 1.0 for a click, else 0.0; None for rows without labels.
-        rows: By table; for `Embedding`.
-        weights: float32[B], sample weights; None: every example has weight 1. The loss is weighted for the
-            module, which need not look at them.
-    """
-
-    dense: Tensor
-    labels: Tensor | None
-    rows: Mapping[str, Rows]
+    dense: Tensor  # float32[B, num_dense], transformed and scaled by the schema
+    labels: Tensor | None  # float32[B], 1.0 for a click, else 0.0; None for rows without labels
+    rows: Mapping[str, Rows]  # by table; for `Embedding`
+    # float32[B], sample weights, which the loss applies; None: every example has weight 1
     weights: Tensor | None = None
 
     @property
@@ -58,8 +44,8 @@ class Batch:
         return self.dense.shape[0]  # not len(): a program has no number for it
 
 
-def batch_of(batch: numpy_batch.Batch, lookups: Mapping[str, Lookup], *, needs_grad: bool) -> Batch:
-    """Returns a batch and its look-ups as tensors, without a copy."""
+def batch_of(batch: numpy_batch.Batch, lookups: Lookups, *, needs_grad: bool) -> Batch:
+    """Returns a batch and its lookups as tensors, without a copy."""
     return Batch(
         dense=tensor_of(batch.dense),
         labels=None if batch.labels is None else tensor_of(batch.labels),
@@ -78,8 +64,6 @@ def batch_of(batch: numpy_batch.Batch, lookups: Mapping[str, Lookup], *, needs_g
 
 
 class _Writable:
-    """An array that claims to be writable; nothing writes to it."""
-
     def __init__(self, array: NDArray[Any]) -> None:
         self._array = array
         interface = array.__array_interface__
@@ -87,7 +71,7 @@ class _Writable:
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
-    """Returns a tensor of the same memory; PyTorch has none that is read-only, and warns of such arrays."""
+    """Returns a tensor of the same memory; PyTorch warns about read-only arrays."""
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))
     return torch.from_numpy(array)

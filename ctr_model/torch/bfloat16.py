@@ -24,14 +24,13 @@ from ctr_model.torch.threads import use_one_thread
 logger = logging.getLogger(__name__)
 
 MIN_WIDTH = 16
-"""Narrower products stay float32: they would gain no time, and one is the last, whose logits lose most."""
+"""Narrower products stay float32: they gain no time, and the logits of the last layer lose most precision."""
 
 
 def in_bfloat16(model: Model) -> Model:
-    """Returns a model that computes its gradients with products in bfloat16; warns if that has no use.
+    """Returns a model with gradients in bfloat16; warns if that has no effect.
 
-    Raises:
-        ValueError: If it is a class of the user's own that brings its own arithmetic.
+    Raises ValueError for a user's class with its own arithmetic.
     """
     if isinstance(model, TorchModel):
         _warn_if_slow()
@@ -98,7 +97,6 @@ class _Bfloat16:
 
 @functools.cache
 def _warn_of_no_use(name: str) -> None:
-    """Warns, once a process, of a model in which nothing is in bfloat16."""
     logger.warning(
         "%s trains in float32: none of the products that it makes by self.products has %d columns",
         name,
@@ -108,7 +106,7 @@ def _warn_of_no_use(name: str) -> None:
 
 @functools.cache
 def _warn_if_slow() -> None:
-    """Warns, once a process, of a processor that has to imitate bfloat16."""
+    """Warns, once per process, of a processor that emulates bfloat16."""
     if not has_bfloat16(_capabilities()):
         logger.warning(
             "this processor has no instructions for bfloat16: training will be slower than in float32"
@@ -116,12 +114,12 @@ def _warn_if_slow() -> None:
 
 
 def has_bfloat16(capabilities: Collection[str]) -> bool:
-    """Whether a processor of these capabilities multiplies in bfloat16; perhaps, if none are known."""
+    """Whether a processor with these capabilities multiplies in bfloat16; assumed if none are known."""
     return not capabilities or any(name.endswith("bf16") for name in capabilities)
 
 
 def _capabilities() -> list[str]:
-    """Returns what this processor is capable of, such as "avx512_bf16"; empty: the system does not tell."""
+    """Returns the processor's capabilities, such as "avx512_bf16"; empty: unknown."""
     if hasattr(torch.cpu, "get_capabilities"):  # not in older releases
         return [name for name, has_it in torch.cpu.get_capabilities().items() if has_it]
     cpuinfo = Path("/proc/cpuinfo")

@@ -1,4 +1,4 @@
-"""A module on a device: tensors in, gradients as tensors out; nothing of a batch but its data goes there."""
+"""A module on a device: tensors in, gradients as tensors out; only the data of a batch is transferred."""
 
 from collections.abc import Mapping
 
@@ -18,12 +18,11 @@ class DeviceModel:
     """The module of a `TorchModel` on a device. For one thread."""
 
     def __init__(self, model: TorchModel, device: torch.device) -> None:
-        """Builds the module there; its parameters are those that each step is given."""
         self._device = device
         self._workspace = model.workspace(1, device=device)
 
     def rows(self, weights: Tensor, inverse: Ints, offsets: Ints, num_slots: int) -> tensors.Rows:
-        """Returns rows that were gathered on the device, as a leaf of the graph; see `tensors.Rows`."""
+        """Returns rows gathered on the device, as a leaf of the graph; see `tensors.Rows`."""
         return tensors.Rows(
             weights=weights.requires_grad_(),
             inverse=self._moved(inverse),
@@ -40,10 +39,8 @@ class DeviceModel:
     ) -> tuple[StepResult, dict[str, Tensor | None]]:
         """Computes the gradients of the loss summed over the examples.
 
-        `params` and `dense_grad`, which is overwritten, are float32[P] on the device.
-
-        Returns:
-            What else a step gives, on the host, and by table float32[N, D]; None is zeros.
+        Overwrites `dense_grad` float32[P]; it and `params` are on the device. Returns the results on the
+        host, and by table the gradient float32[N, D] of `rows`; None is zeros.
         """
         self._workspace.take(params)
         seen = tensors.Batch(

@@ -3,7 +3,7 @@
     X[b, s] = pooled rows[inverse[i]] over i from offsets[b * S + s] to offsets[b * S + s + 1], exclusive
 
 Sums run through the kernels of the built-in models (ctr_model/layers/embedding.py), on a device through
-PyTorch's operations: `_sum` is where that is decided, by the rows.
+PyTorch's operations; see `_sum`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Pooling = Literal["sum", "mean", "max", "none"]
 class Embedding(Front):
     """Looks up the keys of slots in a table, and pools those of each slot.
 
-    It has no parameters: the rows are on the servers, which apply the optimizer to those that a batch uses.
+    It has no parameters: the rows are on the servers, whose optimizers train them.
     """
 
     def __init__(
@@ -42,17 +42,17 @@ class Embedding(Front):
         table: str | None = None,
         optimizer: Mapping[str, str | float] | None = None,
     ) -> None:
-        """Declares a table, or a part in one that several embeddings share.
+        """Declares a table, or a part of a table that several embeddings share.
 
         Args:
             slots: Slots to look up, by name; None: all of the schema.
             dim: D, width of the rows.
-            pooling: "sum", "mean" or "max" of a slot's rows, zeros without any; "none" leaves them apart.
+            pooling: "sum", "mean" or "max" of a slot's rows, zeros without any; "none": not pooled.
             init_range: New rows are uniform in [-init_range, init_range).
-            crosses: Pairs of slots; their pairs of keys are features of one more slot, behind these.
+            crosses: Pairs of slots; each is one more slot, after these.
             table: Name of the table; None: the attribute that holds this module. Embeddings that name the
                 same table share its rows, dim, range and optimizer.
-            optimizer: Default optimizer of the table, as in a job; None: that of all tables.
+            optimizer: Default optimizer of the table, as in a job; None: the job's.
 
         Raises:
             ValueError: If the width is less than 1, the range negative, or the pooling unknown.
@@ -83,26 +83,21 @@ class Embedding(Front):
         )
 
     def sources(self, schema: Schema) -> list[tuple[int, int]]:
-        """Returns the slots by number, each with -1, then the pairs of slots.
-
-        Raises:
-            ValueError: If the schema has no such slot.
-        """
+        """Returns (slot number, -1) for each slot, then the crosses; ValueError for an unknown slot."""
         names = schema.slots if self.slots is None else self.slots
         plain = [(schema.slot_index(name), -1) for name in names]
         return plain + [(schema.slot_index(a), schema.slot_index(b)) for a, b in self.crosses]
 
     def take_part(self, table: str, columns: Sequence[int] | None) -> None:
-        """Becomes the embedding of some of a table's slots, by position; None: of all."""
+        """Restricts the embedding to some of a table's slots, by position; None: all."""
         self.table = table
         self._columns = None if columns is None else list(columns)
 
     def forward(self, batch: Batch) -> Any:
-        """Returns the embeddings of the slots.
+        """Returns the embeddings of the slots, float32[B, S, D].
 
-        Returns:
-            float32[B, S, D]; with pooling "none" float32[B, S, T, D], where T is the largest number of keys
-            of a slot, and bool[B, S, T], which of them are there: the others are zeros.
+        With pooling "none": float32[B, S, T, D], padded with zeros to the largest number T of keys of a slot,
+        and the mask bool[B, S, T].
         """
         if self.table is None or self.table not in batch.rows:
             raise ModelInputError(
@@ -126,7 +121,6 @@ class Embedding(Front):
 
 
 def _sum(rows: Rows, size: int) -> Tensor:
-    """Returns the sum of each slot's rows, float32[B, S, D]."""
     if rows.lookup is not None:
         pooled: Tensor = _Sum.apply(rows.weights, rows.lookup, size)
         return pooled
@@ -139,8 +133,6 @@ def _sum(rows: Rows, size: int) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of each slot's rows by a kernel, float32[B, S, D]."""
-
     @staticmethod
     def forward(ctx: Any, weights: Tensor, lookup: Lookup, size: int) -> Tensor:
         ctx.lookup = lookup
@@ -158,17 +150,13 @@ class _Sum(torch.autograd.Function):
 
 
 def _counts(rows: Rows, size: int) -> Tensor:
-    """Returns the number of keys of each slot, int32[B, S]."""
     return rows.offsets.diff().view(size, rows.num_slots)
 
 
 def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Returns the rows of each slot side by side: float32[B, S, T, D] with zeros behind, and bool[B, S, T].
+    """Returns the rows of each slot, float32[B, S, T, D] padded with zeros, and the mask bool[B, S, T].
 
-    Args:
-        rows: Of the table.
-        size: B.
-        columns: The S slots among those of the table; None: all.
+    `columns` are the S slots among those of the table; None: all.
     """
     firsts, counts = rows.offsets[:-1].view(size, rows.num_slots), _counts(rows, size)
     if columns is not None:

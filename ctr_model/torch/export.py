@@ -1,8 +1,8 @@
-"""A trained module as a program for other runtimes, its embeddings looked up outside.
+"""Export of a trained module as a program for other runtimes; embeddings are looked up outside it.
 
-    batch, rows --fronts--> dense, and what the fronts return, by name --program--> probabilities float32[B]
+    batch, rows --fronts--> dense, and the fronts' outputs, by name --program--> probabilities float32[B]
 
-The cut is that of `ctr_model.torch.front`. A program is a graph of ONNX, or what `torch.export` saves. Its
+The cut is that of `ctr_model.torch.front`. A program is an ONNX graph, or the output of `torch.export`. The
 number of examples is free, and so is the number of keys of a slot whose rows are not pooled.
 """
 
@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from ctr_model import PROGRAM_FORMATS
 from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookup, Lookups
 from ctr_model.parameters import Floats
 from ctr_model.torch import batch as tensors
 from ctr_model.torch.front import fronts_of
@@ -29,7 +29,7 @@ from ctr_model.torch.halves import receive_instead, returned
 from ctr_model.torch.model import TorchModel
 
 Inputs = dict[str, NDArray[Any]]
-"""By name: `dense` float32[B, num_dense], and what each front returns, `deep:0` of the attribute `deep`."""
+"""By name: `dense` float32[B, num_dense], and outputs of fronts, `deep:0` of the attribute `deep`."""
 
 OUTPUT = "probabilities"
 
@@ -46,8 +46,8 @@ class ProgramInputs:
         module = model.workspace(1).module.eval()
         self._fronts = fronts_of(module)
 
-    def of(self, batch: Batch, lookups: Mapping[str, Lookup]) -> Inputs:
-        """Returns the inputs for a batch and the rows of its keys."""
+    def of(self, batch: Batch, lookups: Lookups) -> Inputs:
+        """Returns the inputs for a batch and its rows."""
         seen = tensors.batch_of(batch, lookups, needs_grad=False)
         inputs: Inputs = {"dense": batch.dense}
         with torch.no_grad():
@@ -58,14 +58,19 @@ class ProgramInputs:
 
 
 def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int | str]]:
-    """Writes a trained model as a program, to a path that ends with ".onnx" (the extra `onnx`) or ".pt2".
+    """Writes a model with dense parameters float32[P] as a program.
+
+    Args:
+        model: A trained model.
+        params: Its dense parameters.
+        path: Ends with ".onnx", which needs the extra `onnx`, or with ".pt2".
 
     Returns:
-        The inputs in their order, with the shape of each; a dimension that is free has a name.
+        The inputs in order, with the shape of each; free dimensions have names.
 
     Raises:
-        ValueError: If the path ends with something else, the module cannot be cut, or what it computes
-            depends on its inputs in a way that a program cannot have, or ONNX; nothing is written then.
+        ValueError: For another suffix, a module that cannot be cut, or a computation that the format cannot
+            express; nothing is written then.
         ModuleNotFoundError: If ONNX is not installed.
     """
     if path.suffix not in PROGRAM_FORMATS:
@@ -101,7 +106,6 @@ class _Behind(nn.Module):
         self._fronts = receive_instead(self.module)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Returns the probabilities float32[B]."""
         given = dict(zip(self._names, inputs, strict=True))
         dense = given.pop("dense")
         for front, received in self._fronts.items():
@@ -140,7 +144,7 @@ def _traced(
 
 
 def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> None:
-    """Raises ValueError unless the program computes what the module does, for inputs of other sizes."""
+    """Raises ValueError unless program and module agree on inputs of other sizes."""
     try:
         expected, found = module(*_tensors(inputs)), program.module()(*_tensors(inputs))
     except Exception as error:  # a guard of the program, or the user's code
@@ -158,7 +162,7 @@ def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> 
 
 
 def _named(error: Exception, names: Sequence[str]) -> str:
-    """Returns the first line of PyTorch's error, in which inputs have numbers, with their names."""
+    """Returns the first line of PyTorch's error, with the names of inputs instead of numbers."""
     line = str(error).strip().partition("\n")[0] or type(error).__name__
     return re.sub(
         r"\binputs_(\d+)\b",
@@ -195,7 +199,7 @@ def _example(model: TorchModel, *, size: int, num_keys: int) -> Inputs:
     batch = Batch(
         labels=None,
         dense=rng.random((size, schema.num_dense), np.float32),
-        keys=np.empty(0, np.uint64),  # a front sees look-ups alone
+        keys=np.empty(0, np.uint64),  # a front only sees lookups
         offsets=np.zeros(1, np.int32),
         num_slots=len(schema.slots),
     )
@@ -225,7 +229,7 @@ def _tensors(inputs: Inputs) -> tuple[Tensor, ...]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporters log what users of this one cannot act on."""
+    """Silences logs of the exporters that a user cannot act on."""
     loggers = [logging.getLogger(name) for name in _EXPORTERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,27 +1,26 @@
-"""The cut of a module: the layers before it run where the rows are, and the rest may run elsewhere.
+"""The cut of a module: layers before it run beside the rows, the rest may run elsewhere.
 
     batch, rows --fronts--> their outputs | the rest of the module --> loss
 
-Embeddings are fronts. A class of the user's own is one, too, if it derives from `Front`: what it returns then
-crosses the cut in place of what the embeddings inside it return.
+Embeddings are fronts. So is a user's class that derives from `Front`: its output then crosses the cut in
+place of that of the embeddings inside it.
 """
 
 from torch import nn
 
 
 class Front(nn.Module):
-    """A layer before the cut: called with the batch alone, without dense parameters.
+    """A layer before the cut: called with the batch only, without dense parameters.
 
-    `forward(batch)` returns a tensor, or a tuple of two or more, each with one entry for each example:
-    [B, ...]. Gradients flow through those of float32.
+    `forward(batch)` returns a tensor, or a tuple of at least two, each [B, ...]. Gradients flow through
+    float32.
     """
 
 
 def fronts_of(module: nn.Module) -> dict[str, Front]:
-    """Returns the layers before the cut by name, without those inside others.
+    """Returns the layers before the cut by name, without nested ones.
 
-    Raises:
-        ValueError: If one has dense parameters, or nothing is behind the cut.
+    Raises ValueError if one has dense parameters, or nothing is behind the cut.
     """
     found: dict[str, Front] = {}
     for name, layer in module.named_modules():  # those inside a layer come after it

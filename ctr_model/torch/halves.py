@@ -3,8 +3,8 @@
     front half   batch, rows --fronts--> activations ~~~.     .~~~ gradients --> gradients of the rows
     back half    activations of several batches, joined '--> loss --> dense gradient, gradients of activations
 
-Together they compute what `TorchModel.gradient` does, with its formulas. Arrays in, arrays out: on the CPU,
-whatever the device of the back half.
+Together they compute `TorchModel.gradient`. Inputs and outputs are arrays on the CPU, whatever the device of
+the back half.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups
 from ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_model.parameters import Floats, ModelInputError
 from ctr_model.torch import batch as tensors
@@ -26,20 +26,14 @@ from ctr_model.torch.front import fronts_of
 from ctr_model.torch.model import TorchModel, gradients_of, in_float32
 
 Outputs = Mapping[str, Sequence[NDArray[Any]]]
-"""What layers return, by layer: float32, bool or integers, [B, ...]."""
+"""Outputs by layer: float32, bool or integers, [B, ...]."""
 
 CROSSING_DTYPES = (torch.float32, torch.bool, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
-    """What crosses the cut for a batch of B examples.
-
-    Attributes:
-        dense: float32[B, num_dense].
-        labels: float32[B].
-        outputs: Of the fronts.
-    """
+    """Values that cross the cut for a batch of B examples; `outputs` are those of the fronts."""
 
     dense: Floats
     labels: Floats
@@ -53,17 +47,11 @@ class Activations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackResult:
-    """What comes back for a batch.
+    """Result of the back half for a batch."""
 
-    Attributes:
-        loss: Summed over its examples.
-        probabilities: float32[B], of a click.
-        grads: Of the loss, by front, each with the shape of its output; empty, float32[0], for an output that
-            has no gradient.
-    """
-
-    loss: float
-    probabilities: Floats
+    loss: float  # summed over its examples
+    probabilities: Floats  # float32[B], of a click
+    # gradients of each front's outputs, of the same shapes; float32[0] for an output without one
     grads: Mapping[str, Sequence[Floats]]
 
 
@@ -71,17 +59,15 @@ class FrontHalf:
     """The layers before the cut, for one thread."""
 
     def __init__(self, model: TorchModel) -> None:
-        """Builds the module; raises ValueError if it cannot be cut."""
         self._model = model
         self._own = model.workspace(1)
         self._fronts = fronts_of(self._own.module)
 
-    def forward(self, batch: Batch, lookups: Mapping[str, Lookup]) -> "FrontPass":
+    def forward(self, batch: Batch, lookups: Lookups) -> "FrontPass":
         """Runs the fronts on a labelled batch, in the precision of training.
 
-        Raises:
-            ModelInputError: If shapes do not match, labels are missing, or a front returns something else
-                than a `Front` may.
+        Raises ModelInputError if shapes do not match, labels are missing, or a front returns an invalid
+        output.
         """
         labels = labels_of(batch)
         require_batch(self._model.schema, self._model.tables, batch, lookups, self._own)
@@ -96,16 +82,12 @@ class FrontHalf:
 
 
 class FrontPass:
-    """A batch that has gone through the front half.
-
-    Attributes:
-        activations: To be sent to the back half.
-    """
+    """A forward pass of the front half."""
 
     def __init__(
         self,
         seen: tensors.Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         found: Mapping[str, Sequence[Tensor]],
         labels: Floats,
     ) -> None:
@@ -121,8 +103,8 @@ class FrontPass:
     def backward(self, grads: Mapping[str, Sequence[Floats]], out: Mapping[str, Floats]) -> None:
         """Overwrites `out`, by table float32[N, D], with the gradients of the rows.
 
-        Raises:
-            ModelInputError: If shapes do not match; nothing has been written then.
+        `grads` are those of the activations. Raises ModelInputError if shapes do not match, before anything
+        is written.
         """
         require_grads(self._lookups, out)
         roots, root_grads = [], []
@@ -146,7 +128,6 @@ class BackHalf:
     """The module behind the cut, for one thread."""
 
     def __init__(self, model: TorchModel, *, device: str = "cpu") -> None:
-        """Builds the module on a device, "cpu" or "cuda"; raises ValueError if it cannot be cut."""
         self._model = model
         self._device = torch.device(device)
         self._own = model.workspace(1, device=self._device)
@@ -155,19 +136,11 @@ class BackHalf:
     def gradient(
         self, params: Floats, parts: Sequence[Activations], dense_grad: Floats
     ) -> list[BackResult]:
-        """Computes the gradients of the loss summed over the examples of all parts, in one pass.
+        """Computes the gradients of the loss summed over all parts, in one pass; returns the result of each.
 
-        Args:
-            params: float32[P].
-            parts: Batches, joined in this order. Where they differ in another dimension than the first, as in
-                the number of keys, zeros are appended.
-            dense_grad: float32[P], overwritten.
-
-        Returns:
-            The result of each part.
-
-        Raises:
-            ModelInputError: If the activations are not those of this model; nothing has been written then.
+        Parts are joined in order, and padded with zeros where they differ in other dimensions than the first.
+        Overwrites `dense_grad` float32[P]. Raises ModelInputError for activations of another model, before
+        anything is written.
         """
         for part in parts:
             self.require(part)
@@ -175,12 +148,14 @@ class BackHalf:
         self._own.module.train()
         leaves = {
             name: [
-                self._leaf([part.outputs[name][i] for part in parts])
+                self._joined([part.outputs[name][i] for part in parts])
                 for i in range(len(parts[0].outputs[name]))
             ]
             for name in self._fronts
         }
         for name, of in leaves.items():
+            for leaf in of:
+                leaf.requires_grad_(leaf.dtype == torch.float32)
             self._fronts[name].outputs = of
         seen = tensors.Batch(
             dense=self._joined([part.dense for part in parts]),
@@ -214,7 +189,7 @@ class BackHalf:
         ]
 
     def require(self, part: Activations) -> None:
-        """Raises ModelInputError unless activations are those of this model."""
+        """Raises ModelInputError unless the activations fit this model."""
         expected = (part.size, self._model.schema.num_dense)
         if part.dense.shape != expected or part.labels.shape != (part.size,):
             raise ModelInputError(
@@ -239,16 +214,9 @@ class BackHalf:
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return tensors.tensor_of(joined).to(self._device)
 
-    def _leaf(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        return self._joined(arrays).requires_grad_(arrays[0].dtype == np.float32)
-
 
 class Received:
-    """Stands for a front's `forward`: returns what that returned elsewhere.
-
-    Attributes:
-        outputs: One or more.
-    """
+    """Replaces a front's `forward`: returns its received outputs."""
 
     def __init__(self) -> None:
         self.outputs: Sequence[Tensor] = ()
@@ -259,7 +227,7 @@ class Received:
 
 
 def receive_instead(module: nn.Module) -> dict[str, Received]:
-    """Makes the fronts of a module return what came over the cut; returns by name where to put that."""
+    """Replaces the fronts of a module; returns the replacements by name."""
     received = {}
     for name, front in fronts_of(module).items():
         front.forward = received[name] = Received()
@@ -267,7 +235,7 @@ def receive_instead(module: nn.Module) -> dict[str, Received]:
 
 
 def returned(name: str, value: Any, size: int) -> list[Tensor]:
-    """Returns the tensors that a front returned for `size` examples, those of lower precision as float32."""
+    """Returns the tensors that a front returned for `size` examples, lower precision as float32."""
     value = in_float32(value)
     found = [value] if isinstance(value, Tensor) else value
     is_known = isinstance(value, Tensor) or (isinstance(value, tuple) and len(value) > 1)
@@ -294,7 +262,7 @@ def _described(value: Any) -> str:
 
 
 def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Returns the arrays with zeros appended, so that they differ in the first dimension alone."""
+    """Returns the arrays padded with zeros to equal shapes but for the first dimension."""
     if len({array.ndim for array in arrays}) > 1:
         raise ModelInputError(
             f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the same"
@@ -311,7 +279,7 @@ def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
 
 
 def _unpadded(grad: NDArray[Any] | None, place: slice, output: NDArray[Any]) -> Floats:
-    """Returns the gradient of one part's output, float32 of its shape; float32[0] if there is none."""
+    """Returns the gradient of one part's output, float32 of its shape; float32[0] without one."""
     if grad is None:
         return np.empty(0, np.float32)
     return grad[(place, *(slice(size) for size in output.shape[1:]))]

@@ -9,8 +9,8 @@ The module that a user writes:
     loss(batch, output)             optional: float32[B], or their mean as a scalar; else the log loss
     probabilities(batch, output)    optional: float32[B] of a click; else the sigmoid of the logits
 
-Dense parameters are in the flat vector in the order of `named_parameters`, row-major, each shared one once.
-Every thread has a module of its own, whose parameters are views of the vector that it is lent.
+Dense parameters are in the flat vector in the order of `named_parameters`, row-major, shared ones once.
+Every thread has its own module, whose parameters are views of the vector of the step.
 """
 
 import copy
@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctr_model.batch import Batch
 from ctr_model.layers.losses import SIGMOID
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_model.models.model import StepResult, Workspace
 from ctr_model.models.origin import Origin
@@ -44,7 +44,7 @@ from ctr_model.torch.unchanged import Unchanged
 logger = logging.getLogger(__name__)
 
 _FIRST_BATCHES = 10
-"""Batches in which a table without any gradient is noticed."""
+"""First batches in which a table without any gradient is detected."""
 
 _OF_SHAPE = {
     f"{name}Backward"
@@ -59,14 +59,13 @@ _OF_SHAPE = {
         "T",
     )
 } | {"ToCopyBackward", "CloneBackward"}
-"""Operations that change the shape or the type of a tensor alone."""
+"""Operations that only change the shape or type of a tensor."""
 
 
 class TorchModel:
     """A `Model` whose formulas are those of an nn.Module.
 
-    `precision` is the context of a forward pass of training on a device, `logit_offset` what is added to its
-    logits.
+    `precision` is the context of a training forward pass on a device.
     """
 
     def __init__(
@@ -79,26 +78,23 @@ class TorchModel:
     ) -> None:
         """Builds the module once, for its tables and initial values.
 
-        Args:
-            schema: The columns of a batch, first argument of the class.
-            module_class: Of the module.
-            options: Keyword arguments of the class.
-            seed: Of the initial values of its dense parameters.
+        `module_class` takes the schema and `options` as keywords; `seed` is that of the initial dense
+        parameters.
 
         Raises:
             TypeError: If an argument is of another type.
             ValueError: If the module cannot be built, or has parameters, buffers or embeddings that servers
-                cannot keep.
+                cannot store.
         """
         _require_arguments(schema, module_class, options, seed)
         self.schema = schema
         self.module_class = module_class
-        self.unreached: set[str] = set()  # parameters and tables that a warning has named
-        self.returns_probabilities = False  # a warning has said so
+        self.unreached: set[str] = set()  # parameters and tables named in a warning
+        self.returns_probabilities = False  # a warning was logged
         self._options = dict(options or {})
         self._origin = Origin(schema, self._options)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.default_generator.manual_seed(seed)  # that of the CPU alone
+            torch.default_generator.manual_seed(seed)  # of the CPU only
             module = self._new_module()
             parameters = _parameters_of(module)
             self.initial_values: Floats = np.concatenate(
@@ -118,26 +114,24 @@ class TorchModel:
         self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     def with_autocast(self, dtype: torch.dtype) -> Self:
-        """Returns the same model, whose gradients come from a forward pass in `torch.autocast` to a dtype.
+        """Returns the same model with training forward passes in `torch.autocast` to a dtype.
 
-        Parameters, embeddings, the loss and gradients are float32, and predictions too.
+        Parameters, embeddings, the loss, gradients and predictions are float32.
         """
         other = copy.copy(self)
         other.precision = partial(torch.autocast, dtype=dtype)
         return other
 
     def with_logit_offset(self, offset: float) -> Self:
-        """Returns the same model, whose log loss is that of the logits plus `offset`; it predicts without."""
+        """Returns the same model with a log loss of the logits plus `offset`; predictions are unchanged."""
         other = copy.copy(self)
         other.logit_offset = offset
         return other
 
     def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
-        """Returns a module for one thread, for batches of any size; see `Model`.
+        """Returns a module for one thread, for any batch size; see `Model`.
 
-        Args:
-            max_batch_size: Has no effect.
-            device: Of the module, which has a process of its own there; None: the CPU, beside other threads.
+        With a `device` the module has the process to itself; None: on the CPU, beside other threads.
         """
         with torch.random.fork_rng(devices=[]):  # its values are replaced
             module = self._new_module()
@@ -145,7 +139,7 @@ class TorchModel:
         return _Workspace(self, module, device)
 
     def predict(
-        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
+        self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
         """Returns click probabilities float32[B]; see `Model`."""
         own = self._own(workspace)
@@ -160,10 +154,10 @@ class TorchModel:
         self,
         params: Floats,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         workspace: Workspace,
         dense_grad: Floats,
-        sparse_grads: Mapping[str, Floats],
+        sparse_grads: SparseGrads,
     ) -> StepResult:
         """Computes the gradients of the loss summed over the examples; see `Model`."""
         own = self._own(workspace)
@@ -196,15 +190,13 @@ class TorchModel:
 
 
 class _Workspace:
-    """One thread's module."""
-
     max_batch_size = sys.maxsize  # nothing here depends on it
 
     def __init__(
         self, model: TorchModel, module: nn.Module, device: torch.device | None = None
     ) -> None:
         self.model = model
-        _parameters_of(module)  # refuses what the model refuses; from here on it may be on a device
+        _parameters_of(module)  # checks before the move to a device
         self.module = module.to(device)
         self._device = device
         self.parameters = list(self.module.parameters())
@@ -215,7 +207,7 @@ class _Workspace:
         self._zero = dict.fromkeys((table.name for table in model.tables), _FIRST_BATCHES)
 
     def take(self, vector: Tensor) -> None:
-        """Makes the module's parameters views of `vector` float32[P], for a step in this thread."""
+        """Points the module's parameters at `vector` float32[P], for a step in this thread."""
         if self._device is None:
             use_one_thread()
         if vector.shape != (self.model.num_params,):
@@ -228,7 +220,7 @@ class _Workspace:
             parameter.data = vector[place].view(parameter.shape)
 
     def output_of(self, batch: tensors.Batch) -> Any:
-        """Returns what the module's `forward` does in the precision of training, its numbers as float32."""
+        """Returns the module's output in the precision of training, as float32."""
         device = "cpu" if self._device is None else self._device.type
         with self._unchanged.required(batch), self.model.precision(device):
             output = self.module(batch)
@@ -239,12 +231,8 @@ class _Workspace:
     ) -> tuple[StepResult, dict[str, Tensor | None]]:
         """Computes the gradients of the loss summed over the examples, after `take`.
 
-        Args:
-            batch: Its rows are leaves.
-            dense_grad: float32[P], overwritten.
-
-        Returns:
-            What else a step gives, and by table float32[N, D]; None is zeros.
+        Overwrites `dense_grad` float32[P]; returns the gradient float32[N, D] of each table's rows, None for
+        zeros.
         """
         self.module.train()
         with torch.enable_grad():
@@ -264,7 +252,7 @@ class _Workspace:
         )
 
     def _warn_of_unreached(self, batch: tensors.Batch, grads: Sequence[Tensor | None]) -> None:
-        """Names once what no gradient reaches: a layer that `forward` forgot looks like one that learns."""
+        """Warns once of parameters without a gradient, which a layer that `forward` forgot has."""
         names = [
             *(segment.name for segment in self.model.segments),
             *(f"table {name}" for name in batch.rows),
@@ -278,14 +266,14 @@ class _Workspace:
         if new := unreached - self.model.unreached:
             self.model.unreached |= new
             logger.warning(
-                "no gradient reaches %s in the first batch: what %s.forward does not use, or detaches, is "
+                "no gradient reaches %s in the first batch: %s.forward does not use or detaches it, so it is "
                 "not trained",
                 ", ".join(sorted(new)),
                 self._name,
             )
 
     def _warn_of_zeros(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Warns of tables whose gradient is exactly zero in all of the first batches."""
+        """Warns of tables with an exactly zero gradient in all of the first batches."""
         for table, grad in grads.items():
             if table not in self._zero or grad is None or not grad.numel():
                 continue
@@ -311,7 +299,7 @@ class _Workspace:
             )
 
     def write(self, grads: Sequence[Tensor | None], vector: Tensor) -> None:
-        """Overwrites `vector` float32[P] with the gradients of the parameters; None is zeros."""
+        """Overwrites `vector` float32[P] with the gradients of the parameters, zeros for None."""
         for grad, place in zip(grads, self._places, strict=True):
             if grad is None:
                 vector[place].zero_()
@@ -319,7 +307,7 @@ class _Workspace:
                 vector[place].view(grad.shape).copy_(_dense(grad))
 
     def loss_of(self, batch: tensors.Batch, output: Any) -> "_Loss":
-        """Returns the loss summed over the examples, and where its gradient begins."""
+        """Returns the loss summed over the examples, and the root of the backward pass."""
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
             logits = self._logits(output, batch.size)
@@ -360,7 +348,6 @@ class _Workspace:
             )
 
     def probabilities_of(self, batch: tensors.Batch, output: Any) -> Floats:
-        """Returns click probabilities float32[B]."""
         own_probabilities = getattr(self.module, "probabilities", None)
         if own_probabilities is None:
             logits = self._logits(output, batch.size).cpu().numpy()
@@ -396,28 +383,16 @@ class _Workspace:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A step before its backward pass.
+    """A step before its backward pass."""
 
-    Attributes:
-        root: Where the backward pass begins.
-        root_grad: The gradient there; None for a scalar that is the loss.
-        loss: Summed over the examples.
-        probabilities: float32[B], of a click.
-        loss_of: The sum over some of the examples.
-    """
-
-    root: Tensor
-    root_grad: Tensor | None
-    loss: float
-    probabilities: Floats
-    loss_of: Callable[[slice], float]
+    root: Tensor  # where the backward pass begins
+    root_grad: Tensor | None  # the gradient there; None for a scalar loss
+    loss: float  # summed over the examples
+    probabilities: Floats  # float32[B], of a click
+    loss_of: Callable[[slice], float]  # the sum over some of the examples
 
     def gradients(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
-        """Returns the gradient of each input; see `gradients_of`.
-
-        Raises:
-            ModelInputError: If there is something to train, and the loss depends on none of it.
-        """
+        """As `gradients_of`; raises ModelInputError if the loss depends on none of the trainable inputs."""
         if not self.root.requires_grad:
             if any(each.requires_grad and each.numel() for each in inputs):
                 raise ModelInputError(
@@ -431,7 +406,7 @@ class _Loss:
 def gradients_of(
     roots: Sequence[Tensor], root_grads: Sequence[Tensor | None], inputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """Returns the gradient of each input; None of one that is frozen, or that no root needs."""
+    """Returns the gradient of each input; None if it is frozen, or no root depends on it."""
     wanted = [each for each in inputs if each.requires_grad]
     if not wanted or not roots:
         return [None] * len(inputs)
@@ -440,7 +415,7 @@ def gradients_of(
 
 
 def in_float32(output: Any) -> Any:
-    """Returns what `forward` did, its tensors of lower precision as float32."""
+    """Returns the output of `forward` with tensors of lower precision as float32."""
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, Mapping):
@@ -459,8 +434,8 @@ def _dense(grad: Tensor) -> Tensor:
 def _log_loss(logits: Tensor, batch: tensors.Batch) -> _Loss:
     """Returns the weighted log loss of logits float32[B], by the kernel of the built-in models.
 
-    PyTorch's own loses digits of the gradient where a click is nearly certain. From a device, the logits come
-    here and their gradient goes back: B numbers each.
+    PyTorch's own loses digits of the gradient where a click is nearly certain. Only B logits and their
+    gradient are copied between device and host.
     """
     if batch.labels is None:
         raise ModelInputError("a gradient needs labels, and this batch has none")
@@ -499,8 +474,7 @@ def _require_arguments(schema: object, module_class: object, options: object, se
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the dense parameters by name, in the order of the flat vector.
 
-    Raises:
-        ValueError: If one cannot be kept on servers, or the module has state besides.
+    Raises ValueError if servers cannot store one, or the module has other state.
     """
     name = type(module).__name__
     for method in ("loss", "probabilities"):
@@ -540,7 +514,7 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _are_probabilities(output: Tensor) -> bool:
-    """Whether a tensor is what a sigmoid or softmax returned, but for its shape."""
+    """Whether a tensor is, up to its shape, the result of a sigmoid or softmax."""
     node = output.grad_fn
     while node is not None and node.name().rstrip("0123456789") in _OF_SHAPE:
         node = node.next_functions[0][0]

@@ -1,4 +1,4 @@
-"""The tables of a module: its embeddings, those that share a table put together."""
+"""The tables of a module: its embeddings, grouped by table."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ DENSE = "dense"
 
 
 def name_tables(module: nn.Module) -> None:
-    """Gives each embedding without a table one of its own, named by where it is in the module."""
+    """Names the table of each embedding without one after its place in the module."""
     for name, embedding in _embeddings(module):
         embedding.table = embedding.table or name.replace(".", "_")
         if embedding.table == DENSE:
@@ -23,10 +23,9 @@ def name_tables(module: nn.Module) -> None:
 
 
 def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:
-    """Returns the tables of a module, and tells its embeddings which part of them is theirs.
+    """Returns the tables of a module, and assigns its embeddings their parts.
 
-    Raises:
-        ValueError: If the schema has no such slot, or embeddings that share a table do not agree.
+    Raises ValueError for an unknown slot, or embeddings that disagree about a shared table.
     """
     shared: dict[str, list[Embedding]] = {}
     for _, embedding in _embeddings(module):
@@ -35,7 +34,6 @@ def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:
 
 
 def _embeddings(module: nn.Module) -> list[tuple[str, Embedding]]:
-    """Returns the embeddings of a module by name; the module itself may be one."""
     return [
         (name or "embedding", each)
         for name, each in module.named_modules()

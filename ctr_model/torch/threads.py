@@ -4,6 +4,6 @@ import torch
 
 
 def use_one_thread() -> None:
-    """Keeps PyTorch to the calling thread: more of them would wait for each other, and change sums."""
+    """Limits PyTorch to the calling thread: more threads would contend, and change sums."""
     if torch.get_num_threads() > 1:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""A forward pass that writes to what others share, or to what nobody saves, is an error."""
+"""Detects forward passes that write to shared or unsaved state."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from ctr_model.torch.batch import Batch
 
 
 class Unchanged:
-    """What a module's forward pass must leave as it is: its parameters and buffers, and the batch."""
+    """Detects writes of a forward pass to the module's parameters, its buffers, or the batch."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -24,7 +24,7 @@ class Unchanged:
 
     @contextmanager
     def required(self, batch: Batch) -> Iterator[None]:
-        """Raises ModelInputError at the end of a block that has changed something."""
+        """Raises ModelInputError at the end of a block that has written to them."""
         buffers = [layer.get(name) for _, layer, name in self._buffers]
         watched = [*self._parameters.values(), *buffers, batch.dense, batch.labels]
         before = _versions(watched)
@@ -61,12 +61,11 @@ class Unchanged:
 
 
 def _versions(tensors: Sequence[Tensor | None]) -> list[int | None]:
-    """Returns how often each was written to in place, as PyTorch counts it."""
     return [None if each is None else each._version for each in tensors]
 
 
 def _has_other_values(old: Tensor | None, new: Tensor | None) -> bool:
-    """Whether a buffer was replaced by another; one of another shape is a cache that grew."""
+    """Whether a buffer was replaced; one of another shape is a growing cache."""
     if old is new or old is None or new is None or old.shape != new.shape:
         return False
     return not torch.equal(old, new)

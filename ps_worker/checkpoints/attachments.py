@@ -26,13 +26,7 @@ VALUES_ATTACHMENT = "values.json"
 
 
 def attachments_of(job: Job, schema: Schema, values: SlotValues | None = None) -> dict[str, bytes]:
-    """Returns the files that describe a model besides its parameters, by name.
-
-    Args:
-        job: How it is trained.
-        schema: The columns of its data.
-        values: What the values of slots were in them.
-    """
+    """Returns the files that describe a model besides its parameters, by name."""
     attachments = {
         JOB_ATTACHMENT: job.to_json().encode(),
         SCHEMA_ATTACHMENT: json.dumps(schema.to_dict(), indent=1).encode(),
@@ -47,15 +41,10 @@ def attachments_of(job: Job, schema: Schema, values: SlotValues | None = None) -
 def attachments_of_model(
     model: Model, job: Job, values: SlotValues | None = None
 ) -> dict[str, bytes]:
-    """Returns the attachments of a model that Python code has made; none for one that does not say how.
+    """Returns the attachments of a model built in Python; empty if it cannot be built again from them.
 
-    Args:
-        model: Its class is one of this package or a module of PyTorch in a file, or else there are none.
-        job: How it is trained; its section [model] does not count.
-        values: See `attachments_of`.
-
-    Raises:
-        UsageError: If the model has an option that a job could not have.
+    Its class must be of this package, or a PyTorch module in a file; the job's section [model] is ignored.
+    Raises UsageError for an option that a job file cannot express.
     """
     origin, name = origin_of(model), name_of(model)
     if origin is None or name is None:
@@ -67,7 +56,7 @@ def attachments_of_model(
 
 
 def _require_saveable(model: str, option: str, value: Any) -> None:
-    """Raises UsageError for an option that a job file could not have: `ps-worker infer` reads one."""
+    """Raises UsageError for an option that a job file, which `ps-worker infer` reads, cannot express."""
     if option == "name":
         raise UsageError(
             f"model {model}: an option cannot be called 'name', which [model] has itself"
@@ -79,11 +68,7 @@ def _require_saveable(model: str, option: str, value: Any) -> None:
 
 
 def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
-    """Returns the schema that the checkpoint was trained with.
-
-    Raises:
-        CheckpointError: If the checkpoint has no schema, or one of another feature hash than this release's.
-    """
+    """Returns the schema of the training; CheckpointError without one, or for another feature hash."""
     try:
         return Schema.from_dict(checkpoint.json_attachment(SCHEMA_ATTACHMENT))
     except ValueError as error:
@@ -91,11 +76,7 @@ def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
 
 
 def values_of_checkpoint(checkpoint: Checkpoint) -> SlotValues:
-    """Returns what the values of slots were in the data of a saved model; empty: it does not say.
-
-    Raises:
-        CheckpointError: If its attachment says nothing that can be read.
-    """
+    """Returns the kinds of slot values in the training data; empty if unknown. Raises CheckpointError."""
     if VALUES_ATTACHMENT not in checkpoint.attachments:
         return SlotValues()
     try:
@@ -105,14 +86,9 @@ def values_of_checkpoint(checkpoint: Checkpoint) -> SlotValues:
 
 
 def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> Job:
-    """Returns the job that trained a saved model; warns if the user's own model is other code now.
+    """Returns the job that trained a saved model; warns if a custom model's code has changed.
 
-    Args:
-        checkpoint: The saved model.
-        overrides: `section.key=value`, over the job.
-
-    Raises:
-        CtrPsError: If the checkpoint has no job, or an invalid one.
+    `overrides` are `section.key=value`. Raises CtrPsError if the checkpoint has no job, or an invalid one.
     """
     data = checkpoint.json_attachment(JOB_ATTACHMENT)
     job = saved_job(data, overrides, source=f"{JOB_ATTACHMENT} of the checkpoint")
@@ -123,21 +99,14 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
 def require_consent(
     url: str,
     job: Job,
-    keys: Iterable[str],
+    keys: Iterable[str],  # keys of the job that name the code about to run
     *,
-    allow_code: bool,
-    overrides: Sequence[str] = (),
+    allow_code: bool,  # whether to run it
+    overrides: Sequence[str] = (),  # `section.key=value`, over the job
 ) -> None:
-    """Refuses the code that the job of a checkpoint names, unless the caller has it run; logs what is run.
+    """Refuses code named by a checkpoint's job, unless the caller allows it; logs the code that will run.
 
-    Whoever writes a checkpoint chooses that code. What an override names is the caller's own.
-
-    Args:
-        url: Of the checkpoint.
-        job: Its job.
-        keys: Of the job, which name the code that is about to be run.
-        allow_code: Whether it may be.
-        overrides: `section.key=value`, over the job.
+    The writer of a checkpoint chooses that code; values in `overrides` are the caller's own.
 
     Raises:
         UsageError: If there is such code, and `allow_code` is False.
@@ -153,32 +122,32 @@ def require_consent(
             continue
         if not allow_code and key not in own:
             raise UsageError(
-                f"checkpoint {url} names code to run, {key} = {value!r}: allow it, if you trust "
-                f"whoever could write there, by --allow-code, in Python allow_code=True"
+                f"checkpoint {url} names code to run, {key} = {value!r}: if you trust those "
+                f"with write access there, allow it with --allow-code, in Python allow_code=True"
             )
         logger.info("runs code: %s = %r", key, value)
 
 
 def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Model:
-    """Returns the model of a job, whose dense parameters are those of a checkpoint.
+    """Returns the model of a job with the dense parameters of a checkpoint.
 
-    Runs the job's code: `require_consent` comes before.
+    Runs the job's code: call `require_consent` first.
 
     Raises:
         JobError: If there is no such model, or an option is wrong.
-        CheckpointError: If its tensors have other names or shapes than those that were saved, or are in
-            another order: values would be read as parameters of other layers.
+        CheckpointError: If its tensors differ from the saved ones in names, shapes or order, so that values
+            would be read as parameters of other layers.
     """
     model = model_of(job, schema)
     saved = checkpoint.blocks.get(DENSE_BLOCK)
     if saved is None:
         raise CheckpointError(
-            f"checkpoint {checkpoint.url} has no dense block {DENSE_BLOCK!r}: it is of no model"
+            f"checkpoint {checkpoint.url} has no dense block {DENSE_BLOCK!r}, so it holds no model"
         )
     if difference := saved.layout_difference(dense_spec(model, job)):
         raise CheckpointError(
-            f"checkpoint {checkpoint.url} is of other code of {job.model.name}: it was saved with "
-            f"{difference}; the code that was trained is its {MODEL_ATTACHMENT}, if the model is your own"
+            f"checkpoint {checkpoint.url} belongs to other code of {job.model.name}: it was saved "
+            f"with {difference}; the trained code of a custom model is its {MODEL_ATTACHMENT}"
         )
     return model
 
@@ -189,7 +158,7 @@ def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:
         return
     if path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT):
         logger.warning(
-            "%s differs from the code that was trained, which is in %s",
+            "%s differs from the trained code, which is in %s",
             path,
             checkpoint.attachment_url(MODEL_ATTACHMENT),
         )

@@ -1,11 +1,11 @@
-"""The claim of a run on its folder of checkpoints, so that two never save into one.
+"""The claim of a run on its folder of checkpoints, so that no two runs save into one.
 
-    OWNER             which run has the folder, and by which process; created if no file is there
+    OWNER             run and process that own the folder; created if no file is there
     OWNER.<process>   replaced every few seconds while that process lives
 
-A claim is taken over from a process that is gone, which is known at once on the same machine, and elsewhere
-by its second file, which stays as it is. Where storage creates a file twice, or two take over at once, the
-later one has the folder: the other finds out within seconds, and before it replaces a file.
+A claim passes on when its process has ended, which is known at once on the same machine, and elsewhere once
+its second file no longer changes. If storage creates a file twice, or two processes take over at once, the
+later one owns the folder: the other notices within seconds, and before it replaces a file.
 """
 
 import json
@@ -30,36 +30,26 @@ OWNER = "OWNER"
 BEAT_S = 5.0
 EXPIRY_S = 20.0
 _SETTLE_S = 0.3
-"""After which a claim is read back that another process may have replaced."""
+"""Seconds after which a claim is read back, as another process may have replaced it."""
 _POLL_S = 0.5
 _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process that has a folder.
+    """A process that owns a folder."""
 
-    Attributes:
-        run: Random; the same for all processes that have one worker's place in turn.
-        process: Random.
-        host: Of the process.
-        pid: Of the process.
-        pid_space: Where the pid counts: boot and namespace; empty: not known.
-        started: When the process did, which tells it from another one of its pid.
-        servers: Of its job, host:port by commas, which only processes of one job have at a time.
-    """
-
-    run: str
-    process: str
+    run: str  # random; shared by successive processes in one worker's place
+    process: str  # random
     host: str
     pid: int
-    pid_space: str
-    started: str
-    servers: str
+    pid_space: str  # scope of the pid: boot and namespace; empty: unknown
+    started: str  # start time of the process, which distinguishes it from another one with its pid
+    servers: str  # of its job, "host:port" by commas, unique to one job at a time
 
     @classmethod
     def this(cls, servers: Sequence[str] = ()) -> "Owner":
-        """Returns this process, as of a new run."""
+        """Returns this process as the owner of a new run."""
         pid, space = os.getpid(), ""
         with suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -76,23 +66,23 @@ class Owner:
 
     @classmethod
     def from_json(cls, text: bytes) -> "Owner | None":
-        """Returns what `to_json` gave; None: it is not written yet, or of another release."""
+        """Returns what `to_json` gave; None: incomplete, or of another release."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError, RecursionError):
             return None
 
     def to_json(self) -> bytes:
-        """Returns a text that `from_json` reads back."""
+        """Returns a text for `from_json`."""
         return json.dumps(asdict(self)).encode()
 
     @property
     def beat(self) -> str:
-        """The name of the file that says that the process lives."""
+        """Name of the file that shows that the process lives."""
         return f"{OWNER}.{self.process}"
 
     def is_gone_beside(self, other: "Owner") -> bool | None:
-        """Whether the process has ended, as one beside it knows; None: not known, or it is stopped."""
+        """Whether the process has ended, if it is on this machine; None: unknown, or stopped."""
         if not self.pid_space or self.pid_space != other.pid_space:
             return None
         state, started = _state_and_start(self.pid)
@@ -104,7 +94,7 @@ class Owner:
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
-    """Returns the state of a process, and when it started, in ticks since boot; "" if it is not there."""
+    """Returns the state of a process, and its start in ticks since boot; "" if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -113,7 +103,7 @@ def _state_and_start(pid: int) -> tuple[str, str]:
 
 
 def _has_pid(pid: int) -> bool:
-    """Whether there is a process, also if /proc hides those of other users."""
+    """Whether a process exists, even if /proc hides those of other users."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError, TypeError):  # the last two of an altered file
@@ -127,7 +117,6 @@ class Claim:
     """This run's claim on a folder. Thread-safe."""
 
     def __init__(self, root: Folder, owner: Owner) -> None:
-        """Begins to say that this process lives."""
         self._root = root
         self._owner = owner
         self._is_over = threading.Event()
@@ -135,18 +124,14 @@ class Claim:
         self._thread.start()
 
     def require(self) -> None:
-        """Checks that the folder is still this run's.
-
-        Raises:
-            CheckpointError: If another run has it, or storage cannot be reached.
-        """
+        """Raises CheckpointError if another run owns the folder, or storage cannot be reached."""
         if not self._root.has(OWNER):
-            return  # someone has removed it, and nobody has claimed the folder since
+            return  # it was removed, and the folder was not claimed since
         found = Owner.from_json(self._root.read(OWNER))
         if found is None or found.run != self._owner.run:
             raise CheckpointError(
-                f"{self._root.url} is another run's by now, {_shown(found)}: two runs must not save into one "
-                f"folder, so this one ends"
+                f"{self._root.url} now belongs to another run, {_shown(found)}: two runs must not save into "
+                f"one folder, so this one ends"
             )
 
     def _beat(self) -> None:
@@ -155,18 +140,18 @@ class Claim:
             number += 1
             try:
                 self._root.put(self._owner.beat, f"{number}\n".encode())
-                self._root.create_new(OWNER, self._owner.to_json())  # if someone has removed it
+                self._root.create_new(OWNER, self._owner.to_json())  # if it was removed
             except CheckpointError as error:
-                logger.warning("cannot say that this run is alive: %s", error)
+                logger.warning("cannot show that this run is alive: %s", error)
             if self._is_over.wait(BEAT_S):
                 return
 
     def release(self) -> None:
-        """Gives the folder back, if it is still this process's."""
+        """Releases the folder, if this process still owns it."""
         self._is_over.set()
         self._thread.join(EXPIRY_S)
         if self._thread.is_alive():
-            logger.warning("does not wait for storage, which keeps %s busy", self._root.url)
+            logger.warning("storage does not respond: %s is not released", self._root.url)
             return
         try:
             if self._root.has(OWNER):
@@ -175,7 +160,7 @@ class Claim:
                     self._root.remove_file(OWNER)
             self._root.remove_file(self._owner.beat)
         except CheckpointError as error:
-            logger.warning("could not give back the folder of checkpoints: %s", error)
+            logger.warning("could not release the folder of checkpoints: %s", error)
 
 
 @contextmanager
@@ -186,11 +171,11 @@ def claimed(
 
     Args:
         job: Names the folder.
-        is_of_this_run: This process takes a lost one's place, whose claim it has if that is of its servers.
-        servers: Of the job.
+        is_of_this_run: This process replaces a lost one, and takes over its claim if their servers agree.
+        servers: Servers of the job.
 
     Raises:
-        JobError: If another run has the folder, and is alive; says which.
+        JobError: If another, live run owns the folder; names it.
         CheckpointError: If the folder cannot be read or written.
     """
     if not job.checkpoint.dir:
@@ -206,7 +191,6 @@ def claimed(
 
 
 def _taken(job: Job, root: Folder, own: Owner, *, is_of_this_run: bool) -> Owner:
-    """Takes a folder, and returns this process as its owner."""
     for _ in range(_TRIES):
         is_new = root.create_new(OWNER, own.to_json())
         if not is_new:
@@ -230,11 +214,7 @@ def _taken(job: Job, root: Folder, own: Owner, *, is_of_this_run: bool) -> Owner
 
 
 def _require_gone(job: Job, root: Folder, found: Owner | None, own: Owner) -> None:
-    """Returns once the owner of a folder is known to be gone.
-
-    Raises:
-        JobError: If it is alive.
-    """
+    """Returns once the owner of a folder is known to have ended; raises JobError if it lives."""
     is_gone = None if found is None else found.is_gone_beside(own)
     if is_gone:
         return
@@ -256,7 +236,7 @@ def _require_gone(job: Job, root: Folder, found: Owner | None, own: Owner) -> No
 
 
 def _signs(root: Folder, owner: Owner | None) -> list[bytes]:
-    """Returns what changes while the owner of a folder lives."""
+    """Returns files that change while the owner of a folder lives."""
     names = [OWNER] if owner is None else [OWNER, owner.beat]
     return [root.read(name) if root.has(name) else b"" for name in names]
 
@@ -264,8 +244,8 @@ def _signs(root: Folder, owner: Owner | None) -> list[bytes]:
 def _in_use(job: Job, root: Folder, owner: Owner | None) -> Exception:
     return job.error(
         "checkpoint.dir",
-        f"{root.url} is in use by another run that is alive, {_shown(owner)}, and two would replace each "
-        f"other's checkpoints: end that one, or choose another checkpoint.dir. If it is not there any more, "
+        f"{root.url} is in use by another live run, {_shown(owner)}, and the two would replace each other's "
+        f"checkpoints: end that run, or choose another checkpoint.dir. If that process no longer exists, "
         f"remove {root.url}/{OWNER}",
     )
 

@@ -1,4 +1,4 @@
-"""The folder that a fresh run saves into: its own, or one with checkpoints of an earlier run."""
+"""The folder of a fresh run: its own, or one with checkpoints of an earlier run."""
 
 from protos.errors import CheckpointError, counted
 from ps_server.checkpoint.publish import require_replaceable
@@ -13,17 +13,15 @@ _MOST_LISTED = 10
 
 
 def require_free_folder(job: Job) -> None:
-    """Refuses to start a fresh run where an earlier one has saved: it would replace some of its checkpoints.
+    """Refuses to start a fresh run where an earlier one has saved: it would replace checkpoints.
 
-    Not for a process that takes a lost one's place: the checkpoints there are those of its own run.
-
-    Those that cannot be read count: they may be of another release.
+    Not for a replacement process, whose own run saved them. Unreadable checkpoints count: they may be of
+    another release.
 
     Raises:
-        JobError: If there are checkpoints of a run, and the job says neither `checkpoint.resume` nor
-            `checkpoint.overwrite`; says what they are.
-        CheckpointError: If the folder cannot be read, or has one that even a run that overwrites could not
-            replace.
+        JobError: If there are checkpoints of a run, and the job sets neither `checkpoint.resume` nor
+            `checkpoint.overwrite`; describes them.
+        CheckpointError: If the folder cannot be read, or has one that not even `overwrite` could replace.
     """
     settings = job.checkpoint
     if not settings.dir or settings.resume:
@@ -44,7 +42,7 @@ def require_free_folder(job: Job) -> None:
 
 
 def _described(folder: str, names: list[str], unreadable: list[str]) -> str:
-    """Returns what the newest checkpoint of a run says of it, and the names of all, of many the last."""
+    """Returns the progress of a run's newest checkpoint, and the names of the last ones."""
     listed = [_of_newest(folder, names)] if names else []
     if unreadable:
         listed.append(f"{', '.join(unreadable[-_MOST_LISTED:])} cannot be read")

@@ -1,7 +1,7 @@
 """Resuming: the newest checkpoint of a job's folder, if the job fits it.
 
-A job that is refused here would skip rows, train on some of them twice, or train another model, without a
-message. Other settings may differ, as a learning rate that is to be lower from now on: a warning names them.
+A refused job would silently skip rows, train on some twice, or train another model. Other settings, such as a
+lower learning rate, may differ: a warning names them.
 """
 
 import json
@@ -27,28 +27,19 @@ logger = logging.getLogger(__name__)
 
 _COMPARED = ("model", "data", "train", "optimizer", "life", "strategy", "device")
 _FREE = frozenset({"data.train", "data.test", "data.valid", "train.epochs", "train.log_every_s"})
-"""Settings of `_COMPARED` that a resumed run changes as it likes, or that are checked by themselves."""
+"""Settings of `_COMPARED` that may change in a resumed run, or have their own check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierRun:
-    """An earlier run, as of a checkpoint.
-
-    Attributes:
-        url: The checkpoint.
-        token: Of the save that wrote it.
-        version: Of its parameters.
-        batches: Of all workers, that are in them.
-        progress: How much of each worker's training is in them.
-        state: Where the run was.
-    """
+    """An earlier run, as of a checkpoint."""
 
     url: str
-    token: str
+    token: str  # token of the save that wrote it
     version: Version
-    batches: int
-    progress: Mapping[int, WorkerProgress]
-    state: RunState
+    batches: int  # batches of all workers in them
+    progress: Mapping[int, WorkerProgress]  # progress of each worker in them
+    state: RunState  # progress of the run
 
 
 def earlier_run(
@@ -59,11 +50,11 @@ def earlier_run(
     Args:
         job: Names the folder of checkpoints.
         num_workers: Workers of the job.
-        files: The training files, as `digest_of_files`.
-        signature: What they are, as `signature_of`; empty: not known.
+        files: Digest of the training files (`digest_of_files`).
+        signature: Their `signature_of`; empty: unknown.
 
     Raises:
-        JobError: If the job's data or workers are not those of the run; says what to do.
+        JobError: If the job's data or workers are not those of the run, with a way out.
         CheckpointError: If the newest checkpoint is damaged, or no job saved it.
     """
     if not job.checkpoint.resume:
@@ -86,12 +77,10 @@ def earlier_run(
 
 
 def _newest(folder: str) -> str | None:
-    """Returns the url of the newest checkpoint; None: there is no checkpoint.
+    """Returns the url of the newest checkpoint; None without any.
 
-    Without LATEST, which is written after a checkpoint and may be missing, it is the newest by its manifest.
-
-    Raises:
-        CheckpointError: If none of those that are there can be read: a fresh run would replace them.
+    Without LATEST, which is written after a checkpoint and may be missing, the manifests decide. Raises
+    CheckpointError if all are unreadable: a fresh run would replace them.
     """
     if has_latest(folder):
         return folder
@@ -152,7 +141,7 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
 
 
 def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
-    """Refuses another model, whatever its shapes are; warns of other settings than those of the run."""
+    """Refuses another model, even one of the same shapes; warns of other settings than those of the run."""
     try:
         saved = job_of_checkpoint(checkpoint)
     except (CheckpointError, JobError) as error:
@@ -181,18 +170,18 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
 
 
 def _warn_of_unknown_batches(job: Job, run: EarlierRun, checkpoint: Checkpoint) -> None:
-    """Says at which step a schedule goes on if an older release, which had none, saved the checkpoint."""
+    """Warns at which step a schedule resumes if an older release, without batches, saved the checkpoint."""
     if run.batches != checkpoint.manifest.batches and job.optimizer.has_schedule:
         logger.warning(
             "%s does not say how many batches of all workers trained it: the schedule of the learning rates "
-            "goes on at step %d, by the steps of its workers",
+            "resumes at step %d, by the steps of its workers",
             run.url,
             run.batches,
         )
 
 
 def _settings(job: Job) -> Iterator[tuple[str, Any]]:
-    """Yields the settings of a job that decide what is learnt, by key."""
+    """Yields the settings of a job that affect learning, by key."""
     sections = json.loads(job.to_json())
     for name in _COMPARED:
         yield from _flat(name, sections[name])
@@ -211,7 +200,7 @@ def _shown(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
-    """Says what another number of workers changes: the loss may go to another level."""
+    """Warns of the effects of another number of workers: the loss may shift."""
     was = run.state.num_workers
     if was == num_workers:
         return

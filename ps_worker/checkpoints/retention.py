@@ -3,8 +3,7 @@
     epoch-<number>, step-<number>[-<number>]    saved by runs, this one or an earlier one
     any other name, kind inference              saved by people
 
-A run removes only its own, unless it is to overwrite those of an earlier run: these go when it has saved its
-first.
+A run removes only its own; with `overwrite` also those of an earlier run, once it has saved its first.
 """
 
 import re
@@ -29,19 +28,13 @@ def name_after_epoch(epoch: int) -> str:
 def name_at_step(step: int, number: int = 1) -> str:
     """Returns the name of a checkpoint within an epoch, after `step` steps of worker 0.
 
-    Args:
-        step: Of worker 0, which may be at it for long: others have data left when it has none.
-        number: Of the validation at this step, from 1, that it has the model of.
+    `number` is that of the validation at this step: worker 0 may stay at it while others have data left.
     """
     return f"step-{step}" if number == 1 else f"step-{step}-{number}"
 
 
 def checkpoints_of_runs(folder: str) -> list[str]:
-    """Returns the names of the checkpoints that runs have saved into a folder, the oldest first.
-
-    Raises:
-        CheckpointError: If the folder cannot be read.
-    """
+    """Returns the names of the runs' checkpoints in a folder, the oldest first; raises CheckpointError."""
     return [
         name
         for name, manifest in manifests_in(folder).items()
@@ -50,16 +43,10 @@ def checkpoints_of_runs(folder: str) -> list[str]:
 
 
 def unreadable_checkpoints(folder: str, readable: Collection[str]) -> list[str]:
-    """Returns the names of the checkpoints of runs in a folder that are there but were not read.
+    """Returns the runs' checkpoints in a folder that are not in `readable`, those of `checkpoints_of_runs`.
 
-    Each is damaged, of another release, or cannot be read for the moment.
-
-    Args:
-        folder: Of checkpoints.
-        readable: What `checkpoints_of_runs` has returned.
-
-    Raises:
-        CheckpointError: If the folder cannot be read.
+    Each is damaged, of another release, or temporarily unreadable. Raises CheckpointError for an unreadable
+    folder.
     """
     root = folder_at(folder)
     others = [
@@ -69,7 +56,7 @@ def unreadable_checkpoints(folder: str, readable: Collection[str]) -> list[str]:
 
 
 def _is_there(checkpoint: Folder) -> bool:
-    """Whether a folder has a checkpoint that is not known to be one for inference."""
+    """Whether a folder has a checkpoint not known to be for inference."""
     try:
         return checkpoint.has(MANIFEST) and read_manifest(checkpoint).kind != "inference"
     except CheckpointError:
@@ -82,23 +69,16 @@ class Keeper:
     def __init__(
         self, settings: CheckpointSection, own: Collection[str], overwritten: Collection[str] = ()
     ) -> None:
-        """Removes nothing yet.
-
-        Args:
-            settings: Their folder, and the number to keep.
-            own: Names of the run's own checkpoints so far.
-            overwritten: Names of those of an earlier run, which the first own one replaces.
-        """
+        """Takes the names of the run's own checkpoints, and of those of an earlier run to overwrite."""
         self._settings = settings
         self._own = set(own)
         self._overwritten = set(overwritten)
         self._started_from = _name_in(settings.dir, settings.load)
 
     def saved(self, name: str) -> None:
-        """Counts a new checkpoint; removes those to overwrite, and the oldest own ones that are too many.
+        """Counts a new checkpoint; removes those to overwrite, and the oldest own ones beyond the limit.
 
-        Raises:
-            CheckpointError: If the folder cannot be read, or one cannot be removed.
+        Raises CheckpointError if the folder cannot be read, or one cannot be removed.
         """
         self._own.add(name)
         overwritten, self._overwritten = self._overwritten - self._own, set()
@@ -117,13 +97,11 @@ def _name_in(folder: str, checkpoint: str) -> str | None:
 
 
 def require_other_folder(job: Job) -> None:
-    """Refuses deltas beside the checkpoint that their run starts from.
-
-    They would have its names, and what they replace may be what it needs.
+    """Refuses deltas in the folder of the checkpoint that they start from, as they may replace its files.
 
     Raises:
         JobError: If `checkpoint.load` is in `checkpoint.dir`.
-        CheckpointError: If one of the two cannot be the place of a checkpoint.
+        CheckpointError: If one of the two is no place of a checkpoint.
     """
     checkpoint = job.checkpoint
     if checkpoint.mode == "full" or checkpoint.resume or not checkpoint.load:

@@ -11,59 +11,37 @@ RUN_ATTACHMENT = "run.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """One evaluation on `data.valid`.
+    """One evaluation on `data.valid`."""
 
-    Attributes:
-        epoch: In which it was, or which it ended; from 1.
-        step: Steps of worker 0 before it.
-        auc: None with one class only.
-        log_loss: Mean; None without rows.
-        checkpoint: Name under which its model was saved, in `checkpoint.dir`; empty: it was not, since it was
-            not the best so far, or nothing is saved.
-    """
-
-    epoch: int
-    step: int
-    auc: float | None
-    log_loss: float | None
+    epoch: int  # the current epoch, or the one that it ended; from 1
+    step: int  # steps of worker 0 before it
+    auc: float | None  # None with one class only
+    log_loss: float | None  # mean; None without rows
+    # name in `checkpoint.dir` of the checkpoint of its model; empty: not the best, not saved
     checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Progress of a run; the position of each worker in an unfinished epoch is in the manifest.
+    """Progress of a run; the position of each worker in an unfinished epoch is in the manifest."""
 
-    Attributes:
-        epochs_done: Epochs that all workers have finished.
-        is_between_epochs: No worker has started another epoch.
-        num_workers: Workers of the run.
-        files: The training files, as `digest_of_files`.
-        signature: What they were, as `signature_of`; empty: of an older release, which did not say.
-        order: The order of their rows, as `order_of_data`.
-        validations: All so far.
-        steps_since_validation: Of worker 0, in the unfinished epoch, where validations are due by steps.
-    """
-
-    epochs_done: int
-    is_between_epochs: bool
-    num_workers: int
-    files: str
-    order: dict[str, int | str]
-    validations: list[Validation] = field(default_factory=list)
+    epochs_done: int  # epochs that all workers have finished
+    is_between_epochs: bool  # no worker has started another epoch
+    num_workers: int  # workers of the run
+    files: str  # digest of the training files (`digest_of_files`)
+    order: dict[str, int | str]  # order of the rows in the files, as `order_of_data`
+    validations: list[Validation] = field(default_factory=list)  # all so far
+    # of worker 0, in the unfinished epoch, where validations are due by steps
     steps_since_validation: int = 0
-    signature: str = ""
+    signature: str = ""  # `signature_of` the files; empty: of an older release
 
     def to_json(self) -> str:
-        """Returns a text that `from_json` reads back."""
+        """Returns a text for `from_json`."""
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: bytes, source: str) -> Self:
-        """Returns the state of which `to_json` gave `text`; `source` is named in errors.
-
-        Raises:
-            CheckpointError: If the text is not such a state, as one of another release.
-        """
+        """Returns the state that `to_json` wrote; a CheckpointError for another text names `source`."""
         try:
             values = json.loads(text)
         except (ValueError, RecursionError) as error:

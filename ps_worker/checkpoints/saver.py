@@ -3,8 +3,8 @@ r"""The checkpoints of a run: when one is due, and writing it while training con
     training   step | step | settle, snapshot | step | step | step | ...
     a thread                      \-- write, publish, LATEST, BEST, keep_last ----/
 
-One is written at a time. An error while writing ends the run, at the next step or at the end; but one whose
-server was restarted meanwhile is taken again.
+One is written at a time. An error while writing ends the run, at the next step or at the end; but after a
+server restart the checkpoint is taken again.
 """
 
 import logging
@@ -24,23 +24,23 @@ logger = logging.getLogger(__name__)
 
 
 class Schedule:
-    """Says when a checkpoint within an epoch is due. Sans-IO, not thread-safe."""
+    """Decides when a checkpoint within an epoch is due. Sans-IO, not thread-safe."""
 
     def __init__(self, *, every_steps: int, every_s: float, step: int, now: float) -> None:
-        """Counts from `step`, in steps, and `now`, in seconds; a period of 0 never ends."""
+        """Starts at `step` and `now`, in seconds; a period of 0 never ends."""
         self._is_owed = False
         self._every_steps = every_steps
         self._every_s = every_s
         self.restart(step, now)
 
     def restart(self, step: int, now: float) -> None:
-        """A checkpoint was taken."""
+        """Counts from a checkpoint that was just taken."""
         self._is_owed = False
         self._last_step = step
         self._last_s = now
 
     def owe(self) -> None:
-        """The last checkpoint was lost: one is due now."""
+        """Makes a checkpoint due now, as the last one was lost."""
         self._is_owed = True
 
     def is_due(self, step: int, now: float) -> bool:
@@ -52,7 +52,7 @@ class Schedule:
 
 
 class _Writing:
-    """A checkpoint that a thread writes."""
+    """A checkpoint being written by a thread."""
 
     def __init__(self, name: str, write: Callable[[Callable[[], None]], None]) -> None:
         """Starts the thread; `write` calls its argument once later changes are no part of the checkpoint."""
@@ -75,48 +75,32 @@ class _Writing:
         return not self._thread.is_alive()
 
     def wait_for_snapshot(self) -> None:
-        """Returns when training may continue; the store's limits bound the time."""
         self._is_in_snapshot.wait()
 
     def end(self) -> None:
-        """Waits for the end, within the store's limits; raises the error of the thread."""
+        """Waits for the end, within the store's time limits; raises the error of the thread."""
         self._thread.join()
         if self._error is not None:
             raise self._error
 
 
 class Saver:
-    """Takes and writes checkpoints. Thread-safe.
-
-    Attributes:
-        latest: Url of the newest complete checkpoint; None: no checkpoint yet.
-    """
+    """Takes and writes checkpoints; `latest` is the url of the newest complete one, if any. Thread-safe."""
 
     def __init__(
         self,
         store: Checkpoints,
         settings: CheckpointSection,
         *,
-        step: int = 0,
-        latest: str | None = None,
-        own: Collection[str] = (),
+        step: int = 0,  # steps of this worker so far
+        latest: str | None = None,  # the checkpoint that the run resumes from; None: a fresh run
+        own: Collection[str] = (),  # names of the checkpoints of the run that it resumes
+        # names of those of an earlier run, which the first one replaces
         overwritten: Collection[str] = (),
+        # called before a file that others rely on is replaced; raises if this process may not
         confirm: Callable[[], object] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
-        """Counts from `step`.
-
-        Args:
-            store: What to save.
-            settings: When and where.
-            step: Steps of this worker so far.
-            latest: The checkpoint that the run resumes from; None: a fresh run.
-            own: Names of the checkpoints of the run that it resumes.
-            overwritten: Names of those of an earlier run, which the first one replaces.
-            confirm: Called before each file that others rely on is replaced; raises if this process must not
-                do that any more.
-            clock: In seconds.
-        """
         self._store = store
         self._settings = settings
         self._keeper = Keeper(settings, own, overwritten)
@@ -133,16 +117,10 @@ class Saver:
         self.latest = latest
 
     def after_step(self, step: int, begin: Callable[[], Mapping[str, bytes]]) -> None:
-        """Takes a checkpoint if one is due, unless the last is still being written.
+        """Takes a checkpoint if one is due, unless the last is still being written; called between two steps.
 
-        To be called between two steps; returns when the next may begin.
-
-        Args:
-            step: Steps of this worker so far.
-            begin: Called first if a checkpoint is due: has the store settle, and returns the attachments.
-
-        Raises:
-            CtrPsError: If this or the last checkpoint failed.
+        `begin` is called first: it settles the store, and returns the attachments. Raises CtrPsError if this
+        or the last checkpoint failed.
         """
         if not self._turn.acquire(blocking=False):
             return  # another thread is here
@@ -159,14 +137,8 @@ class Saver:
     ) -> None:
         """Takes a checkpoint now, after the last one was written; returns when training may continue.
 
-        Args:
-            name: Its name in the folder.
-            step: Steps of this worker so far.
-            attachments: Files that travel with the parameters.
-            is_best: `BEST` is to name it once it is written, unless a server is lost with its share before.
-
-        Raises:
-            CtrPsError: If this or the last checkpoint failed.
+        With `is_best`, `BEST` names it once it is written, unless a server is lost with its share before.
+        Raises CtrPsError if this or the last checkpoint failed.
         """
 
         def begin() -> None:
@@ -178,19 +150,14 @@ class Saver:
             self._again = begin
 
     def wait(self) -> None:
-        """Returns when nothing is being written; one that was lost is due at the next step.
-
-        Raises:
-            CtrPsError: If the last checkpoint failed.
-        """
+        """Returns when nothing is being written; a lost one is due at the next step. Raises CtrPsError."""
         with self._turn:
             self._end()
 
     def finish(self) -> None:
-        """Returns when everything is written, one that was lost once more; nothing was trained since `save`.
+        """Returns when everything is written, a lost one again; nothing was trained since `save`.
 
-        Raises:
-            CtrPsError: If the last checkpoint failed.
+        Raises CtrPsError if the last checkpoint failed.
         """
         with self._turn:
             while not self._end() and self._again is not None:
@@ -232,7 +199,7 @@ class Saver:
     def _save(
         self, url: str, attachments: Mapping[str, bytes], on_snapshot: Callable[[], None]
     ) -> None:
-        """Saves a delta of the latest checkpoint if one is wanted and possible, else all rows."""
+        """Saves a delta of the latest checkpoint if wanted and possible, else all rows."""
         is_full = self._settings.mode == "full" or self._until_full == 0
         # One that replaces the latest, as at the same step of worker 0, cannot be a delta of it.
         is_full = is_full or self.latest is None or place_of(self.latest) == place_of(url)
@@ -247,7 +214,7 @@ class Saver:
         self._until_full = (self._until_full if base else self._settings.full_every) - 1
 
     def _end(self) -> bool:
-        """Waits for the checkpoint that is being written; False: a server was lost with its share."""
+        """Waits for the checkpoint being written; False: a server was lost with its share."""
         if self._writing is None:
             return True
         writing, self._writing = self._writing, None

@@ -1,4 +1,4 @@
-"""Warm start: a run that takes a saved model, or parts of one, and initializes the rest."""
+"""Warm start: a run that takes a saved model, or parts of it, and initializes the rest."""
 
 import logging
 from collections.abc import Collection, Sequence
@@ -18,24 +18,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Parameters taken from a checkpoint.
-
-    Attributes:
-        checkpoint: Its url.
-        taken: Tables and dense blocks taken from it.
-        fresh: Those with initial values.
-    """
+    """Parameters taken from a checkpoint."""
 
     checkpoint: str
-    taken: list[str]
-    fresh: list[str]
+    taken: list[str]  # tables and dense blocks taken from it
+    fresh: list[str]  # those with initial values
 
 
 def warm_start_of(job: Job, model: Model) -> WarmStart | None:
-    """Returns what a job takes from the model that it starts from; None: it names no model.
+    """Returns the parts of the saved model that a job starts from; None: it names no model.
 
-    Raises:
-        JobError: If `checkpoint.only` names something that the model does not have.
+    Raises JobError if `checkpoint.only` names something that the model does not have.
     """
     checkpoint = job.checkpoint
     if not checkpoint.load:
@@ -50,7 +43,7 @@ def warm_start_of(job: Job, model: Model) -> WarmStart | None:
 
 
 def warm_start(url: str, model: Model, only: Collection[str]) -> WarmStart:
-    """Returns what a model takes from a checkpoint; `only` names parts of the model, or nothing for all."""
+    """Returns the parts of a checkpoint for a model; `only` names some, or is empty for all."""
     names = names_of(model)
     taken = sorted(only) or names
     return WarmStart(
@@ -61,13 +54,12 @@ def warm_start(url: str, model: Model, only: Collection[str]) -> WarmStart:
 def require_schema(
     job: Job, model: Model, schema: Schema, folder: str, *, takes_dense: bool, resumes: bool = False
 ) -> None:
-    """Refuses a checkpoint whose schema gives keys, or the numbers that are taken, another meaning.
+    """Refuses a checkpoint whose schema gives keys, or taken dense inputs, another meaning.
 
-    Slots may be new at the end, whose keys have no rows yet, unless a run is resumed. Without the dense
-    parameters numbers may be others.
+    New slots are allowed at the end, unless a run is resumed: their keys have no rows yet.
 
     Raises:
-        JobError: If it was trained with such a schema, or new slots change the layers that are taken.
+        JobError: If the schema differs in that way, or new slots change the layers that are taken.
         CheckpointError: If there is no checkpoint.
     """
     checkpoint = Checkpoint.open(folder)
@@ -90,7 +82,7 @@ def require_schema(
 
 
 def _difference_of_keys(saved: Schema, schema: Schema) -> str:
-    """Returns in what keys of the saved slots are others now; empty: in nothing."""
+    """Returns the difference in keys of the saved slots; "" without any."""
     if saved.hash_version != schema.hash_version:
         return f"hash_version was {saved.hash_version} and is {schema.hash_version}"
     for number, was in enumerate(saved.slots):
@@ -115,7 +107,6 @@ def _without_last_slots(schema: Schema, count: int) -> Schema:
 def _require_same_layers(
     job: Job, model: Model, checkpoint: Checkpoint, new: Sequence[str]
 ) -> None:
-    """Refuses to take the dense parameters of a model whose layers have inputs from new slots."""
     block = checkpoint.blocks.get(DENSE_BLOCK)
     difference = "" if block is None else block.layout_difference(dense_spec(model, job))
     if difference:

@@ -1,14 +1,14 @@
-"""Asynchronous training: no worker waits for another, but for worker 0 at the start of a fresh model.
+"""Asynchronous training: no worker waits for another, except for worker 0 at the start of a fresh model.
 
     training threads --push--> merger --sender thread--> servers
     training threads <--lend-- mirror <--receiver thread-- servers       dense parameters
     training threads <--pull-------------------------- servers           embeddings, a batch ahead
 
-Else nothing blocks training but a full queue. No gradient waits longer than `max_delay_ms` for others to
-merge with; dense parameters are fetched after each dense push.
+Otherwise only a full queue blocks training. No gradient waits longer than `max_delay_ms` to be merged; dense
+parameters are fetched after each dense push.
 
-Worker 0 trains the first batches of a fresh model while the others wait. The next ones are trained in step:
-each leaves by itself, and a worker reads rows when its own gradients are in them
+Worker 0 trains the first batches of a fresh model alone. The next ones are trained in step: each is pushed by
+itself, and a worker pulls rows after its own gradients are applied
 (docs/decisions/0033-the-first-steps-of-async.md).
 """
 
@@ -32,19 +32,19 @@ from ps_worker.job.model import DENSE_BLOCK
 logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 4
-"""Pushes on the way before the sender waits for the oldest to be acknowledged."""
+"""Pushes in flight at which the sender waits for the oldest to be acknowledged."""
 
 BATCHES_IN_STEP = 1000
-"""Batches of all workers, applied since the model was fresh, before a worker merges, and reads rows without
-its own last gradients: while Adagrad's sums are small, what was learnt from old rows is too much at once, and
-dense parameters whose gradients are merged take too few steps."""
+"""Applied batches of all workers from which on a worker merges, and reads rows without its last gradients.
+While Adagrad's sums are small, gradients of old rows are too large together, and merging leaves dense
+parameters too few steps."""
 
 FIRST_BATCHES = 32
-"""Batches, applied since the model was fresh, before workers other than worker 0 begin: of large batches, two
-at once are too much for a model that knows nothing."""
+"""Batches applied to a fresh model before workers other than worker 0 begin: two large batches at once are
+too much for an untrained model."""
 
 _FAR = 2**40
-"""The clock of a worker for whom nobody waits: it has so many steps behind it."""
+"""The clock of a worker that nobody waits for."""
 
 
 class AsyncCommunicator:
@@ -56,30 +56,18 @@ class AsyncCommunicator:
 
     def __init__(
         self,
-        store: Parameters,
+        store: Parameters,  # destination of gradients
         *,
-        member: Member,
-        num_params: int,
-        max_merge_var_num: int,
-        max_merge_dense_num: int,
-        send_queue_size: int,
-        max_delay_ms: float,
-        stall_limit_s: float = 600.0,
+        member: Member,  # this process, in its worker's place
+        num_params: int,  # length of the dense block
+        max_merge_var_num: int,  # batches to merge before a sparse push
+        max_merge_dense_num: int,  # batches to merge before a dense push
+        send_queue_size: int,  # batches in the queue at which `push` blocks
+        max_delay_ms: float,  # longest that a gradient waits to be merged
+        stall_limit_s: float = 600.0,  # longest that `push` and `flush` wait for the sender
+        # clocks on which workers other than 0 wait for the first batches; None: no waiting
         clocks: Coordination | None = None,
     ) -> None:
-        """Starts sender and receiver, and reads the dense parameters once.
-
-        Args:
-            store: Where gradients go.
-            member: This process, in its worker's place.
-            num_params: Length of the dense block.
-            max_merge_var_num: Batches to merge before a sparse push.
-            max_merge_dense_num: Batches to merge before a dense push.
-            send_queue_size: Batches waiting to be sent before `push` waits.
-            max_delay_ms: Longest that a gradient waits for others to merge with.
-            stall_limit_s: Longest that `push` and `flush` wait for the sender.
-            clocks: By which others than worker 0 wait for the first batches; None: they do not.
-        """
         self._store = store
         self._worker = member.worker
         self._start_clocks = clocks
@@ -93,11 +81,11 @@ class AsyncCommunicator:
         )
         self._queue_size = max(send_queue_size, max_merge_var_num)
         self._is_flushing = False
-        self._applied: Version = 0  # as of the newest rows that gradients were computed from
+        self._applied: Version = 0  # as of the newest rows used
         self._in_flight: SimpleQueue[tuple[MergedPush, Future[Version]] | None] = SimpleQueue()
         self._outstanding = 0
         self._background = Background(
-            stall_limit_s=stall_limit_s, stalled="servers did not take the gradients that wait"
+            stall_limit_s=stall_limit_s, stalled="servers did not take the waiting gradients"
         )
         self._changed = self._background.changed
         self._receive()
@@ -108,20 +96,20 @@ class AsyncCommunicator:
         """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Asks for embeddings as they are now; in step, as they are when the result is asked for."""
+        """Requests embeddings as they are now; in step, as they are when the result is requested."""
         if self._applied < BATCHES_IN_STEP:
             return Shared(lambda: self._pull_in_step(keys))
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)
 
     def _pull_in_step(self, keys: Mapping[str, Keys]) -> Pulled:
-        """Pulls once no push is on its way, and none is ready to be."""
+        """Pulls once no push is in flight or ready."""
         with self._changed:
             self._background.wait_until(lambda: not self._outstanding and not self._merger.is_full)
         self._keep_order()
         return self._store.pull_sparse(keys, missing=Missing.INITIAL).result()
 
     def _keep_order(self) -> None:
-        """Worker 0 lets the others begin when the first batches are trained, and they wait for that."""
+        """Worker 0 starts the others once it has trained the first batches."""
         if self._start_clocks is None or self._has_begun:
             return
         is_early = self._applied < FIRST_BATCHES
@@ -130,18 +118,19 @@ class AsyncCommunicator:
                 return
             self._start_clocks.advance(0, _FAR, at_least=0).result()
         elif is_early:
-            logger.info("waits until worker 0 has trained the first batches num=%d", FIRST_BATCHES)
+            logger.info(
+                "waiting until worker 0 has trained the first batches num=%d", FIRST_BATCHES
+            )
             try:
                 self._start_clocks.advance(self._worker, _FAR, at_least=1).result()
             except WaitTimeoutError as error:
                 logger.warning(
-                    "trains without waiting for the first batches of worker 0: %s", error
+                    "training without waiting for the first batches of worker 0: %s", error
                 )
         self._has_begun = True
 
     @contextmanager
     def params(self) -> Iterator[Values]:
-        """Lends the newest parameters received."""
         with self._mirror.lend() as values:
             yield values
 
@@ -155,7 +144,7 @@ class AsyncCommunicator:
         weight: float | None = None,
         next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
-        """Queues the gradients of a step; waits only while the queue is full."""
+        """Queues the gradients of a step; blocks only while the queue is full."""
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._applied = max(self._applied, pulled)
@@ -163,8 +152,7 @@ class AsyncCommunicator:
                 self._merge()
             is_first = self._merger.due() is None
             self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
-            # Otherwise the sender knows when it is to send, and a thread that wakes for nothing costs others
-            # their turn.
+            # Otherwise the sender has its time, and a needless wake-up costs other threads their turn.
             if is_first or self._merger.is_full:
                 self._changed.notify_all()
 
@@ -172,10 +160,10 @@ class AsyncCommunicator:
         merger = self._merger
         if (merger.sparse_batches, merger.dense_batches) != self._merges:
             merger.sparse_batches, merger.dense_batches = self._merges
-            self._changed.notify_all()  # those that wait for what is full may wait no longer
+            self._changed.notify_all()  # waits for a full group may be over
 
     def flush(self) -> None:
-        """Sends what is queued, and returns when all of it has been applied."""
+        """Sends the queue, and returns when all of it is applied."""
         with self._changed:
             self._is_flushing = True
             self._changed.notify_all()
@@ -188,19 +176,19 @@ class AsyncCommunicator:
         """Reads dense parameters again: other workers, or a checkpoint, may have changed them."""
         self._applied = max(self._applied, version)
         self._has_begun = False  # a barrier sets all clocks to 0
-        if self._worker and self._start_clocks is not None:  # worker 0 alone is waited for
+        if self._worker and self._start_clocks is not None:  # others wait only for worker 0
             self._start_clocks.advance(self._worker, _FAR, at_least=0).result()
         if self._applied >= FIRST_BATCHES:
             self._keep_order()
         self._receive()
 
     def close(self) -> None:
-        """Ends both threads; what is queued is not sent, and waiting threads get an error."""
+        """Stops both threads; queued gradients are dropped, and waiting threads get an error."""
         self._in_flight.put(None)
         self._background.close()
 
     def _next_push(self) -> MergedPush | None:
-        """Waits for something to send, and for room on the way; None once closed."""
+        """Waits for gradients to send, and for room on the way; None once closed."""
         with self._changed:
             while not self._background.is_closed:
                 now = time.monotonic()
@@ -241,7 +229,7 @@ class AsyncCommunicator:
                 self._changed.notify_all()
 
     def _acknowledge(self, push: MergedPush) -> None:
-        """Called in order for each push that every server has applied; for a mode that counts them."""
+        """Called in order for each push that every server has applied; a hook for subclasses."""
 
     def _receive(self) -> None:
         if not self._num_params:

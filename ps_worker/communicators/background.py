@@ -7,29 +7,19 @@ from protos.errors import ProtocolError, WaitTimeoutError
 
 
 class Background:
-    """Threads that send and receive while others train.
-
-    Attributes:
-        changed: Held while shared state is read or written; notified when one who waits may go on.
-        is_closed: The threads are to end.
-    """
+    """Threads that send and receive while others train."""
 
     def __init__(self, *, stall_limit_s: float, stalled: str) -> None:
-        """Starts nothing yet.
-
-        Args:
-            stall_limit_s: Longest that a training thread waits for the others.
-            stalled: What has not happened then, for the error.
-        """
+        # held while shared state is read or written; notified on changes
         self.changed = threading.Condition()
-        self.is_closed = False
+        self.is_closed = False  # the threads must end
         self._stall_limit_s = stall_limit_s
         self._stalled = stalled
         self._error: BaseException | None = None
         self._threads: list[threading.Thread] = []
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Runs `work` in a thread; what it raises is raised by the next call of a training thread."""
+        """Runs `work` in a thread; the next call of a training thread raises its error."""
 
         def run() -> None:
             try:
@@ -49,11 +39,9 @@ class Background:
             raise self._error
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits for what another thread does; the caller holds `changed`.
+        """Waits until another thread makes `condition` true; the caller holds `changed`.
 
-        Raises:
-            CtrPsError: What went wrong in the background.
-            WaitTimeoutError: If it does not come within the limit.
+        Raises the first error of the background threads, or WaitTimeoutError at the limit.
         """
         arrived = self.changed.wait_for(
             lambda: self._error is not None or condition(), self._stall_limit_s
@@ -65,11 +53,11 @@ class Background:
             )
 
     def close(self) -> None:
-        """Ends the threads; threads that still wait get an error."""
+        """Stops the threads; waiting threads get an error."""
         with self.changed:
             self.is_closed = True
             self._error = self._error or ProtocolError(
-                "the communicator is closed: nothing is sent any more, make a new one"
+                "the communicator is closed and sends nothing more: make a new one"
             )
             self.changed.notify_all()
         for thread in self._threads:

@@ -2,10 +2,9 @@
 
     step c may begin  <=>  every worker that trains has finished at least c - max_staleness steps
 
-A step is a batch; it is finished when every server has acknowledged all of its gradients. So what step c
-reads, rows and dense parameters, has all that any worker learnt in steps before c - max_staleness, and
-`max_staleness = 0` is a barrier before each step. Workers that are done, or wait in a barrier, delay
-no other.
+A step is a batch; it is finished when every server has acknowledged all of its gradients. So step c reads
+rows and dense parameters with all gradients of steps before c - max_staleness, and `max_staleness = 0` is a
+barrier before each step. Workers that are done, or wait in a barrier, delay no other.
 
 The stale synchronous parallel model of Ho et al., "More effective distributed ML via a stale synchronous
 parallel parameter server", NIPS 2013.
@@ -33,24 +32,14 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         store: ClockedParameters,
         *,
         member: Member,
-        max_staleness: int,
-        max_merge_var_num: int,
-        max_merge_dense_num: int,
+        max_staleness: int,  # steps that this worker may run ahead of the slowest
+        max_merge_var_num: int,  # capped by the bound
+        max_merge_dense_num: int,  # capped by the bound
+        # there are no other workers and no calls to wait for, so each training thread has a step in
+        # flight; the lower limit counts
         is_alone: bool = False,
-        **settings: Any,
+        **settings: Any,  # other arguments of `AsyncCommunicator`
     ) -> None:
-        """Takes what `AsyncCommunicator` takes, and the bound.
-
-        Args:
-            store: Where gradients go.
-            member: This process, in its worker's place.
-            max_staleness: Steps that this worker may run ahead of the slowest.
-            max_merge_var_num: Batches to merge before a sparse push; no more than the bound allows.
-            max_merge_dense_num: Batches to merge before a dense push; no more than the bound allows.
-            is_alone: There is nobody to run ahead of and no call to wait for, so that a training thread may
-                just as well begin a step when its last one is finished; the bound counts where it is lower.
-            settings: Other arguments of `AsyncCommunicator`.
-        """
         self._clocks: Coordination = store
         self._receiving = threading.Lock()
         self._restart()
@@ -68,14 +57,14 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         self.begin(thread_num=1)
 
     def begin(self, thread_num: int) -> None:
-        """Adapts to the number of threads, so that none waits for a step of this worker that waits for it."""
+        """Adapts to the number of threads, so that no two steps of this worker wait for each other."""
         with self._changed:
             self._bound = self._max_staleness
             if self._is_alone:
                 self._bound = min(self._bound, thread_num - 1)
-            # A thread that asks ahead has two steps begun; those of all threads must be within the bound.
+            # A thread that pulls ahead has begun two steps; those of all threads must be within the bound.
             self.is_overlapped = self._bound >= 2 * thread_num
-            # Batches that wait to be merged are unfinished, and so is one of each thread that asks ahead.
+            # Batches waiting to be merged are unfinished, and so is one of each thread that pulls ahead.
             ahead = thread_num - 1 if self.is_overlapped else 0
             longest = max(1, self._bound - ahead)
             sparse, dense = self._most_merged
@@ -84,15 +73,15 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
     def _restart(self) -> None:
         self._begun = 0
         self._acknowledged_sparse = self._acknowledged_dense = 0
-        self._slowest = 0  # steps that every worker has finished, as far as this one knows
-        self._slowest_in_dense = 0  # the same when the dense parameters were asked for
+        self._slowest = 0  # known steps that every worker has finished
+        self._slowest_in_dense = 0  # the same at the last request of dense parameters
 
     @property
     def _finished(self) -> int:
         return min(self._acknowledged_sparse, self._acknowledged_dense)
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Asks for embeddings, once no worker is more than the bound behind."""
+        """Requests embeddings, once no worker is more than the bound behind."""
         with self._changed:
             needed = self._begun - self._bound
             self._begun += 1
@@ -105,7 +94,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
         return super().pull(keys)
 
     def rejoin(self, version: Version) -> None:
-        """Counts steps from 0 again: the servers do so after a barrier."""
+        """Restarts the count of steps: the servers do so after a barrier."""
         with self._changed:
             self._restart()
         super().rejoin(version)
@@ -121,14 +110,14 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             self._learn_slowest(finished, at_least=0)
 
     def _receive(self) -> None:
-        # By the receiver thread, or by a training thread that needs newer ones.
+        # Called by the receiver thread, or by a training thread that needs newer parameters.
         with self._receiving:
             slowest = self._slowest
             super()._receive()
             self._slowest_in_dense = slowest
 
     def _learn_slowest(self, finished: int, *, at_least: int) -> None:
-        """Says how far this worker is, and waits until the slowest has finished `at_least` steps."""
+        """Reports this worker's clock, and waits until the slowest has finished `at_least` steps."""
         slowest = self._clocks.advance(self._worker, finished, at_least=at_least).result()
         with self._changed:
             self._slowest = max(self._slowest, slowest)

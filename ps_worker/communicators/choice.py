@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def communicator_of(
-    job: Job,
+    job: Job,  # has the mode and its settings
     store: Store,
     model: Model,
     specs: ModelSpecs,
@@ -91,7 +91,7 @@ def _tell_of_wire_dtype(job: Job, *, sends: bool) -> None:
     if job.strategy.in_use().get(key, "float32") == "float32":
         return
     if sends:
-        logger.info("numbers go to servers and come from them as bfloat16 (strategy.%s)", key)
+        logger.info("numbers are sent and received as bfloat16 (strategy.%s)", key)
     else:
         logger.warning(
             "strategy.%s has no effect here: nothing is sent in process, and passes on a device and heter "

@@ -3,8 +3,7 @@
     trainer thread: pull -> params -> (model) -> push        all modes
     communicator:   what these mean in one mode
 
-The trainer hands over gradients as sums over examples (protos/gradients.py) and never waits on the store
-itself.
+The trainer passes gradients as sums over examples (protos/gradients.py) and never waits on the store itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,33 +21,33 @@ class Communicator(Protocol):
 
     Attributes:
         is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
-        is_overlapped: The next batch's pull may be asked for before this batch's push; after `begin`.
+        is_overlapped: The next batch may be pulled before this batch is pushed; after `begin`.
         version: Steps of synchronous training done; 0 in the asynchronous modes.
         push_ids: Numbers the worker's batches, in the order of its data.
     """
 
     @property
-    def is_lockstep(self) -> bool: ...  # noqa: D102
+    def is_lockstep(self) -> bool: ...
 
     @property
-    def is_overlapped(self) -> bool: ...  # noqa: D102
+    def is_overlapped(self) -> bool: ...
 
     @property
-    def version(self) -> Version: ...  # noqa: D102
+    def version(self) -> Version: ...
 
     @property
-    def push_ids(self) -> PushIds: ...  # noqa: D102
+    def push_ids(self) -> PushIds: ...
 
     def begin(self, thread_num: int) -> None:
-        """Called before batches are trained, with the number of threads."""
+        """Called with the number of threads before training."""
         ...
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Asks for the embeddings of a batch's unique keys, by table."""
+        """Requests the embeddings of a batch's unique keys, by table."""
         ...
 
     def params(self) -> AbstractContextManager[Values]:
-        """Lends the dense parameters, float32[P], which stay as they are while the context is open."""
+        """Lends the dense parameters, float32[P], which do not change while the context is open."""
         ...
 
     def push(
@@ -64,14 +63,14 @@ class Communicator(Protocol):
         """Takes the gradients of a step; the arrays may be reused when it returns.
 
         Args:
-            gradients: Sums over the examples of the step; finite, which training/non_finite.py sees to.
-            examples: Their number.
-            pulled: The version of the embeddings that the gradients were computed from; the oldest.
-            numbers: Of the batches of the step, from `push_ids.take`.
-            weight: Of a synchronous step, the sum of the weights of its examples, which its part counts in
-                the mean; None: each has weight 1. In other modes the gradients say it themselves.
-            next_keys: Those that the next `pull` is to ask for, so that modes in lockstep may ask with this
-                push; then it may be acknowledged only when that pull is answered.
+            gradients: Sums over the examples of the step; finite (training/non_finite.py).
+            examples: Number of examples.
+            pulled: The oldest version of the embeddings that the gradients were computed from.
+            numbers: Numbers of the step's batches, from `push_ids.take`.
+            weight: In synchronous training, sum of the weights of its examples, by which its part counts in
+                the mean; None: each has weight 1. In other modes the gradients contain it.
+            next_keys: Keys of the next `pull`, so that modes in lockstep may pull with this push; both may
+                then be acknowledged together.
 
         Raises:
             CtrPsError: If this push failed, or an earlier one in the background.
@@ -79,7 +78,7 @@ class Communicator(Protocol):
         ...
 
     def flush(self) -> None:
-        """Returns when every gradient has been acknowledged; raises as `push` does."""
+        """Returns when every gradient is acknowledged; raises as `push` does."""
         ...
 
     def rejoin(self, version: Version) -> None:
@@ -87,5 +86,5 @@ class Communicator(Protocol):
         ...
 
     def close(self) -> None:
-        """Stops what runs in the background, without sending anything more."""
+        """Stops background threads without sending anything more."""
         ...

@@ -40,7 +40,7 @@ class DenseMirror:
         return self._buffers[number]
 
     def publish(self, number: int) -> None:
-        """Makes a filled buffer the one that is lent from now on."""
+        """Makes a filled buffer the one to lend."""
         with self._lock:
             self._current = number
 

@@ -1,7 +1,7 @@
-"""Training straight on a store in the same process: each thread pulls, computes and pushes in turn.
+"""Training on a store in the same process: each thread pulls, computes and pushes in turn.
 
 With several threads this is asynchronous training without a network, as in Hogwild (Recht, Re, Wright, Niu,
-NIPS 2011), except that no update is lost: tables and dense blocks lock what they change.
+NIPS 2011), but no update is lost: tables and dense blocks lock what they change.
 """
 
 import threading
@@ -34,12 +34,11 @@ class DirectCommunicator:
         """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Reads embeddings as they are."""
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)
 
     @contextmanager
     def params(self) -> Iterator[Values]:
-        """Lends this thread's own copy, just read."""
+        """Lends this thread's own fresh copy."""
         if not hasattr(self._local, "params"):
             self._local.params = np.empty(self._num_params, np.float32)
         self._store.pull_dense({DENSE_BLOCK: self._local.params}).result()
@@ -55,17 +54,16 @@ class DirectCommunicator:
         weight: float | None = None,
         next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
-        """Has the gradients applied."""
         push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
         self._store.push_grad(gradients, push_id).result()
 
     def flush(self) -> None:
-        """No-op: each push was applied."""
+        """No-op: pushes are applied at once."""
 
     def rejoin(self, version: Version) -> None:
-        """No-op: no steps in common."""
+        """No-op: there are no common steps."""
 
     def close(self) -> None:
-        """No-op: nothing runs in the background."""
+        """No-op: there are no background threads."""

@@ -4,10 +4,8 @@
     exchanger thread: take delta -> servers add it -> dense, rows that anyone changed -> merge into replica
 
 As PaddlePaddle's GEO-SGD: a delta is divided by the number of workers that train, servers add up. Training
-continues during an exchange, at most `k_steps` batches past the next one.
-
-The first exchanges come sooner, when parameters change fastest: none is later than an eighth of the batches
-before it.
+continues during an exchange, at most `k_steps` batches past the next one. The first exchanges come sooner,
+when parameters change fastest: none is later than an eighth of the batches before it.
 """
 
 import logging
@@ -32,10 +30,10 @@ from ps_worker.job.model import DENSE_BLOCK
 logger = logging.getLogger(__name__)
 
 WARM_UP = 8
-"""Batches before an exchange for each one until the next, as long as that is sooner than `k_steps`."""
+"""Batches so far per batch of the interval to the next exchange, up to `k_steps`."""
 
 MAX_ROWS_A_CALL = 1 << 20
-"""Rows to ask each server for at once; messages have smaller parts."""
+"""Rows to request from each server at once; messages have smaller parts."""
 
 
 class ChangingParameters(Parameters, Changes, Protocol):
@@ -51,32 +49,21 @@ class GeoCommunicator:
 
     def __init__(
         self,
+        # the servers; their tables add pushed deltas, and record changes
         store: ChangingParameters,
         *,
-        member: Member,
-        num_workers: int,
-        tables: Sequence[TableSpec],
-        dense: DenseSpec,
-        k_steps: int,
-        max_replica_bytes: int,
-        warm_up: int = WARM_UP,
-        stall_limit_s: float = 600.0,
+        member: Member,  # this process, in its worker's place
+        num_workers: int,  # workers that have rows to train on
+        tables: Sequence[TableSpec],  # with the optimizers of the local rows
+        dense: DenseSpec,  # the dense block, with its local optimizer
+        k_steps: int,  # batches between two exchanges
+        max_replica_bytes: int,  # limit of the size of the replica's tables
+        warm_up: int = WARM_UP,  # see `WARM_UP`; 0: `k_steps` from the start
+        stall_limit_s: float = 600.0,  # longest that `push` and `flush` wait for an exchange
+        # applied batches not counted by the version, as after resuming a synchronous run
         batches_before: int = 0,
     ) -> None:
-        """Fetches what the servers have, and starts the exchanger.
-
-        Args:
-            store: The servers; their tables add what is pushed, and record changes.
-            member: This process, in its worker's place.
-            num_workers: Workers that have rows to train on.
-            tables: With the optimizers of the local rows.
-            dense: The dense block, likewise.
-            k_steps: Batches between two exchanges.
-            max_replica_bytes: How large the replica's tables may become.
-            warm_up: See `WARM_UP`; 0: `k_steps` from the start.
-            stall_limit_s: Longest that `push` and `flush` wait for an exchange.
-            batches_before: Batches that are applied beyond those that the version counts, as in a run that
-                resumes a synchronous one.
+        """Fetches the servers' parameters, and starts the exchanger.
 
         Raises:
             CtrPsError: If the servers do not answer, or hold more than fits.
@@ -111,12 +98,11 @@ class GeoCommunicator:
         self._is_alone = thread_num == 1
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Reads embeddings of the replica."""
         return Answered(Pulled(self._replica.pull(keys), self._pulled))
 
     @contextmanager
     def params(self) -> Iterator[Values]:
-        """Lends the replica's parameters, or a copy where other threads change them meanwhile."""
+        """Lends the replica's parameters, or a copy if several threads train."""
         if self._is_alone:
             with self._replica.lend_dense() as params:
                 yield params
@@ -136,7 +122,7 @@ class GeoCommunicator:
         weight: float | None = None,
         next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
-        """Applies gradients to the replica; waits only while an exchange is a whole round late."""
+        """Applies gradients to the replica; blocks only while an exchange is a whole round late."""
         with self._changed:
             step = self._batches_before + self._pulled + self._unknown
             self._unknown += len(numbers)
@@ -150,21 +136,20 @@ class GeoCommunicator:
                 self._background.wait_until(lambda: len(self._pending) < 2 * self._interval)
 
     def flush(self) -> None:
-        """Exchanges what is left, and returns when the servers have all of it."""
+        """Exchanges the remaining changes, and returns when the servers have all of them."""
         with self._changed:
             self._is_flushing = True
             self._changed.notify_all()
             self._background.wait_until(lambda: not self._is_flushing)
 
     def rejoin(self, version: Version) -> None:
-        """Merges the changes of other workers, after a barrier."""
         self._receive()
         logger.info(
             "replica rows=%d size_mb=%.1f", self._replica.rows, self._replica.size_bytes / 2**20
         )
 
     def close(self) -> None:
-        """Ends the exchanger; what was not exchanged is lost."""
+        """Stops the exchanger; changes not yet exchanged are lost."""
         self._background.close()
 
     @property
@@ -174,14 +159,16 @@ class GeoCommunicator:
             return self._k_steps
         return min(self._k_steps, max(1, self._exchanged // self._warm_up))
 
-    def _is_due(self) -> bool:
-        is_full = len(self._pending) >= self._interval
-        return is_full or self._is_flushing or self._background.is_closed
-
     def _exchange_forever(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(self._is_due)
+                self._changed.wait_for(
+                    lambda: (
+                        len(self._pending) >= self._interval
+                        or self._is_flushing
+                        or self._background.is_closed
+                    )
+                )
                 if self._background.is_closed:
                     return
                 is_flushing, has_steps = self._is_flushing, bool(self._pending)
@@ -206,7 +193,7 @@ class GeoCommunicator:
         self._receive(len(numbers))
 
     def _receive(self, num_pushed: int = 0) -> None:
-        """Merges what the servers have and this worker has not; `num_pushed` of its batches are new there."""
+        """Merges the servers' changes; `num_pushed` of this worker's batches are new there."""
         version = self._store.pull_dense({DENSE_BLOCK: self._server_dense}).result()
         self._replica.merge_dense(self._server_dense)
         has_more = True

@@ -27,12 +27,12 @@ from ps_worker.job.model import DENSE_BLOCK
 class HalfAsyncCommunicator:
     """Half-asynchronous training: each push is applied before the next step begins.
 
-    Attributes:
-        pulled: The version of the dense parameters that `params` lent last.
+    `pulled` is the version of the dense parameters last lent by `params`.
     """
 
     is_lockstep = True
     is_overlapped = False
+    _has_common_steps = False
 
     def __init__(self, store: Parameters, *, member: Member, num_params: int) -> None:
         self._store = store
@@ -43,24 +43,24 @@ class HalfAsyncCommunicator:
         self._lock = threading.Lock()
         self._asked: Future[Version] | None = None  # for the dense parameters of this step
         self._has_params = False
-        # Keys that were asked for with the last push, and their rows.
+        # Keys pulled with the last push, and their rows.
         self._ahead: tuple[Mapping[str, Keys], Future[Pulled]] | None = None
 
     @property
     def _step(self) -> Version | None:
-        """The step that pulls wait for and pushes belong to; None: no steps in common."""
-        return None
+        """The step of pulls and pushes; None: no common steps."""
+        return self.version if self._has_common_steps else None
 
     def begin(self, thread_num: int) -> None:
         """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
-        """Asks for the embeddings of this step, and for the dense parameters with them."""
+        """Requests the embeddings of this step, and the dense parameters with them."""
         if (ahead := self._take_ahead()) is not None:
             asked_for, rows = ahead
             if asked_for is keys:
                 return rows
-            rows.result()  # other keys came: the push is to be acknowledged all the same
+            rows.result()  # other keys: the push must be acknowledged nevertheless
         self._ask()
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._step)
 
@@ -84,23 +84,24 @@ class HalfAsyncCommunicator:
         weight: float | None = None,
         next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
-        """Pushes the step's gradients; returns when the servers have them, or were asked for `next_keys`."""
+        """Pushes the step's gradients; returns when the servers have them, or `next_keys` are requested."""
         push_id = self.push_ids.next(
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers, weight=weight
         )
         if next_keys is None:
             self._store.push_grad(gradients, push_id, at=self._step).result()
             self._forget()
-            return
-        rows, params = self._store.push_pull(
-            gradients, push_id, keys=next_keys, into=self._into(), at=self._step
-        )
-        with self._lock:
-            self._ahead = next_keys, rows
-            self._asked, self._has_params = params, False
+        else:
+            rows, params = self._store.push_pull(
+                gradients, push_id, keys=next_keys, into=self._into(), at=self._step
+            )
+            with self._lock:
+                self._ahead = next_keys, rows
+                self._asked, self._has_params = params, False
+        self.version += self._has_common_steps
 
     def flush(self) -> None:
-        """Returns when the last push was acknowledged; what was pulled with it is kept."""
+        """Returns when the last push is acknowledged; rows pulled with it are kept."""
         with self._lock:
             ahead = self._ahead
         if ahead is not None:
@@ -110,62 +111,35 @@ class HalfAsyncCommunicator:
         """Reads parameters again: other workers, or a checkpoint, may have changed them."""
         self._take_ahead()
         self._forget()
+        if self._has_common_steps:
+            self.version = version
 
     def close(self) -> None:
-        """No-op: nothing runs in the background."""
+        """No-op: there are no background threads."""
 
     def _ask(self) -> None:
-        """Asks for the dense parameters, unless another thread of this step has, or there are none."""
+        """Requests the dense parameters, unless another thread of this step has, or there are none."""
         with self._lock:
             if self._asked is None and self._params.size:
                 self._asked = self._store.pull_dense(self._into(), at=self._step)
                 self._has_params = False
 
     def _into(self) -> dict[str, Values]:
-        """Returns where dense parameters are read into, if there are any."""
         return {DENSE_BLOCK: self._params} if self._params.size else {}
 
     def _take_ahead(self) -> tuple[Mapping[str, Keys], Future[Pulled]] | None:
-        """Returns what was asked for with the last push, if it was; the next pull asks itself."""
+        """Returns the pull that came with the last push, if any, and forgets it."""
         with self._lock:
             ahead, self._ahead = self._ahead, None
         return ahead
 
     def _forget(self) -> None:
-        """Has the next step ask again; no thread has the parameters on loan."""
+        """Makes the next step pull again; no thread has the parameters on loan."""
         with self._lock:
             self._asked = None
 
 
 class SyncCommunicator(HalfAsyncCommunicator):
-    """Synchronous training: every step is one that all workers take together."""
+    """Synchronous training: all workers take every step together, and a pull waits for the last one."""
 
-    @property
-    def _step(self) -> Version:
-        return self.version
-
-    def push(
-        self,
-        gradients: Gradients,
-        examples: int,
-        *,
-        pulled: Version,
-        numbers: Sequence[int] = (UNNUMBERED,),
-        weight: float | None = None,
-        next_keys: Mapping[str, Keys] | None = None,
-    ) -> None:
-        """Pushes this worker's part of the step; the next pull waits for the step after it."""
-        super().push(
-            gradients,
-            examples,
-            pulled=pulled,
-            numbers=numbers,
-            weight=weight,
-            next_keys=next_keys,
-        )
-        self.version += 1
-
-    def rejoin(self, version: Version) -> None:
-        """Continues at `version`, after a barrier."""
-        super().rejoin(version)
-        self.version = version
+    _has_common_steps = True

@@ -2,9 +2,9 @@
 
 Sans-IO: gradients in, merged gradients out; the time is passed in.
 
-Merging adds sums over examples, so what a server applies is the average over the merged batches. Sparse and
-dense gradients are merged over different numbers of batches: a dense push moves all parameters, a sparse one
-only what a batch touched.
+Merging adds sums over examples, so a server applies the average over the merged batches. Sparse and dense
+gradients are merged over different numbers of batches: a dense push moves all parameters, a sparse one only
+the rows of a batch.
 """
 
 from collections import deque
@@ -20,35 +20,26 @@ from ps_worker.communicators.push_ids import UNNUMBERED
 
 @dataclass(frozen=True, slots=True)
 class MergedPush:
-    """One push to send.
+    """One push to send."""
 
-    Attributes:
-        sparse: By table, the gradients of the batches to merge.
-        dense: By block, the merged gradient.
-        examples: Examples that it completes: those of its sparse part, which every batch has.
-        batches: Batches that it completes, in the same sense.
-        dense_batches: Batches of its dense part.
-        pulled: The oldest version that its sparse part was computed from, or without one its dense part.
-        whole: Numbers of the batches of which this is the last part to leave.
-    """
-
-    sparse: dict[str, list[SparseGrad]]
-    dense: dict[str, DenseGrad]
-    examples: int
-    batches: int
-    dense_batches: int
+    sparse: dict[str, list[SparseGrad]]  # by table, the gradients of the batches to merge
+    dense: dict[str, DenseGrad]  # by block, the merged gradient
+    examples: int  # examples that it completes: those of its sparse part, which every batch has
+    batches: int  # batches that it completes, in the same sense
+    dense_batches: int  # batches of its dense part
+    # the oldest version that its sparse part was computed from, or without one its dense part
     pulled: Version
-    whole: list[int]
+    whole: list[int]  # numbers of the batches whose last part this is
 
     def gradients(self) -> Gradients:
-        """Returns what to send: the sum over the batches."""
+        """Returns the sum over the batches."""
         sparse = {table: sum_sparse(grads) for table, grads in self.sparse.items()}
         return Gradients(sparse, self.dense)
 
 
 @dataclass(slots=True)
 class _Group:
-    """Gradients of batches that leave together; those of rows as they are, dense ones summed."""
+    """Gradients of batches to send together; those of rows as they are, dense ones summed."""
 
     since: float
     pulled: Version
@@ -70,17 +61,12 @@ class _Group:
 
 @dataclass(slots=True)
 class GradientMerger:
-    """Merges the gradients of one worker. Not thread-safe.
+    """Merges the gradients of one worker. Not thread-safe."""
 
-    Attributes:
-        sparse_batches: Batches to merge for a sparse push, never more; both may change while gradients wait.
-        dense_batches: Batches to merge for a dense push, never more.
-        max_delay_s: Longest that a gradient waits for others to merge with.
-    """
-
+    # most batches of a sparse push; both limits may change while gradients wait
     sparse_batches: int
-    dense_batches: int
-    max_delay_s: float
+    dense_batches: int  # most batches of a dense push
+    max_delay_s: float  # longest that a gradient waits to be merged
     _sparse: deque[_Group] = field(default_factory=deque)
     _dense: deque[_Group] = field(default_factory=deque)
     _half_taken: set[int] = field(default_factory=set)
@@ -88,12 +74,12 @@ class GradientMerger:
 
     @property
     def pending_batches(self) -> int:
-        """Batches whose sparse gradients have not been taken."""
+        """Batches with untaken sparse gradients."""
         return sum(group.batches for group in self._sparse)
 
     @property
     def is_full(self) -> bool:
-        """Whether gradients of as many batches as leave together wait."""
+        """Whether a full group waits."""
         return _is_full(self._sparse, self.sparse_batches) or _is_full(
             self._dense, self.dense_batches
         )
@@ -107,10 +93,7 @@ class GradientMerger:
         pulled: Version,
         numbers: Sequence[int] = (UNNUMBERED,),
     ) -> None:
-        """Takes the gradients of the batches `numbers` at time `now`, in seconds.
-
-        Dense arrays may be reused afterwards.
-        """
+        """Takes the gradients of the batches `numbers` at time `now`, in seconds; copies dense arrays."""
         sparse = _open_group(self._sparse, self.sparse_batches, now, pulled)
         sparse.count(numbers, examples, pulled)
         for table, grad in gradients.sparse.items():
@@ -132,12 +115,12 @@ class GradientMerger:
         return total
 
     def due(self) -> float | None:
-        """Returns the time at which the oldest gradient must leave; None: no gradient waits."""
+        """Returns the time at which the oldest gradient must be sent; None: no gradient waits."""
         waits = [groups[0].since for groups in (self._sparse, self._dense) if groups]
         return min(waits) + self.max_delay_s if waits else None
 
     def take(self, now: float, *, everything: bool = False) -> MergedPush | None:
-        """Returns what is full or due at time `now`, and forgets it; None if nothing is."""
+        """Removes and returns the gradients that are full or due at time `now`; None without any."""
         sparse = self._take_group(self._sparse, self.sparse_batches, now, everything)
         dense = self._take_group(self._dense, self.dense_batches, now, everything)
         if sparse is None and dense is None:
@@ -164,7 +147,7 @@ class GradientMerger:
         )
 
     def _is_second_half(self, number: int) -> bool:
-        """Takes note that the sparse or dense part of a batch leaves; returns whether the other had left."""
+        """Records that the sparse or dense part of a batch is sent; whether the other was sent before."""
         if number in self._half_taken:
             self._half_taken.remove(number)
             return True
@@ -172,7 +155,7 @@ class GradientMerger:
         return False
 
     def give_back(self, push: MergedPush) -> None:
-        """Takes the dense arrays of a push that was sent, to sum other ones in."""
+        """Returns the dense arrays of a push that was sent, for reuse."""
         for block, grad in push.dense.items():
             self._spare_sums.setdefault(block, []).append(grad.values)
 
@@ -186,12 +169,12 @@ class GradientMerger:
 
 
 def _is_full(groups: deque[_Group], batches: int) -> bool:
-    """Returns whether the first group takes no more steps: others follow it, whatever was merged then."""
+    """Whether the first group is closed: others follow it, or it has all its batches."""
     return len(groups) > 1 or (bool(groups) and groups[0].batches >= batches)
 
 
 def _open_group(groups: deque[_Group], batches: int, now: float, pulled: Version) -> _Group:
-    """Returns the group that another step belongs to."""
+    """Returns the group for the next step."""
     if not groups or groups[-1].batches >= batches:
         groups.append(_Group(since=now, pulled=pulled))
     return groups[-1]

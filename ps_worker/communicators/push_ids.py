@@ -1,4 +1,4 @@
-"""Push ids of one worker: its batches numbered as they are taken, its pushes as they leave.
+"""Push ids of one worker: its batches numbered as they are taken, its pushes as they are sent.
 
     batches taken    1 2 3 4 5      threads may finish them in another order
     whole in pushes  * * . *        of batch 3 a gradient waits to be merged, or is being computed
@@ -31,17 +31,13 @@ class PushIds:
         self._lock = threading.Lock()
 
     def resume(self, progress: WorkerProgress) -> None:
-        """Counts on from an earlier run of the worker, before the first batch of this one."""
+        """Continues the numbers of an earlier run of the worker, before the first batch."""
         with self._lock:
             self._taken = self._step = progress.step
             self._position = progress.position
 
     def take(self, position: DataPosition | None) -> int:
-        """Returns the number of the next batch.
-
-        Args:
-            position: Position in the data after it; None: its source has none.
-        """
+        """Returns the number of the next batch; `position` is that in the data after it, if any."""
         with self._lock:
             self._taken += 1
             self._positions[self._taken] = position
@@ -56,15 +52,7 @@ class PushIds:
         whole: Iterable[int],
         weight: float | None = None,
     ) -> PushId:
-        """Returns the push id of the next push.
-
-        Args:
-            examples: See `PushId`.
-            batches: See `PushId`.
-            pulled: See `PushId`.
-            whole: Numbers of the batches whose last gradients are in this push.
-            weight: See `PushId`.
-        """
+        """Returns the id of the next push; `whole` are the batches whose last gradients are in it."""
         with self._lock:
             self._add_whole(whole)
             sequence = self._sequence

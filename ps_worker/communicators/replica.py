@@ -6,10 +6,9 @@
     delta = (local - base) / num_workers,  local = base = base + delta      taken, and pushed to the servers
     local += server - base,                base = server                    when others' changes arrive
 
-A taken delta leaves the copy as the servers will have it, but for what others sent; so a row that no
-other worker changed is not sent back. What is trained before others' changes arrive stays, and is part of
-the next delta. A row that is in neither has its initial value in both, as on the servers: nothing is fetched
-before it changes.
+A taken delta leaves the copy as the servers will have it, except for others' changes; so a row that no other
+worker changed is not sent back. Training before others' changes arrive is part of the next delta. A row that
+is in neither has its initial value in both, as on the servers: nothing is fetched before it changes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +28,9 @@ class Replica:
     """The copy of one worker. Other threads may train while deltas are taken and merged."""
 
     def __init__(self, tables: Sequence[TableSpec], dense: DenseSpec, *, num_workers: int) -> None:
-        """Makes a copy in which everything has its initial value.
+        """Makes a copy with initial values.
 
-        Args:
-            tables: With the optimizers that train the local rows.
-            dense: The dense block, likewise.
-            num_workers: Workers whose deltas the servers add up.
+        `tables` and `dense` have the local optimizers; the servers add up the deltas of `num_workers`.
         """
         self._share = 1.0 / num_workers
         self._tables = {spec.name: ReplicaTable(spec) for spec in tables}
@@ -50,7 +46,7 @@ class Replica:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of rows and indexes; without the dense vectors."""
+        """Bytes of rows and indexes, without the dense vectors."""
         return sum(table.status.size_bytes for table in self._tables.values())
 
     def pull(self, keys: Mapping[str, Keys]) -> dict[str, Values]:
@@ -64,7 +60,7 @@ class Replica:
         self._dense.pull(out)
 
     def lend_dense(self) -> AbstractContextManager[Values]:
-        """Lends the local dense parameters float32[P] to one thread; merging and pushing wait for it."""
+        """Lends the local dense parameters float32[P] to one thread; merges and pushes wait for it."""
         return self._dense.lend()
 
     def push(self, gradients: Gradients, *, step: int) -> None:
@@ -91,11 +87,11 @@ class Replica:
         return delta
 
     def merge_rows(self, rows: Mapping[str, tuple[Keys, Values]]) -> None:
-        """Takes over rows as the servers have them, by table."""
+        """Takes over the servers' rows, by table."""
         for name, (keys, values) in rows.items():
             self._tables[name].merge(keys, values)
 
     def merge_dense(self, values: Values) -> None:
-        """Takes over the dense parameters as the servers have them, float32[P]."""
+        """Takes over the servers' dense parameters, float32[P]."""
         self._dense.add(values - self._dense_base)
         self._dense_base[:] = values

@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 
 class FileDataset:
-    """Files with a schema and a format; subclasses turn their rows into batches.
-
-    Attributes:
-        schema: The columns of the files.
-        batch_size: B.
-        thread_num: Training threads that share its batches.
-    """
+    """Files with a schema and a format; subclasses turn their rows into batches."""
 
     def __init__(
         self,
@@ -49,12 +43,11 @@ class FileDataset:
             schema: The columns of the files.
             batch_size: B, at least 1.
             thread_num: Training threads, at least 1.
-            format: Name of a format in docs/data.md, or a factory of readers; None: determined by a file's
-                suffix.
-            bad_row_limit: Malformed rows that a pass over the files may skip.
+            format: Name of a format in docs/data.md, or a factory of readers; None: by a file's suffix.
+            bad_row_limit: Malformed rows allowed in a pass over the files.
             reader_num: Reader threads, each with a file or split of its own.
-            seed: Of shuffles of files or rows; for a global shuffle the same on all workers.
-            negatives: Which rows without a click are kept, to train on; None: all.
+            seed: Seed of shuffles of files or rows; for a global shuffle the same on all workers.
+            negatives: Sampling of rows without a click; None: all are kept.
 
         Raises:
             UsageError: If a number is too small, or the format is unknown.
@@ -70,9 +63,9 @@ class FileDataset:
                 raise UsageError(f"{name} is {value!r}, expected at least {least}")
         if isinstance(format, str):
             require_format(format)
-        self.schema = schema
-        self.batch_size = batch_size
-        self.thread_num = thread_num
+        self.schema = schema  # the columns of the files
+        self.batch_size = batch_size  # B
+        self.thread_num = thread_num  # training threads that share its batches
         self._format = format
         self._format_shown = format if isinstance(format, str) else _name_of(format)
         self._bad_row_limit = bad_row_limit
@@ -86,7 +79,7 @@ class FileDataset:
     def set_filelist(self, files: Sequence[str | Path | FileSplit]) -> None:
         """Sets the files or splits to read, in order: a worker's own, as `fleet.split_files` returns them.
 
-        A file that changes afterwards is refused when it is read.
+        Reading refuses a file that has changed since.
         """
         if isinstance(files, str):
             raise UsageError(f"files is {files!r}, expected a list of paths")
@@ -103,7 +96,7 @@ class FileDataset:
         """Reads each file through a command that prints multi-slot text; replaces the format.
 
         Args:
-            command: For bash, which runs it once per file with the content as stdin.
+            command: For bash, run once per file with the content as stdin.
             columns: Order of the columns in its output; None: "dense_input", the slots, "click".
             values: Whether it prints keys for slots, or text to be hashed.
 
@@ -132,7 +125,7 @@ class FileDataset:
 
     @property
     def terms(self) -> dict[str, str]:
-        """How files are read: workers that train together have it in common, their files aside."""
+        """Settings of reading that workers of a job must share."""
         settings = {
             "kind": type(self).__name__,
             "schema": self.schema.fingerprint,
@@ -148,35 +141,26 @@ class FileDataset:
 
     @property
     def slot_values(self) -> SlotValues | None:
-        """What the values of slots are, of a generator as far as they were read; None: no files were set."""
+        """Kinds of slot values, of a generator as far as they were read; None: no files were set."""
         if self._slot_values is None and self._splits is not None:
             files = [split.path for split in self._splits]
             self._slot_values = values_of_files(files, self.schema, self._format)
         return self._slot_values
 
     def head(self) -> Iterator[Batch]:
-        """Reads the files in order, for a look at their first rows; it is no pass, and samples no negatives.
+        """Yields the first rows, in batches of any size, without counting as a pass or sampling negatives.
 
-        Nothing is said of malformed rows; where they are too many for a pass, it ends.
-
-        Yields:
-            Batches of any size.
-
-        Raises:
-            UsageError: If no files were set.
-            DataError: While iterating, if a file cannot be read.
+        Malformed rows are not reported; too many for a pass end it. Raises UsageError if no files were set,
+        and DataError for an unreadable file.
         """
         bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
         return _rows_within_limit(Reading(self._files(), self.schema, self._format, bad_rows))
 
     def require_rows(self) -> None:
-        """Reads as far as the first rows, and raises what a pass would that comes to none; it is no pass.
+        """Reads the first rows, and raises what a pass without rows would; it does not count as a pass.
 
-        Nothing is said of malformed rows before them.
-
-        Raises:
-            UsageError: If no files were set.
-            DataError: If a file cannot be read, there are no rows, or too many malformed ones before them.
+        Raises UsageError if no files were set; DataError for an unreadable file, without rows, or with too
+        many malformed ones before them.
         """
         bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
         reading = Reading(self._files(), self.schema, self._format, bad_rows)
@@ -195,7 +179,6 @@ def _name_of(format: Format | None) -> str:
 
 
 def _stamped(split: FileSplit) -> FileSplit:
-    """Returns a split with the stamp of its file, if that is there: reading says that it is not."""
     if split.stamp is not None:
         return split
     with suppress(DataError):
@@ -210,7 +193,7 @@ def _rows_within_limit(reading: Reading) -> Iterator[Batch]:
 
 
 def head_of(data: Iterable[object]) -> Iterator[Batch]:
-    """Returns the first rows of files, or of a list of batches; of what may differ the next time, none."""
+    """Returns the first rows of files, or of a list of batches; none of other, unrepeatable data."""
     if isinstance(data, FileDataset):
         return data.head()
     in_memory = data if isinstance(data, Sequence) else ()

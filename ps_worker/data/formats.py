@@ -26,61 +26,10 @@ KINDS: dict[str, tuple[Kind, ...]] = {
     "libffm": ("text",),
     "multislot": ("keys", "lists"),
 }
-"""What the values of slots are, by format; of the others each file says it."""
+"""Kinds of slot values by format; those of other formats depend on the file."""
 
 
-def _criteo(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.text.criteo import CriteoReader
-
-    return CriteoReader(schema, bad_rows)
-
-
-def _csv(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.text.csv_text import CsvReader
-
-    return CsvReader(schema, bad_rows)
-
-
-def _parquet(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.columnar.parquet import ParquetReader
-
-    return ParquetReader(schema, bad_rows)
-
-
-def _orc(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.columnar.orc import OrcReader
-
-    return OrcReader(schema, bad_rows)
-
-
-def _libsvm(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.text.svm import LibsvmReader
-
-    return LibsvmReader(schema, bad_rows)
-
-
-def _libffm(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.text.svm import LibffmReader
-
-    return LibffmReader(schema, bad_rows)
-
-
-def _multislot(schema: Schema, bad_rows: BadRows) -> Reader:
-    from ps_worker.data.text.multislot import MultiSlotReader
-
-    return MultiSlotReader(schema, bad_rows)
-
-
-# Readers are imported on use, as some import large packages.
-FORMATS: dict[str, MakeReader] = {
-    "criteo": _criteo,
-    "csv": _csv,
-    "parquet": _parquet,
-    "orc": _orc,
-    "libsvm": _libsvm,
-    "libffm": _libffm,
-    "multislot": _multislot,
-}
+FORMATS = ("criteo", "csv", "parquet", "orc", "libsvm", "libffm", "multislot")
 
 SUFFIXES: dict[str, str] = {
     ".tsv": "criteo",
@@ -97,29 +46,62 @@ SUFFIXES: dict[str, str] = {
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
-    """Returns a reader for a file, which is not opened; its suffix is its format, unless one is given.
+    """Returns a reader for a file, which is not opened; by default the suffix determines the format.
 
-    Raises:
-        UsageError: If the format is unknown; names the nearest.
+    `bad_rows` counts malformed rows. Raises a UsageError that names the nearest format if it is unknown.
     """
     if format is None:
         format = format_of(path)
-    if isinstance(format, str):
-        require_format(format)
-        format = FORMATS[format]
-    return format(schema, bad_rows)
+    if not isinstance(format, str):
+        return format(schema, bad_rows)
+    require_format(format)
+    return _new_reader(format, schema, bad_rows)
+
+
+def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
+    # Readers are imported on use, as some import large packages.
+    reader: Reader
+    match format:
+        case "csv":
+            from ps_worker.data.text.csv_text import CsvReader
+
+            reader = CsvReader(schema, bad_rows)
+        case "parquet":
+            from ps_worker.data.columnar.parquet import ParquetReader
+
+            reader = ParquetReader(schema, bad_rows)
+        case "orc":
+            from ps_worker.data.columnar.orc import OrcReader
+
+            reader = OrcReader(schema, bad_rows)
+        case "libsvm":
+            from ps_worker.data.text.svm import LibsvmReader
+
+            reader = LibsvmReader(schema, bad_rows)
+        case "libffm":
+            from ps_worker.data.text.svm import LibffmReader
+
+            reader = LibffmReader(schema, bad_rows)
+        case "multislot":
+            from ps_worker.data.text.multislot import MultiSlotReader
+
+            reader = MultiSlotReader(schema, bad_rows)
+        case _:
+            from ps_worker.data.text.criteo import CriteoReader
+
+            reader = CriteoReader(schema, bad_rows)
+    return reader
 
 
 def format_of(path: str) -> str:
-    """Returns the format that a file's suffix stands for."""
+    """Returns the format of a file's suffix."""
     return SUFFIXES.get(suffix_of(without_codec(path)), DEFAULT)
 
 
 def doubt_about(path: str, format: Format | None) -> str:
-    """Returns why a file may not be of the default format, as which it is read; "" where it is known to be.
+    """Returns the doubt about reading a file in the default format; "" without any.
 
-    Raises:
-        DataError: If the file cannot be read, or has an unknown suffix and is no text.
+    Raises DataError if the file cannot be read, or has an unknown suffix and is no text.
     """
     suffix = suffix_of(without_codec(path))
     if format is not None or suffix in SUFFIXES:
@@ -140,18 +122,15 @@ def doubt_about(path: str, format: Format | None) -> str:
 
 
 def without_codec(path: str) -> str:
-    """Returns the name of a file without its folder, and without the suffix of its compression."""
+    """Returns a file's name without its folder and the suffix of its compression."""
     name = PurePath(path)
     return name.stem if suffix_of(name) in CODECS else name.name
 
 
 def values_of_files(files: Sequence[str], schema: Schema, format: Format | None) -> SlotValues:
-    """Returns what the values of slots are in files, by the first of each format, or as a custom reader says.
+    """Returns the kinds of slot values in files, by the first of each format, or from a custom reader.
 
-    Args:
-        files: Of which some may not be there: nothing is known of their values then.
-        schema: Has the slots.
-        format: None: determined by the suffix.
+    The values of missing files are unknown.
     """
     found, first = SlotValues(), dict[str, str]()
     if callable(format):
@@ -165,29 +144,25 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
         from ps_worker.data.columnar.column_matching import kinds_of_values
         from ps_worker.data.columnar.open_file import fields_of
 
-        with suppress(DataError, KeyError):  # what is wrong with a file, its readers say
+        with suppress(DataError, KeyError):  # readers report the faults of a file
             found.merge(kinds_of_values(fields_of(path, name), schema.slots))
     return found
 
 
 def has_byte_offsets(path: str, format: Format | None) -> bool:
-    """Whether blocks of a file begin at offsets in bytes of its content, as those of text do."""
+    """Whether offsets of blocks in a file are in bytes of its content, as in text."""
     name = format_of(path) if format is None else format
     return isinstance(name, str) and name not in ("parquet", "orc")
 
 
 def has_named_columns(path: str, format: Format | None) -> bool:
-    """Whether a file has any number of columns, with names."""
+    """Whether a file has named columns."""
     name = format_of(path) if format is None else format
     return name in ("csv", "parquet", "orc")
 
 
 def require_format(name: str) -> None:
-    """Checks the name of a format.
-
-    Raises:
-        UsageError: If it is unknown; names the nearest one, and all.
-    """
+    """Raises a UsageError for an unknown format, with the nearest one and all."""
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS)
         raise UsageError(f"unknown format {name!r}{hint} Known formats: {', '.join(FORMATS)}")

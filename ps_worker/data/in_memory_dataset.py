@@ -62,18 +62,17 @@ class InMemoryDataset(FileDataset):
 
         Raises:
             UsageError: If no files were set, or a loading is in progress.
-            DataError: Names the file that cannot be read, is damaged or does not match the schema; or says
-                that there are no rows.
+            DataError: Without rows, or names the file that cannot be read, is damaged or does not match the
+                schema.
             BadRowError: Names file, place and fault of the malformed row that exceeded the limit.
         """
         self.preload_into_memory()
         self.wait_preload_done()
 
     def preload_into_memory(self) -> None:
-        """Starts reading all files in the background; rows in memory are released first.
+        """Starts reading all files in the background; errors are those of `load_into_memory`.
 
-        Raises:
-            UsageError: If no files were set, or a loading is in progress.
+        Rows in memory are released first.
         """
         splits = self._files()
         self._require_no_preloading("another loading")
@@ -92,12 +91,7 @@ class InMemoryDataset(FileDataset):
         self._preloading = _Preloading(load, bad_rows)
 
     def wait_preload_done(self) -> None:
-        """Waits for the end of a loading.
-
-        Raises:
-            UsageError: If no loading is in progress.
-            CtrPsError: The error of the loading, as for `load_into_memory`.
-        """
+        """Waits for the end of a loading, and raises its error; UsageError without a loading."""
         if self._preloading is None:
             raise UsageError(
                 "call dataset.preload_into_memory() before dataset.wait_preload_done()"
@@ -122,11 +116,7 @@ class InMemoryDataset(FileDataset):
     # Shuffling
 
     def local_shuffle(self) -> None:
-        """Shuffles the rows of this worker.
-
-        Raises:
-            UsageError: If no rows were loaded.
-        """
+        """Shuffles the rows of this worker; raises UsageError if no rows were loaded."""
         rows = self._loaded("dataset.local_shuffle()")
         self._num_shuffles += 1
         self._order = rows.in_order()
@@ -145,7 +135,7 @@ class InMemoryDataset(FileDataset):
         Raises:
             UsageError: If no rows were loaded.
             CtrPsError: If another worker has left, died or has incompatible rows. The rows of this worker
-                are lost then and must be loaded again.
+                are then lost and must be loaded again.
         """
         rows = self._loaded("dataset.global_shuffle()")
         if fleet is not None:
@@ -157,12 +147,10 @@ class InMemoryDataset(FileDataset):
         self._num_shuffled_globally = self.get_memory_data_size()
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Permutes the values of `slots` over the rows, to measure how much these slots matter.
+        """Permutes the values of `slots` over the rows, to measure the importance of these slots.
 
         Slots permuted together stay together. Each call undoes the previous one; an empty list only undoes.
-
-        Raises:
-            UsageError: If no rows were loaded, or a slot is not in the schema.
+        Raises UsageError if no rows were loaded, or a slot is unknown.
         """
         rows = self._loaded("dataset.slots_shuffle()")
         for slot in slots:
@@ -185,26 +173,17 @@ class InMemoryDataset(FileDataset):
     # Reading
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yields all rows, in batches of B and a last one of the remaining rows.
-
-        Raises:
-            UsageError: If no rows were loaded.
-        """
+        """Yields all rows, in batches of B and a smaller last one; UsageError if no rows were loaded."""
         return (batch for batch, _ in self.positioned())
 
     def head(self) -> Iterator[Batch]:
-        """Yields the rows in memory, as a pass does: their files may be gone by now."""
+        """Yields the rows in memory, as their files may be gone."""
         return iter(self)
 
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
-        """Yields all rows, or those after a position.
+        """Yields batches of all rows, or of those after a position, each with the position after it.
 
-        Args:
-            start: Position to resume from, of a dataset that was loaded and shuffled in the same way: its
-                epoch is the number of shuffles, its offset a row in the shuffled order. None: the first row.
-
-        Yields:
-            Batches, and the position after each.
+        The epoch of `start` is the number of shuffles, its offset a row in the shuffled order.
 
         Raises:
             UsageError: If no rows were loaded, or `start` has another seed, number of shuffles or files.
@@ -215,7 +194,7 @@ class InMemoryDataset(FileDataset):
         first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0, files=files)
         start = start or first
         if start.files != files:
-            raise UsageError("the position belongs to other files than those that were loaded")
+            raise UsageError("the position belongs to other files than the loaded ones")
         if (start.seed, start.epoch) != (first.seed, first.epoch):
             raise UsageError(
                 f"the position has seed {start.seed} and {start.epoch} shuffles, and the dataset seed "
@@ -232,8 +211,7 @@ class InMemoryDataset(FileDataset):
     ) -> Iterator[tuple[Batch, DataPosition]]:
         """Yields batches from a row on, unaffected by later shuffles and loadings.
 
-        Raises:
-            UsageError: If a global shuffle has released the rows.
+        Raises UsageError if a global shuffle has released the rows.
         """
         for begin in range(row, rows.size, self.batch_size):
             if rows.are_released:
@@ -271,14 +249,9 @@ class InMemoryDataset(FileDataset):
 
 
 class _Preloading:
-    """A loading in a background thread.
-
-    Attributes:
-        bad_rows: Malformed rows so far.
-    """
+    """A loading in a background thread; `bad_rows` are those so far."""
 
     def __init__(self, load: Callable[[], RowsInMemory], bad_rows: BadRows) -> None:
-        """Starts the thread."""
         self.bad_rows = bad_rows
         self._rows: RowsInMemory | None = None
         self._error: BaseException | None = None
@@ -293,7 +266,7 @@ class _Preloading:
         self._thread.start()
 
     def wait(self) -> RowsInMemory:
-        """Returns the rows, or raises the error of the loading; a stuck reader is such an error."""
+        """Returns the rows, or raises the error of the loading, or one about a stuck reader."""
         self._thread.join()
         if self._rows is None:
             raise self._error or DataError("loading ended without rows")

@@ -41,19 +41,10 @@ class QueueDataset(FileDataset):
         seed: int = 0,
         negatives: NegativeSampling | None = None,
     ) -> None:
-        """Makes a dataset without files; arguments and errors as for `FileDataset`, except these.
+        """Makes a dataset without files; other arguments and errors are those of `FileDataset`.
 
-        Args:
-            schema: The columns of the files.
-            batch_size: B, at least 1.
-            thread_num: Training threads, at least 1.
-            format: See `FileDataset`.
-            bad_row_limit: Malformed rows that an iteration may skip.
-            reader_num: Reader threads, each with a file or split of its own. With 1 the iterating thread
-                reads, and batches follow the order of the files; with more the order is undefined.
-            shuffle_files: Whether to shuffle the order of files in each epoch.
-            seed: Seed of these shuffles.
-            negatives: See `FileDataset`.
+        `shuffle_files` shuffles the order of files in each epoch, by `seed`. With one reader the iterating
+        thread reads, and batches follow the order of the files; with more the order is undefined.
         """
         super().__init__(
             schema,
@@ -77,12 +68,12 @@ class QueueDataset(FileDataset):
 
     @property
     def rows(self) -> int:
-        """Rows that the last iteration yielded so far."""
+        """Rows yielded so far by the last iteration."""
         return 0 if self._pass is None else self._pass.rows
 
     @property
     def bad_rows(self) -> int:
-        """Malformed rows that the last iteration skipped so far."""
+        """Malformed rows skipped so far by the last iteration."""
         return 0 if self._pass is None else self._pass.bad_rows.total
 
     def __iter__(self) -> Generator[Batch, None, None]:
@@ -91,7 +82,7 @@ class QueueDataset(FileDataset):
         Raises:
             UsageError: If no files were set.
             DataError: While iterating: names the file that cannot be read, is damaged or does not match the
-                schema; or says that there are no rows.
+                schema; or there are no rows.
             BadRowError: While iterating: names file, place and fault of the malformed row that exceeded the
                 limit.
         """
@@ -109,14 +100,10 @@ class QueueDataset(FileDataset):
         self._epoch = epoch - 1
 
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
-        """Reads the next epoch, or the rest of an epoch.
+        """Yields the batches of the next epoch, or of the rest of one, each with the position after it.
 
-        Args:
-            start: Position to resume from, of a dataset with the same files and settings; None: the start of
-                the next epoch.
-
-        Yields:
-            Batches, and the position after each.
+        `start` is a position of a dataset with the same files and settings; None: the start of the next
+        epoch.
 
         Raises:
             UsageError: If no files were set, there is more than one reader, or `start` has other files or
@@ -142,7 +129,7 @@ class QueueDataset(FileDataset):
         return self._begin(start).batches()
 
     def shares(self, epoch: int) -> PassShare:
-        """Returns how far positions of an epoch, counted from 1, are in it."""
+        """Returns the progress of positions in an epoch, counted from 1."""
         return PassShare(
             self._order(epoch),
             has_byte_offsets=lambda path: has_byte_offsets(path, self._format),
@@ -169,12 +156,7 @@ class QueueDataset(FileDataset):
 
 
 class _Pass:
-    """One iteration.
-
-    Attributes:
-        rows: Rows yielded so far.
-        bad_rows: Malformed rows skipped so far.
-    """
+    """One iteration, with its numbers of yielded and malformed rows so far."""
 
     def __init__(self, reading: Reading, batch_size: int, start: DataPosition) -> None:
         self._reading = reading
@@ -184,14 +166,12 @@ class _Pass:
         self.rows = 0
 
     def batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        """Yields batches in the order of the splits, from the start position."""
         for batch, position in self._batches():
             self.rows += batch.size
             yield batch, position
         self._reading.end(self.rows)
 
     def merged_batches(self, reader_num: int) -> Generator[Batch, None, None]:
-        """Yields the batches of several readers in order of arrival."""
         readers = [self._batches() for _ in range(min(reader_num, self._reading.num_splits))]
         for batch, _ in merged(readers, capacity=_QUEUED_BATCHES * reader_num):
             self.rows += batch.size

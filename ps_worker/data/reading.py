@@ -23,11 +23,7 @@ _TRIED_ROWS = 1000
 
 
 class Reading:
-    """A queue of splits, each read by one reader. Thread-safe.
-
-    Attributes:
-        bad_rows: Malformed rows so far.
-    """
+    """A queue of splits, each read by one reader, with the malformed rows so far. Thread-safe."""
 
     def __init__(
         self,
@@ -39,18 +35,9 @@ class Reading:
         start: DataPosition | None = None,
         negatives: NegativeSampling | None = None,
     ) -> None:
-        """Takes the splits to read; opens no file.
+        """Takes the splits in reading order; the block of `start` is read first. Opens no file.
 
-        Args:
-            splits: In the order of reading.
-            schema: The columns to read.
-            format: None: determined by suffixes.
-            bad_rows: Counts malformed rows.
-            start: Position whose block is read first; None: the first split.
-            negatives: Which rows without a click are kept; None: all.
-
-        Raises:
-            DataError: If `start` is beyond the last split.
+        Other arguments are those of `FileDataset`. Raises DataError if `start` is beyond the last split.
         """
         self._start = start or DataPosition()
         if self._start.split > len(splits):
@@ -73,15 +60,14 @@ class Reading:
 
     @property
     def num_done(self) -> int:
-        """Number of splits that were read to their end."""
+        """Number of splits read to their end."""
         return len(self._done)
 
     def blocks(self) -> Generator[tuple[int, Block], None, None]:
         """Yields the blocks of splits that no other reader has taken, with the index of the split.
 
-        Raises:
-            DataError: See `Reader.blocks`; of a file whose rows are all malformed it says so. Also if a file
-                is another one than was listed, before it is read or at its end.
+        Raises DataError as `Reader.blocks`, for a file whose rows are all malformed, and for one that has
+        changed since it was listed, before it is read or at its end.
         """
         while True:
             try:
@@ -92,7 +78,7 @@ class Reading:
             is_empty = offset is None
             _require_listed(split)
             if suffix_of(split.path):
-                doubt_about(split.path, self._format)  # refuses what is no text
+                doubt_about(split.path, self._format)  # refuses files other than text
             reader = reader_of(split.path, self._schema, self.bad_rows, self._format)
             try:
                 for block in reader.blocks(split, offset):
@@ -112,7 +98,6 @@ class Reading:
             self._done.append(index)
 
     def _log_empty(self, split: FileSplit) -> None:
-        """Logs that a split has no rows, if it should have some."""
         if self.bad_rows.of_file(split.path):
             if verdict := self._verdict(split):
                 self.bad_rows.log.file(split.path, verdict)
@@ -120,7 +105,7 @@ class Reading:
             logger.warning("a file has no rows: file=%s", split.path)
 
     def _verdict(self, split: FileSplit) -> str:
-        """Returns what is wrong with a split if all its rows are malformed, and it has several; else ""."""
+        """Returns the fault of a split whose several rows are all malformed; else ""."""
         tried = BadRows(_TRIED_ROWS, BadRowLog(is_silent=True))
         which = "all its {} rows"
         try:
@@ -140,10 +125,9 @@ class Reading:
         return doubt and f"; {doubt}"
 
     def end(self, rows: int) -> None:
-        """Ends the pass: logs the number of malformed rows next to that of good `rows`.
+        """Ends the pass: logs the number of malformed rows beside that of good `rows`.
 
-        Raises:
-            DataError: If whole files were read and had no rows.
+        Raises DataError if whole files were read and had no rows.
         """
         self.bad_rows.report(rows)
         is_all = (self._start.split, self._start.offset, self._start.skip) == (0, None, 0)

@@ -1,12 +1,12 @@
-"""What the values of slots were in the data that a model was trained on.
+"""Kinds of slot values in the data that a model was trained on.
 
     text        as it stands there: "7" and "07" are two values
     integers    of a column of whole numbers, whose digits were hashed
     keys        whole numbers that are keys already
     lists       a row had any number of values, beside one of these
 
-A model knows hashes alone. So that a whole number, or an empty list, means to it what it meant there, its
-checkpoint says this of each slot.
+A model knows hashes only. Its checkpoint stores these kinds, so that a whole number, or an empty list, keeps
+its meaning.
 """
 
 import json
@@ -19,52 +19,46 @@ Kind = Literal["text", "integers", "keys", "lists"]
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """How values of a slot are read.
+    """How values of a slot are read."""
 
-    Attributes:
-        whole_number: As a key, by its digits, or not at all: then `number_fault` says why.
-        number_fault: Ends a message.
-        text_fault: Why no text is read, but the empty one; empty: it is.
-    """
-
+    # as a key, by its digits, or not at all, for the reason in `number_fault`
     whole_number: Literal["key", "digits", "none"] = "key"
-    number_fault: str = ""
-    text_fault: str = ""
+    number_fault: str = ""  # ends a message
+    text_fault: str = ""  # reason to refuse text other than ""; empty: text is read
 
 
 AS_KEYS = Meaning()
-"""As where nothing else is known: of samples to train on."""
+"""The default, for training samples."""
 
 
 class SlotValues:
-    """Kinds of values by slot; empty: nothing is known."""
+    """Kinds of values by slot name; empty: unknown."""
 
     def __init__(self, kinds: Mapping[str, Iterable[Kind]] | None = None) -> None:
-        """Takes the kinds of values by name of a slot."""
         self._kinds: dict[str, set[Kind]] = {
             name: set(each) for name, each in (kinds or {}).items()
         }
 
     def note(self, slot: str, *kinds: Kind) -> None:
-        """Adds kinds of values that a slot has had."""
+        """Adds observed kinds of values of a slot."""
         self._kinds.setdefault(slot, set()).update(kinds)
 
     def merge(self, other: "SlotValues") -> None:
-        """Adds what is known of other data."""
+        """Adds the kinds of other data."""
         for slot, kinds in other._kinds.copy().items():
             self.note(slot, *kinds)
 
     @property
     def are_known(self) -> bool:
-        """Whether anything is known of a slot."""
+        """Whether the kind of a slot's values is known."""
         return any(self._kinds.values())
 
     def has_lists(self, slot: str) -> bool:
-        """Whether rows had any number of values of a slot."""
+        """Whether rows had any number of values in a slot."""
         return "lists" in self._kinds.get(slot, ())
 
     def meaning(self, slot: str) -> Meaning:
-        """Returns how to read values that are to mean what they meant in the data."""
+        """Returns how to read values with the meaning of the data."""
         match sorted(self._kinds.get(slot, set()) - {"lists"}):
             case []:
                 return Meaning(
@@ -94,16 +88,12 @@ class SlotValues:
         )
 
     def to_json(self) -> str:
-        """Returns a text that `from_json` reads back."""
+        """Returns a text for `from_json`."""
         return json.dumps({slot: sorted(kinds) for slot, kinds in sorted(self._kinds.items())})
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
-        """Returns what `to_json` has written; kinds of a later release do not count.
-
-        Raises:
-            ValueError: If it is not that.
-        """
+        """Returns the kinds that `to_json` wrote, ignoring unknown ones; ValueError for another text."""
         found = json.loads(text)
         if not isinstance(found, dict) or not all(
             isinstance(each, list) for each in found.values()

@@ -1,4 +1,4 @@
-"""Embedding tables for a training loop of one's own, in process or on the servers of a cluster.
+"""Embedding tables for a user's own training loop, in process or on the servers of a cluster.
 
     with open_tables(mode="sync") as tables:
         model = Net()                          # has EmbeddingBag(16, table="items") among its layers
@@ -17,12 +17,12 @@
                                 v
                  PendingGradients, added by key --> PushOptimizer.step --> push
 
-| who | owns |
+| class | owns |
 | --- | --- |
 | `Tables` | the store, this worker's place in the job, the number of the step |
-| `EmbeddingBag`, `Embedding` | a table's name and the shape of its rows, and nothing that is trained |
+| `EmbeddingBag`, `Embedding` | a table's name and the shape of its rows, and no parameters |
 | `PendingGradients` | gradients between backward() and step() |
-| `Prefetcher` | rows that were asked for before a look-up needs them |
+| `Prefetcher` | rows requested before a lookup needs them |
 
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """

@@ -28,33 +28,33 @@ def open_tables(
     cluster: Mapping[str, Any] | None = None,
     max_pending_mb: int = 1024,
 ) -> Iterator[Tables]:
-    """Opens tables as worker `worker` of `num_workers`, who train together.
+    """Opens tables as worker `worker` of `num_workers`, for joint training.
 
-    At the end of the block the worker leaves the job. By an error it ends it: no other worker waits for one
-    that does not come.
+    At the end of the block the worker leaves the job. An error in the block aborts the job, so that no other
+    worker waits.
 
     Args:
-        servers: "host:port" of each `ps-server`, in the order that all processes share; None: as the
-            environment says (protos/role.py), and without a role there in this process.
-        worker: Index of this worker, where there are `servers`.
-        num_workers: Workers of the job, where there are `servers`.
-        mode: "sync": workers take each step together, and what is applied is the mean of their gradients.
-            "async": what a worker pushes is applied as it arrives.
-        optimizer: Of the rows of tables that name no other, as in a job.
-        schedule: Of the learning rates of all tables, as `[optimizer.schedule]` of a job; its steps are those
-            of all workers together. None: they stay as they are.
-        seed: Of the rows' initial values.
-        cluster: Limits of waiting, as the section [cluster] of a job.
-        max_pending_mb: Size of the gradients that may wait to be pushed.
+        servers: "host:port" of each `ps-server`, in the order that all processes share; None: from the
+            environment (protos/role.py), without a role there in this process.
+        worker: Index of this worker, with `servers`.
+        num_workers: Workers of the job, with `servers`.
+        mode: "sync": workers take each step together, which applies the mean of their gradients. "async":
+            pushes are applied as they arrive.
+        optimizer: Default optimizer of the tables' rows, as in a job.
+        schedule: Schedule of the learning rates of all tables, as `[optimizer.schedule]` of a job; its steps
+            are those of all workers together. None: constant rates.
+        seed: Seed of the rows' initial values.
+        cluster: Time limits, as the section [cluster] of a job.
+        max_pending_mb: Limit of the size of unpushed gradients.
 
     Yields:
-        The tables, when all workers have come.
+        The tables, once all workers have joined.
 
     Raises:
         RoleError: If this process has no such place.
         UsageError: If `max_pending_mb` is less than 1.
-        JobError: If a setting is wrong, or workers do not agree.
-        CtrPsError: If servers do not answer, or other workers do not come.
+        JobError: If a setting is wrong, or workers disagree.
+        CtrPsError: If servers do not answer, or other workers do not join.
     """
     role = _role_of(servers, worker, num_workers)
     job = override_job(
@@ -110,7 +110,7 @@ def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> Wo
     if not isinstance(role, WorkerRole):
         raise RoleError("this process is no worker by TRAINING_ROLE: only workers open tables")
     if role.heter_endpoints:
-        raise RoleError("this job has heter trainers, which are of no use to a loop of one's own")
+        raise RoleError("this job has heter trainers, which a user's own loop cannot use")
     return role
 
 

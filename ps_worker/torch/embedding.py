@@ -1,9 +1,9 @@
-"""Embeddings that are called as those of torch.nn, with rows in a table instead of a weight.
+"""Counterparts of torch.nn's embeddings, with rows in a table instead of a weight.
 
     rows = pull(unique keys)                      a leaf float32[N, D]
     F.embedding_bag(inverse, rows, offsets)       the kernels of nn.EmbeddingBag, so the same bits
 
-In eval() mode a key without a row reads zeros, and nothing is recorded.
+In eval() mode a key without a row reads zeros, and no gradient is recorded.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ OptimizerChoice = str | Mapping[str, str | float]
 
 
 class _Output(torch.autograd.Function):
-    """The output of a module, which depends on its parameter too: DistributedDataParallel waits for that."""
+    """The output of a module; it depends on the parameter too, for DistributedDataParallel to wait for it."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, weight: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Embedding(TableModule):
             dim: D, width of the rows.
             table: Its name; embeddings that name the same table share its rows.
             init_range: New rows are uniform in [-init_range, init_range).
-            optimizer: Of the rows; None: that of `open_tables`.
+            optimizer: Optimizer of the rows; None: that of `open_tables`.
 
         Raises:
             ValueError: If the width is less than 1, the range negative or the name empty.
@@ -74,7 +74,7 @@ class Embedding(TableModule):
 
     @torch.compiler.disable  # which cannot follow it into a table
     def _look_up(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the rows of the unique keys, float32[N, D], and each key's place among them, int64."""
+        """Returns the rows of the unique keys, float32[N, D], and each key's index among them, int64."""
         if self.tables is None:
             raise UsageError(
                 f"{self!r} is not attached: call attach(model) of the tables that open_tables() returns"
@@ -106,17 +106,9 @@ class EmbeddingBag(Embedding):
         init_range: float = 0.01,
         optimizer: OptimizerChoice | None = None,
     ) -> None:
-        """Declares the table; see `Embedding`.
+        """Declares the table; options and errors are those of `Embedding`.
 
-        Args:
-            dim: See `Embedding`.
-            table: See `Embedding`.
-            mode: "sum" or "mean" of a bag's rows, zeros for one without keys.
-            init_range: See `Embedding`.
-            optimizer: See `Embedding`.
-
-        Raises:
-            ValueError: As for `Embedding`, or if the mode is another one.
+        `mode` is "sum" or "mean" of a bag's rows, zeros for a bag without keys.
         """
         if mode not in ("sum", "mean"):
             raise ValueError(f"mode is {mode!r}, expected 'sum' or 'mean'")
@@ -133,8 +125,8 @@ class EmbeddingBag(Embedding):
 
         Args:
             keys: int64 or uint64: [L] with offsets, or [B, L] without.
-            offsets: int64[B], where each bag begins among the keys.
-            per_sample_weights: float32 of the keys' shape, by which rows are multiplied; for "sum".
+            offsets: int64[B], start of each bag in the keys.
+            per_sample_weights: float32 of the keys' shape, factors of the rows; for "sum".
         """
         rows, inverse = self._look_up(keys)
         bags = functional.embedding_bag(
@@ -143,5 +135,5 @@ class EmbeddingBag(Embedding):
         return self._output(bags)
 
     def extra_repr(self) -> str:
-        """Returns what distinguishes this module, for `print`."""
+        """Returns the table's settings, for `print`."""
         return f"{super().extra_repr()}, mode={self.mode!r}"

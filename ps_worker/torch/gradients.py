@@ -1,12 +1,11 @@
-"""Gradients of rows between backward() and step(), added by key over all look-ups.
+"""Gradients of rows between backward() and step(), added by key over all lookups.
 
-PyTorch adds the gradients of a weight that is used several times in a backward() first, and then their sum
+PyTorch first adds the gradients of a weight that is used several times in a backward(), and then their sum
 to the weight's `.grad`; floats are added in the same order here. So a table's gradient is that of a dense
-weight to the last bit. (Only where several backward() calls follow one forward pass, and share no look-up
-of a table, may it be added in another order.)
+weight to the last bit, unless several backward() calls follow one forward pass without a shared lookup.
 
-    backward of look-ups 3, 2, 1 --> one group --.
-    backward of look-ups 5, 4    --> the next  ---+--> sum of the sums
+    backward of lookups 3, 2, 1 --> one group --.
+    backward of lookups 5, 4    --> the next  ---+--> sum of the sums
 """
 
 import logging
@@ -23,18 +22,16 @@ from protos.keys import Keys
 logger = logging.getLogger(__name__)
 
 _MANY_BACKWARDS = 20
-"""Backward passes after which a loop is warned that has called neither step() nor zero_grad()."""
+"""Backward passes without step() or zero_grad() after which a warning is logged."""
 
 _EXAMPLES = 1
-"""By which a server divides: gradients are applied as they are, as the user's loss is the mean already."""
+"""Divisor of the gradients at the server: 1, as the user's loss is already a mean."""
 
 
 class _TableGradients:
-    """Gradients of one table, by backward()."""
-
     def __init__(self) -> None:
         self._groups: list[list[SparseGrad]] = []
-        self._sources: set[int] = set()  # look-ups in the last group
+        self._sources: set[int] = set()  # lookups in the last group
         self._is_closed = True
 
     @property
@@ -42,11 +39,11 @@ class _TableGradients:
         return sum(part.keys.nbytes + part.values.nbytes for each in self._groups for part in each)
 
     def close_group(self) -> None:
-        """What comes next is of another backward()."""
+        """Starts the group of another backward()."""
         self._is_closed = True
 
     def add(self, lookup: int, part: SparseGrad) -> None:
-        """Takes the gradient of a look-up, by its number; one that comes again is of another backward()."""
+        """Takes the gradient of a lookup, by its number; a repeated number is of another backward()."""
         if self._is_closed or lookup in self._sources:
             self._groups.append([])
             self._sources.clear()
@@ -55,7 +52,7 @@ class _TableGradients:
         self._sources.add(lookup)
 
     def merge(self) -> SparseGrad:
-        """Returns the sum, which takes the place of its parts."""
+        """Returns the sum, and keeps it instead of its parts."""
         total = sum_sparse([sum_sparse(group) for group in self._groups])
         total = SparseGrad(total.keys, total.values, _EXAMPLES)
         self._groups = [[total]]
@@ -66,27 +63,22 @@ class _TableGradients:
 class PendingGradients:
     """Gradients that wait to be pushed. For one thread.
 
-    A look-up without a backward() leaves nothing here. Where step() is never called memory is bounded:
-    gradients of equal keys are merged, and what is above the limit then is an error.
-
-    Attributes:
-        num_bytes: Size of the gradients that wait.
+    A lookup without a backward() leaves nothing here. Without step() calls memory is bounded: above the limit
+    gradients of equal keys are merged, and a larger size then is an error.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        """Takes gradients until they are of so many bytes."""
         self._limit_bytes = limit_bytes
         self._tables: dict[str, _TableGradients] = {}
         self._num_lookups = 0
         self._num_backwards = 0
         self._is_backward_new = True
-        self.num_bytes = 0
+        self.num_bytes = 0  # size of the gradients
 
     def watch(self, table: str, keys: Keys, rows: Tensor) -> None:
-        """Takes the gradients of a look-up's rows, a leaf float32[N, D], as they come in backward().
+        """Collects the gradients of a lookup's rows, a leaf float32[N, D], in backward().
 
-        Raises:
-            UsageError: If too many wait.
+        Raises UsageError above the limit.
         """
         self._require_room()
         for gradients in self._tables.values():
@@ -126,20 +118,20 @@ class PendingGradients:
             )
 
     def merged(self) -> Mapping[str, SparseGrad]:
-        """Returns the sum over all look-ups, by table; writing to its values changes what is pushed."""
+        """Returns the sum over all lookups, by table; writing to its values changes the push."""
         totals = {table: gradients.merge() for table, gradients in self._tables.items()}
         self.num_bytes = sum(each.num_bytes for each in self._tables.values())
         return totals
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drops all gradients."""
         self._tables.clear()
         self._num_backwards = 0
         self.num_bytes = 0
 
 
 def leaf_with(grad: SparseGrad) -> Tensor:
-    """Returns a leaf whose `.grad` is the memory of a gradient's values; it has no values of its own."""
+    """Returns a leaf without values whose `.grad` is the memory of a gradient's values."""
     leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
     leaf.grad = torch.from_numpy(grad.values)
     return leaf

@@ -9,10 +9,9 @@ from protos.keys import Keys
 
 
 def keys_of(tensor: Tensor) -> Keys:
-    """Returns the keys of a tensor of any shape and device as uint64[L]; int64 stands for its 64 bits.
+    """Returns the keys of a tensor of any shape and device as uint64[L]; int64 is read as its 64 bits.
 
-    Raises:
-        UsageError: If it has another dtype.
+    Raises UsageError for another dtype.
     """
     if tensor.dtype not in (torch.int64, torch.uint64):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The optimizer of rows as a training loop sees it: it pushes, and the store applies that of each table."""
+"""The optimizer of rows in a training loop: it pushes, and the store applies each table's optimizer."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,20 +10,18 @@ from ps_worker.torch.tables import Tables
 
 
 class PushOptimizer:
-    """Has the methods of a torch.optim.Optimizer; its parameters are the rows that were looked up.
+    """Has the methods of a torch.optim.Optimizer; its parameters are the looked-up rows.
 
-    Learning rates are those of the tables, so no learning rate scheduler works on it; their schedule is that
-    of `open_tables`.
+    Learning rates and schedules are those of `open_tables`: no learning rate scheduler works on it.
     """
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
 
     def step(self, closure: Callable[[], object] | None = None) -> object:
-        """Pushes the gradients since the last step, each key's summed, once; see `Tables.push`.
+        """Pushes the gradients since the last step, summed by key; see `Tables.push`.
 
-        Args:
-            closure: Called first, with gradients enabled; its result is returned.
+        `closure` is called first, with gradients enabled; its result is returned.
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
@@ -31,30 +29,28 @@ class PushOptimizer:
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drops the gradients since the last step; `set_to_none` is there for its callers."""
+        """Drops the gradients since the last step; `set_to_none` has no effect."""
         self._tables.pending.clear()
 
     def rows(self) -> list[Tensor]:
-        """Returns tensors whose `.grad` float32[N, D] are the gradients that wait, one for each table.
+        """Returns a tensor per table whose `.grad` float32[N, D] is the waiting gradient.
 
-        What is written to `.grad` in place is pushed. So all gradients are clipped together by
+        Writes to `.grad` change the push. So all gradients are clipped together by
         `torch.nn.utils.clip_grad_norm_([*model.parameters(), *optimizer.rows()], 1.0)`. The tensors have no
-        other use: they hold no weights, and are good until the next backward().
+        values, and are valid until the next backward().
         """
         return [leaf_with(grad) for grad in self._tables.pending.merged().values()]
 
     def state_dict(self) -> dict[str, object]:
-        """Returns the names of the tables and of the checkpoint that has their rows and optimizer state.
+        """Returns the names of the tables and of the checkpoint of their rows and optimizer state.
 
-        Raises:
-            UsageError: If there were steps since the last `Tables.save` or `load`.
+        Raises UsageError after steps since the last `Tables.save` or `load`.
         """
         return self._tables.state()
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Checks that the rows are those of the state's checkpoint, which `Tables.load` has read.
 
-        Raises:
-            CheckpointError: If they are of another one, or the tables are others.
+        Raises CheckpointError for other rows or tables.
         """
         self._tables.require_state(state)

@@ -1,9 +1,9 @@
-"""Rows of the next batch, asked for while this one is computed, by the process that trains.
+"""Rows of the next batch, requested while this one is computed, by the training process.
 
 async  announce(next keys) --> pull -----------.   this batch's step() is not in them
 sync   announce(next keys)                     |
-       step() --> pull at the version after it |   exactly what a look-up would read
-                                               '--> look-ups of the next batch
+       step() --> pull at the version after it |   exactly what a lookup would read
+                                               '--> lookups of the next batch
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ KeysOfBatch = Callable[[B], Mapping[str, Tensor]]
 
 
 class _Asked:
-    """Rows that were asked for."""
+    """Requested rows."""
 
     def __init__(self, keys: Mapping[str, Keys], answer: Future[Pulled], num_pushes: int) -> None:
         self.num_pushes = num_pushes
@@ -39,7 +39,7 @@ class _Asked:
         return self._received
 
     def rows_of(self, table: str, keys: Keys) -> Pulled | None:
-        """Returns the rows of a table's unique keys; None: not all are here."""
+        """Returns the rows of a table's unique keys; None: some are missing."""
         own = self._keys.get(table)
         if own is None:
             return None
@@ -58,7 +58,7 @@ class _Asked:
 
 
 class Prefetcher:
-    """The rows of the batch that is trained and of the next one. For one thread."""
+    """The rows of the current and the next batch. For one thread."""
 
     def __init__(
         self,
@@ -67,10 +67,7 @@ class Prefetcher:
         *,
         is_exact: bool,
     ) -> None:
-        """Asks by `pull` for rows of these tables, to which others may be added.
-
-        Rows that miss a push are good for nothing if `is_exact`.
-        """
+        """Pulls rows of `tables`, which may grow; if `is_exact`, rows that miss a push are discarded."""
         self._pull = pull
         self._tables = tables
         self._is_exact = is_exact
@@ -92,7 +89,7 @@ class Prefetcher:
             self.clear()
 
     def _checked(self, answer: Mapping[str, Tensor]) -> Mapping[str, Keys]:
-        """Returns the unique keys of what a user's function returned, by table."""
+        """Returns the unique keys of a user function's result, by table."""
         if not isinstance(answer, Mapping):
             raise UsageError(
                 f"keys_of_batch returned a {type(answer).__name__}, expected its keys by table, as "
@@ -124,16 +121,16 @@ class Prefetcher:
             self._ask(keys)
 
     def advance(self) -> None:
-        """The next batch becomes the one that is trained."""
+        """Moves on to the next batch."""
         self._current, self._next, self._next_keys = self._next, None, None
 
     def rejoined(self) -> None:
-        """Others may have taken steps alone: rows that were asked for before may miss them."""
+        """Invalidates rows requested before others may have taken steps alone."""
         self._current = None
         self._ask_exact()
 
     def pushed(self) -> None:
-        """Another push of this worker is under way or applied."""
+        """Records another push of this worker."""
         self._num_pushes += 1
         self._ask_exact()
 

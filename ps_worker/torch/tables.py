@@ -1,4 +1,4 @@
-"""Tables of embeddings as a training loop has them: looked up by modules, pushed by an optimizer."""
+"""Tables of embeddings in a training loop: looked up by modules, pushed by an optimizer."""
 
 import logging
 import os
@@ -30,20 +30,10 @@ SYNC = "sync"
 
 
 class TableModule(nn.Module):
-    """A module whose rows are in a table.
-
-    Attributes:
-        spec: Its table. Modules of the same table share its rows.
-        weight: float32[0, D]: a parameter without rows, whose `requires_grad` says whether these are trained.
-        tables: Where the table is; None: not attached.
-    """
+    """A module with rows in a table."""
 
     def __init__(self, spec: EmbeddingTable) -> None:
-        """Declares the table.
-
-        Raises:
-            ValueError: If its name is empty, its width less than 1, or its range negative.
-        """
+        """Declares the table; raises ValueError for an empty name, a width below 1, or a negative range."""
         super().__init__()
         if not spec.name:
             raise ValueError("table is '', expected the name of the table")
@@ -51,19 +41,19 @@ class TableModule(nn.Module):
             raise ValueError(f"dim is {spec.dim}, expected at least 1")
         if not spec.init_range >= 0:
             raise ValueError(f"init_range is {spec.init_range}, expected a number >= 0")
-        self.spec = spec
+        self.spec = spec  # its table. Modules of the same table share its rows.
+        # float32[0, D]: a parameter without rows, whose `requires_grad` freezes or trains them
         self.weight = nn.Parameter(torch.empty(0, spec.dim))
-        self.tables: Tables | None = None
+        self.tables: Tables | None = None  # the attached tables, if any
 
     def get_extra_state(self) -> dict[str, str | int]:
-        """Returns what `state_dict` has of this module: the name of its table and the width of its rows."""
+        """Returns the entry of `state_dict`: the name of the table and the width of its rows."""
         return {"table": self.spec.name, "dim": self.spec.dim}
 
     def set_extra_state(self, state: Mapping[str, str | int]) -> None:
         """Checks that a `state_dict` is of this table; rows come from `Tables.load`.
 
-        Raises:
-            CheckpointError: If it is of another one.
+        Raises CheckpointError if it is of another one.
         """
         if state != self.get_extra_state():
             raise CheckpointError(
@@ -86,22 +76,14 @@ class TableModule(nn.Module):
         super()._load_from_state_dict(own, prefix, metadata, strict, missing, unexpected, errors)
 
     def extra_repr(self) -> str:
-        """Returns what distinguishes this module, for `print`."""
+        """Returns the table's settings, for `print`."""
         return f"{self.spec.dim}, table={self.spec.name!r}"
 
 
 class Tables:
-    """The tables of this worker's modules. For one thread; `open_tables` makes it.
+    """The tables of this worker's modules. For one thread; created by `open_tables`.
 
-    What is collective, all workers call in the same order.
-
-    Attributes:
-        worker: Index of this worker.
-        num_workers: Workers of the job.
-        mode: "sync" or "async".
-        version: Steps of synchronous training done; 0 in the asynchronous mode.
-        checkpoint: The checkpoint that was saved or loaded last; empty: none.
-        pending: Gradients since the last push.
+    All workers make collective calls in the same order.
     """
 
     def __init__(
@@ -113,21 +95,13 @@ class Tables:
         num_workers: int,
         max_pending_bytes: int,
     ) -> None:
-        """Waits for all workers.
-
-        Args:
-            store: Where the tables are.
-            membership: This worker's place.
-            job: Its sections [train], [optimizer] and [strategy] count.
-            num_workers: Workers of the job.
-            max_pending_bytes: Size of the gradients that may wait to be pushed.
-        """
-        self.worker = membership.member.worker
+        """Waits for all workers; of the job, sections [train], [optimizer] and [strategy] count."""
+        self.worker = membership.member.worker  # index of this worker
         self.num_workers = num_workers
-        self.mode = job.strategy.mode
-        self.checkpoint = ""
+        self.mode = job.strategy.mode  # "sync" or "async"
+        self.checkpoint = ""  # the checkpoint that was saved or loaded last; empty: none
         self._token = ""  # of the save that made it
-        self.pending = PendingGradients(max_pending_bytes)
+        self.pending = PendingGradients(max_pending_bytes)  # gradients since the last push
         self._store = store
         self._job = job
         self._push_ids = PushIds(membership.member)
@@ -135,23 +109,22 @@ class Tables:
         self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self.mode == SYNC)
         self._oldest_pull: Version | None = None  # since the last push
         self._num_pushes = 0
-        self._pushes_saved = 0  # those that `checkpoint` has
+        self._pushes_saved = 0  # pushes in `checkpoint`
         self._num_barriers = 0
         self._is_closed = False
         self._process = os.getpid()
-        self.version: Version = 0
+        self.version: Version = 0  # steps of synchronous training done; 0 in the asynchronous mode
         self._rejoin(store.barrier("start", self.worker, step=0).result())
 
     @property
     def _at(self) -> Version | None:
-        """The step that pulls wait for and pushes belong to; None: they are applied on arrival."""
+        """The step of pulls and pushes; None: they are applied on arrival."""
         return self.version if self.mode == SYNC else None
 
     def attach(self, module: nn.Module) -> None:
         """Declares the tables of a module's embeddings, which are looked up here from now on.
 
-        Raises:
-            SpecError: If a table cannot be, or exists with another width, range or optimizer.
+        Raises SpecError for an invalid table, or one that exists with another width, range or optimizer.
         """
         self._require_open()
         embeddings = [each for each in module.modules() if isinstance(each, TableModule)]
@@ -183,18 +156,16 @@ class Tables:
         return self._store.pull_sparse(keys, missing=Missing.INITIAL, at=self._at)
 
     def prefetching(self, loader: Iterable[B], keys_of_batch: KeysOfBatch[B]) -> Iterator[B]:
-        """Yields the batches of a loader, and asks for the rows of each while the one before it is trained.
+        """Yields the batches of a loader, and requests the rows of each while the previous one is trained.
 
-        In sync, rows are asked for by `step()`, and are those that a look-up would read. In async they are
-        asked for before it, and miss one push of this worker at most.
-
-        A batch is taken from the loader before the one before it is yielded. Worker processes of a
-        DataLoader have no part in this: rows are asked for by the process that trains.
+        In sync mode `step()` requests them, and they are exact. In async mode they are requested before it,
+        and miss one push of this worker at most. A batch is taken from the loader before the previous one is
+        yielded.
 
         Args:
-            loader: Any iterable.
-            keys_of_batch: Returns the keys of a batch by table, int64 or uint64 of any shape; what it leaves
-                out is pulled when it is looked up.
+            loader: Any iterable. Rows are requested by the training process, not by a DataLoader's workers.
+            keys_of_batch: Returns the keys of a batch by table, int64 or uint64 of any shape; omitted ones
+                are pulled by the lookup.
 
         Raises:
             UsageError: With a batch, if `keys_of_batch` returns something else, or keys of a table that no
@@ -203,14 +174,14 @@ class Tables:
         return self._prefetcher.batches(loader, keys_of_batch)
 
     def push(self) -> None:
-        """Pushes the gradients that wait, and returns when the servers have them; then none wait.
+        """Pushes the waiting gradients, and returns when the servers have them.
 
-        In sync it is this worker's part of the step, also without gradients; the next look-up waits for
-        those of the others. In async nothing is pushed without gradients.
+        In sync mode this is the worker's part of the step, even without gradients; the next lookup waits for
+        the others' parts. In async mode nothing is pushed without gradients.
 
         Raises:
             GradientError: If a gradient is infinite or not a number; nothing was pushed, all still wait.
-            CtrPsError: If servers do not answer, or another worker has ended the job.
+            CtrPsError: If servers do not answer, or another worker has aborted the job.
         """
         self._require_open()
         sparse: Mapping[str, SparseGrad] = self.pending.merged()
@@ -232,22 +203,18 @@ class Tables:
         self._prefetcher.pushed()
 
     def barrier(self) -> None:
-        """Waits until every worker has come; collective."""
+        """Waits for every worker; collective."""
         self._require_open()
         self.warn_of_waiting("a barrier")
         answer = self._store.barrier(self._next_barrier(), self.worker, step=self.version)
         self._rejoin(answer.result())
 
     def save(self, url: str, *, base: str = "", overwrite: bool = False) -> None:
-        """Saves the rows and their optimizer's state, with what all workers have pushed; collective.
+        """Saves the rows and their optimizer's state, with the pushes of all workers; collective.
 
-        Args:
-            url: See `protos.store.SaveRequest`.
-            base: See `protos.store.SaveRequest`.
-            overwrite: Replace a checkpoint there that these tables have neither saved nor loaded last.
-
-        Raises:
-            CheckpointError: If it cannot be written, or may not be replaced, for all workers.
+        `url` and `base` are those of `protos.store.SaveRequest`; `overwrite` replaces a checkpoint that these
+        tables have neither saved nor loaded last. Raises CheckpointError on all workers if it cannot be
+        written.
         """
 
         def save() -> str:
@@ -267,13 +234,12 @@ class Tables:
         """Replaces the rows by those of a checkpoint, before the first step; collective.
 
         Args:
-            url: A checkpoint of the same tables, or a folder of checkpoints, whose latest is meant.
-            resume: Goes on with the training that saved it: steps and schedules of learning rates count on
-                from there. False: they start at 0.
+            url: A checkpoint of the same tables, or a folder of checkpoints, for the latest.
+            resume: Whether steps and schedules of learning rates continue from there instead of 0.
 
         Raises:
             UsageError: If this worker has pushed.
-            CheckpointError: If there is no such checkpoint, or it does not fit, for all workers.
+            CheckpointError: On all workers, if there is no such checkpoint, or it does not fit.
             ProtocolError: If another checkpoint was resumed before.
         """
         self._require_open()
@@ -290,7 +256,7 @@ class Tables:
                 self._store.resume(found.manifest.version, {}, batches=batches)
             elif batches and self._job.optimizer.has_schedule:
                 logger.info(
-                    "the schedule of the learning rates starts at step 0 url=%s: resume=True goes on at %d",
+                    "the schedule of the learning rates starts at step 0 url=%s: resume=True continues at %d",
                     found.url,
                     batches,
                 )
@@ -301,10 +267,9 @@ class Tables:
         self.checkpoint = url
 
     def state(self) -> dict[str, object]:
-        """Returns which tables these are, and which checkpoint has their rows.
+        """Returns the names of these tables, and the checkpoint of their rows.
 
-        Raises:
-            UsageError: If this worker has pushed since it was saved.
+        Raises UsageError if this worker has pushed since the checkpoint.
         """
         if self._num_pushes != self._pushes_saved:
             raise UsageError(
@@ -315,11 +280,7 @@ class Tables:
         return {"tables": dims, "checkpoint": self.checkpoint, "token": self._token}
 
     def require_state(self, state: Mapping[str, object]) -> None:
-        """Checks that these are the tables of a state, with the rows of its checkpoint.
-
-        Raises:
-            CheckpointError: If they are not.
-        """
+        """Raises CheckpointError unless these are the tables of a state, with the rows of its checkpoint."""
         own = self.state()
         if own["tables"] != state.get("tables"):
             raise CheckpointError(
@@ -332,7 +293,7 @@ class Tables:
             )
 
     def _by_first(self, work: Callable[[], str], what: str) -> str:
-        """Has worker 0 do what concerns all; the others wait for its token, or hear that it failed."""
+        """Has worker 0 act for all; the others wait for its token, or its failure."""
         failure: CtrPsError | None = None
         told = np.zeros(TOKEN_CHARACTERS)
         if self.worker == 0:
@@ -361,7 +322,7 @@ class Tables:
             self._prefetcher.rejoined()
 
     def warn_of_waiting(self, event: str) -> None:
-        """Warns of gradients that no `step()` has pushed when something comes that most loops do after it."""
+        """Warns of gradients without a `step()`, at calls that usually follow one."""
         if self.pending.num_bytes:
             waiting = (
                 f"{counted(grad.keys.size, 'key')} of {table!r}"
@@ -379,7 +340,7 @@ class Tables:
             raise UsageError("the tables are closed: look up and push inside `with open_tables()`")
         if os.getpid() != self._process:
             raise UsageError(
-                "the tables are of another process, such as that which made a DataLoader's workers: rows "
+                "the tables belong to another process, such as the parent of a DataLoader's workers: rows "
                 "here would stay as they are now; look up in the process that trains"
             )
 
@@ -390,9 +351,9 @@ class Tables:
         self.pending.clear()
 
     def __deepcopy__(self, memo: object) -> "Tables":
-        """A copy of a module looks up in the same tables."""
+        """Shares the tables: a copied module looks up in the same ones."""
         return self
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """A module that was saved as a whole is attached to no tables."""
+        """Restores to no tables: a module saved as a whole is detached."""
         return type(None), ()

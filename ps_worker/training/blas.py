@@ -1,4 +1,4 @@
-"""How many threads BLAS takes for a product of matrices."""
+"""Number of BLAS threads of a matrix product."""
 
 from contextlib import AbstractContextManager
 
@@ -6,10 +6,10 @@ from threadpoolctl import threadpool_limits
 
 
 def blas_threads(number: int) -> AbstractContextManager[object]:
-    """Has BLAS multiply in so many threads, for the time of the block; in this whole process.
+    """Limits BLAS to `number` threads in this process, within the block.
 
-    By default it takes one for each core of the machine. They wait for each other without sleeping; where
-    other processes have these cores, or a container may use few of them, that is most of what they do.
+    By default it takes one per core. They wait for each other by spinning, which takes most of their time
+    where other processes use these cores, or a container has few of them.
     """
     limits: AbstractContextManager[object] = threadpool_limits(limits=number, user_api="blas")
     return limits

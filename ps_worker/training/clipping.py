@@ -3,9 +3,9 @@
     norm = |g|,  g: mean over the examples of the batch, of all rows and all dense parameters together
     g *= clip_norm / norm                     where norm > clip_norm
 
-Each batch is clipped by itself, before it is merged with others or leaves the worker: so it is the same in
-every mode, and with several threads or workers. Pascanu, Mikolov, Bengio, "On the difficulty of training
-recurrent neural networks", ICML 2013.
+Each batch is clipped by itself, before it is merged or pushed: so the result is the same in every mode, and
+with several threads or workers. Pascanu, Mikolov, Bengio, "On the difficulty of training recurrent neural
+networks", ICML 2013.
 """
 
 import math
@@ -18,8 +18,8 @@ from protos.runtime.jit import kernel
 
 @kernel
 def _sum_of_squares(values: Values) -> float:
-    """Returns the sum in float64, of float32[n]; the order is fixed, so it is the same on every machine."""
-    # Four sums, each of which waits for its own last addition alone: 3 times as fast as one.
+    """Returns the sum in float64, of float32[n]; its fixed order makes it equal on every machine."""
+    # Four sums, each waiting only for its own last addition: 3 times as fast as one.
     a = b = c = d = 0.0
     whole = values.size // 4 * 4
     for i in range(0, whole, 4):
@@ -33,12 +33,7 @@ def _sum_of_squares(values: Values) -> float:
 
 
 def clip(gradients: Gradients, clip_norm: float) -> None:
-    """Scales the gradients of a batch in place, if the norm of their mean is above `clip_norm`.
-
-    Args:
-        gradients: Sums over the same examples; finite, and writeable.
-        clip_norm: The largest norm; above 0.
-    """
+    """Scales a batch's gradients, sums over examples, in place if their mean's norm exceeds `clip_norm`."""
     examples = max(
         (grad.examples for each in (gradients.sparse, gradients.dense) for grad in each.values()),
         default=0,

@@ -1,4 +1,4 @@
-"""Learning rates that change with the steps, as lines of progress show them."""
+"""Learning rates of a schedule, for lines of progress."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -10,17 +10,11 @@ logger = logging.getLogger(__name__)
 
 
 class LearningRates:
-    """The learning rates of the optimizers that have a schedule. For one thread at a time."""
+    """The learning rates of the optimizers with a schedule. For one thread at a time."""
 
     def __init__(
         self, optimizers: Mapping[str, OptimizerSpec], applied_batches: Callable[[], int]
     ) -> None:
-        """Asks for nothing yet.
-
-        Args:
-            optimizers: By table or dense block.
-            applied_batches: Asks how many batches of all workers are applied.
-        """
         self._tunings = {
             name: Tuning(spec) for name, spec in optimizers.items() if spec.schedule is not None
         }
@@ -28,9 +22,9 @@ class LearningRates:
         self._has_ended = False
 
     def shown(self) -> str:
-        """Returns the rates as they are now, to be appended to a line of progress; "" if none changes.
+        """Returns the current rates, to be appended to a line of progress; "" if none changes.
 
-        Warns, once, of a schedule by which a batch was trained at a rate of 0: nothing more is learnt.
+        Warns, once, of a batch trained at a rate of 0: the schedule has ended.
         """
         if not self._tunings:
             return ""

@@ -21,18 +21,14 @@ from protos.runtime.jit import kernel
 
 @dataclass(frozen=True, slots=True)
 class BatchKeys:
-    """The keys of one batch, by table.
-
-    Attributes:
-        unique: uint64[N], what to pull.
-    """
+    """The keys of one batch, by table; `unique` uint64[N] are to be pulled."""
 
     unique: Mapping[str, Keys]
     _inverse: Mapping[str, NDArray[np.int32]]
     _slots: Mapping[str, SlotKeys]
 
     def lookups(self, rows: Mapping[str, Values]) -> dict[str, Lookup]:
-        """Returns what the model sees of the rows pulled, float32[N, D] by table."""
+        """Returns the model's lookups of the pulled rows, float32[N, D] by table."""
         return {
             name: Lookup(rows[name], self._inverse[name], slots.offsets, slots.num_slots)
             for name, slots in self._slots.items()
@@ -44,14 +40,9 @@ class BatchKeys:
         return self._inverse[table], slots.offsets, slots.num_slots
 
     def counts(self, labels: NDArray[np.float32], tables: Collection[str]) -> dict[str, Counts]:
-        """Returns how often each unique key occurs, and how often in examples that were clicked.
+        """Returns shows and clicks of each unique key, uint32[N, 2] by table, for `labels` float32[B].
 
-        Args:
-            labels: float32[B], of the batch.
-            tables: Those to count for.
-
-        Returns:
-            uint32[N, 2] by table; tables with the same slots share them.
+        Tables with the same slots share the array.
         """
         found: dict[int, Counts] = {}
         counts: dict[str, Counts] = {}
@@ -82,7 +73,7 @@ def _count_occurrences(
 
 
 def keys_of_batch(batch: Batch, tables: Sequence[EmbeddingTable]) -> BatchKeys:
-    """Returns the keys that a batch looks up; tables with the same slots share them."""
+    """Returns the lookup keys of a batch; tables with the same slots share them."""
     found: dict[object, tuple[SlotKeys, Keys, NDArray[np.int32]]] = {}
     for table in tables:
         source = (table.slots, table.crosses)

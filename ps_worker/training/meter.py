@@ -7,43 +7,70 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctr_model.metrics import ClickMetrics, SlidingMetrics
 from ps_worker.training.evaluation.base_rate import BaseRate
-from ps_worker.training.step_times import StepTimes
+from ps_worker.training.evaluation.groups import ratio
 
 logger = logging.getLogger(__name__)
 
 EARLY_STEPS = 2000
-"""Of a pass, after which its loss so far is compared with that of the base rate."""
+"""Steps of a pass after which its loss so far is compared with that of the base rate."""
+
+
+Part = Literal["read", "pull", "compute", "push"]
+
+
+class StepTimes:
+    """Seconds of steps by part, summed over the training threads of a worker. Thread-safe.
+
+    read       the next batch from the data
+    pull       its unique keys, and waiting for their rows, in synchronous training also for other workers;
+               where rows come with a push (`Parameters.push_pull`), for that
+    compute    forward and backward
+    push       sending the gradients; in lockstep with several threads until the servers have them
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
+        self._taken = dict(self._seconds)
+        self._lock = threading.Lock()
+
+    def add(self, part: Part, seconds: float) -> None:
+        """Adds a thread's seconds for a part of one step."""
+        with self._lock:
+            self._seconds[part] += seconds
+
+    def take(self) -> Mapping[Part, float]:
+        """Returns the seconds since the last call."""
+        totals = self.totals()
+        with self._lock:
+            before, self._taken = self._taken, totals
+        return {part: seconds - before[part] for part, seconds in totals.items()}
+
+    def totals(self) -> dict[Part, float]:
+        """Returns all seconds so far."""
+        with self._lock:
+            return dict(self._seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Counts up to one moment.
+    """Counts up to one moment."""
 
-    Attributes:
-        examples: Trained on.
-        weight: Sum of their weights.
-        loss: Summed over them, each times its weight.
-        metrics: Of their predictions.
-        at_s: The moment, by the clock.
-    """
-
-    examples: int
-    weight: float
-    loss: float
-    metrics: ClickMetrics
-    at_s: float
+    examples: int  # trained examples
+    weight: float  # sum of their weights
+    loss: float  # weighted sum of their losses
+    metrics: ClickMetrics  # metrics of their predictions
+    at_s: float  # time by the clock
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line without its end, the step that it is of, and its figures."""
-
     text: str
     step: int
     figures: Mapping[str, float]
@@ -53,32 +80,20 @@ class Progress:
     """Counts steps, examples and metrics of one worker's training. Thread-safe.
 
     Metrics are of predictions made before the example was trained on, so the first pass does not bias them.
-
-    Attributes:
-        steps: Batches trained on, an earlier run's included.
-        examples: Of them in this run.
-        times: Of the steps, by part.
     """
 
     def __init__(
         self,
         *,
-        every_s: float,
+        every_s: float,  # seconds between two lines
+        # whether the loss is the log loss of clicks, comparable with the base rate's
         has_log_loss: bool = True,
+        # advice while the loss is above that of the base rate
         advice: str = "try a smaller learning rate",
+        # returns the end of a line: changing learning rates. May call servers: no lock is held.
         rates: Callable[[], str] = str,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
-        """Has counted nothing.
-
-        Args:
-            every_s: Seconds between two lines.
-            has_log_loss: The loss is the log loss of clicks, so that the base rate has one to compare with.
-            advice: What to try while the loss is above that of the base rate.
-            rates: Returns what ends a line: learning rates that change. May ask servers: other threads count
-                meanwhile, and write no line.
-            clock: In seconds.
-        """
         self._rates = rates
         self._every_s = every_s
         self._advice = advice
@@ -87,39 +102,37 @@ class Progress:
         self._has_logged = False
         self._clock = clock
         self._lock = threading.Lock()
-        self._writing = threading.Lock()  # never taken by who has the other
+        self._writing = threading.Lock()  # never taken while holding the other
         self._lines: deque[_Line] = deque()  # in the order of their steps, not written yet
         self._metrics = ClickMetrics()
         self._sliding = SlidingMetrics()
         self._loss = 0.0
         self._weight = 0.0
-        self.steps = 0
-        self.examples = 0
-        self.times = StepTimes()
-        self._on_line: Callable[[Mapping[str, float], int], None] = _nothing
+        self.steps = 0  # trained batches, including those of an earlier run
+        self.examples = 0  # trained examples of this run
+        self.times = StepTimes()  # step times by part
+        self._on_line: Callable[[Mapping[str, float], int], None] = lambda figures, step: None
         self._pass_name = ""
         self._share: Callable[[], float | None] = lambda: None
         self._begin_pass()
         self._restart_window()
 
     def resume(self, steps: int) -> None:
-        """Counts steps on from an earlier run's, before the first of this one."""
+        """Continues the step count of an earlier run, before the first step."""
         with self._lock:
             self.steps = self._steps_before_pass = steps
 
     def watch(self, on_line: Callable[[Mapping[str, float], int], None]) -> None:
-        """Has `on_line` called with the figures of each line and its step, by the thread that logs it.
+        """Has the logging thread call `on_line` with the figures of each line and its step.
 
-        It may write to a disk: other threads count meanwhile.
+        It may write to a disk: it is called without the lock.
         """
         self._on_line = on_line
 
     def begin_pass(self, name: str = "", share: Callable[[], float | None] = lambda: None) -> None:
-        """Counts a pass of its own from now on.
+        """Starts the counts of a pass.
 
-        Args:
-            name: Of the pass, for lines; empty: they do not name it.
-            share: Asks how much of the pass is done, from 0 to 1; None: unknown.
+        `name` is shown in lines, if any; `share` returns the fraction done, from 0 to 1, or None.
         """
         with self._lock:
             self._begin_pass()
@@ -146,14 +159,10 @@ class Progress:
             return self._sliding.metrics()
 
     def warn_of_base_rate(self, metrics: ClickMetrics, what: str) -> None:
-        """Warns of a log loss that stays above that of the base rate, if the model's loss is one of clicks.
+        """Warns of a log loss above that of the base rate, unless the loss is custom.
 
-        That of the last batches has to be above it, too: a mean has the first predictions, of a model that
-        has learnt nothing yet.
-
-        Args:
-            metrics: Of predictions before training.
-            what: Of which; begins the message.
+        The last batches must be above it, too: the mean includes the predictions of the untrained model.
+        `what` begins the message.
         """
         loss, base_loss = metrics.log_loss(), metrics.base_log_loss()
         recent = self._sliding.metrics().log_loss()
@@ -184,7 +193,7 @@ class Progress:
         loss_sum: float,
         weights: NDArray[np.float32] | None = None,
     ) -> None:
-        """Counts one step; logs a line if the last is `every_s` seconds ago."""
+        """Counts one step; logs a line if the last one is `every_s` seconds old."""
         with self._lock:
             self.steps += 1
             self.examples += labels.size
@@ -211,12 +220,12 @@ class Progress:
         self._write_lines()
 
     def skip(self) -> None:
-        """Counts one step whose batch was not trained on."""
+        """Counts one step with a skipped batch."""
         with self._lock:
             self.steps += 1
 
     def restart_window(self) -> None:
-        """Leaves the time since the last line out of the next one's rate; call `log` before that time."""
+        """Excludes the time since the last line from the next rate; call `log` before that time."""
         with self._lock:
             self._restart_window()
 
@@ -242,14 +251,14 @@ class Progress:
     def mean_loss(self) -> float:
         """Mean loss over all examples so far; nan before the first."""
         with self._lock:
-            return _ratio(self._loss, self._weight)
+            return ratio(self._loss, self._weight)
 
     def _compare_with_base_rate(self) -> None:
         """Warns, once, of a whole interval with a loss above that of predicting the click rate.
 
-        The first interval has the initial model's predictions, which know no rate.
+        The first interval has the initial model's predictions and is exempt.
         """
-        loss, base_loss = _ratio(self._window_loss, self._window_weight), self._base_rate.log_loss
+        loss, base_loss = ratio(self._window_loss, self._window_weight), self._base_rate.log_loss
         if self._is_comparing and self._has_logged and loss > base_loss:
             self._is_comparing = False
             logger.warning(
@@ -263,7 +272,7 @@ class Progress:
             )
 
     def _write_lines(self) -> None:
-        """Logs the lines that there are, with the learning rates at their end, and tells their figures."""
+        """Logs pending lines with the learning rates, and passes on their figures."""
         if not self._lines:
             return
         with self._writing:
@@ -273,13 +282,13 @@ class Progress:
                 logger.info("%s%s", line.text, self._rates())
 
     def _line(self) -> _Line:
-        """Returns a line, and begins the next window."""
+        """Returns a line, and starts the next window."""
         seconds = self._clock() - self._window_start
         window = self._sliding.window
         figures: dict[str, float] = {
             "examples": self.examples,
             "examples_per_s": self._window_examples / seconds if seconds > 0 else 0.0,
-            "loss": _ratio(self._window_loss, self._window_weight),
+            "loss": ratio(self._window_loss, self._window_weight),
             "auc": self._metrics.auc(),
             f"auc_{window}": self._sliding.metrics().auc(),
         }
@@ -300,14 +309,14 @@ class Progress:
         if done is None:
             return None, math.nan
         if self._share_at_start is None:
-            # Of the first line: what a resumed run had done before took none of this one's time.
+            # Of the first line: the earlier part of a resumed run took none of this run's time.
             self._share_at_start, self._pass_start = done, self._clock()
             return done, math.nan
         new, seconds = done - self._share_at_start, self._clock() - self._pass_start
         return done, (1.0 - done) * seconds / new if new > 0 else math.nan
 
     def _shown(self, done: float | None, left_s: float) -> str:
-        """Returns the part of a line that says where the pass is."""
+        """Returns the part of a line that shows the position in the pass."""
         shown = f"pass={self._pass_name} " if self._pass_name else ""
         if done is not None:
             shown += f"done={done:.0%} "
@@ -315,11 +324,3 @@ class Progress:
             minutes, seconds = divmod(round(left_s), 60)
             shown += f"left={minutes // 60}:{minutes % 60:02}:{seconds:02} "
         return shown
-
-
-def _nothing(_: Mapping[str, float], step: int) -> None:
-    return None
-
-
-def _ratio(loss: float, weight: float) -> float:
-    return loss / weight if weight else float("nan")

@@ -3,7 +3,7 @@
     training thread(s)   batch, batch, batch, ...
     fetch thread         ... handler(figures) ... handler(figures) ...           then once more at the end
 
-Training never waits for the handler. An error in it ends training at the next batch, with its own trace.
+Training never waits for the handler. An error in it ends training at the next batch, with its traceback.
 """
 
 import threading
@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 
 from protos.errors import UsageError
 from protos.store import Staleness
+from ps_worker.training.evaluation.groups import ratio
 from ps_worker.training.meter import Counts, Progress
 
 T = TypeVar("T")
@@ -20,21 +21,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Figures of one worker's pass so far; each example was predicted before it was trained on.
+    """Figures of one worker's pass so far; each example was predicted before it was trained on."""
 
-    Attributes:
-        examples: Trained on in this pass.
-        examples_per_s: Since the handler's last call.
-        loss: Mean over the examples of this pass; nan before the first.
-        auc: Over the same; nan without both classes.
-        staleness: Of all workers' batches since the servers began.
-    """
-
-    examples: int
-    examples_per_s: float
-    loss: float
-    auc: float
-    staleness: Staleness
+    examples: int  # trained examples
+    examples_per_s: float  # since the handler's last call
+    loss: float  # mean over the examples; nan before the first
+    auc: float  # over the same; nan without both classes
+    staleness: Staleness  # staleness of all workers' batches since the servers started
 
     def __str__(self) -> str:
         return (
@@ -57,16 +50,9 @@ class Fetching:
         progress: Progress,
         staleness: Callable[[], Staleness],
     ) -> None:
-        """Calls nothing yet.
+        """Prepares calls every `period_s` seconds, or as often as a slower handler returns.
 
-        Args:
-            handler: The user's function.
-            period_s: Seconds between two calls, if the handler itself takes no longer.
-            progress: Of the worker that trains.
-            staleness: Asks for that of the store.
-
-        Raises:
-            UsageError: If `period_s` is not above 0.
+        Raises UsageError if `period_s` is not above 0.
         """
         if not period_s > 0:
             raise UsageError(f"fetch_period is {period_s!r}, expected seconds above 0")
@@ -91,7 +77,7 @@ class Fetching:
             self._handler(self._fetched())
 
     def watch(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yields the batches until the handler fails, then raises what it raised."""
+        """Yields the batches until the handler fails, then raises its error."""
         for batch in batches:
             self._require_health()
             yield batch
@@ -118,7 +104,7 @@ def _figures(start: Counts, last: Counts, now: Counts, staleness: Staleness) -> 
     return Fetched(
         examples=examples,
         examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
-        loss=(now.loss - start.loss) / weight if weight else float("nan"),
+        loss=ratio(now.loss - start.loss, weight),
         auc=now.metrics.without(start.metrics).auc(),
         staleness=staleness,
     )

@@ -1,7 +1,7 @@
-"""Batches whose loss or gradients are not finite: they end the run, or are skipped, by `train.non_finite`.
+"""Batches with a non-finite loss or gradient: they end the run, or are skipped, by `train.non_finite`.
 
-Every gradient of a worker passes here, before it is merged with others or reaches a communicator: one
-infinite number in a batch would otherwise spoil the batches that it is added to.
+Every gradient of a worker passes here before it is merged or reaches a communicator: otherwise one infinite
+number would spoil the batches that it is added to.
 """
 
 import logging
@@ -19,22 +19,16 @@ logger = logging.getLogger(__name__)
 Policy = Literal["fail", "skip"]
 
 WINDOW = 100
-"""Batches of which at most half may be skipped."""
+"""Number of latest batches of which at most half may be skipped."""
 
 LOSS = "loss"
-"""Stands beside the names of tables and dense blocks for a loss that is not finite."""
+"""Name for a loss that is not finite, beside those of tables and dense blocks."""
 
 
 class NonFiniteBatches:
-    """The batches of one worker that were skipped. Thread-safe."""
+    """The skipped batches of one worker. Thread-safe."""
 
     def __init__(self, policy: Policy = "fail", *, worker: int | None = None) -> None:
-        """Has seen no batches yet.
-
-        Args:
-            policy: What becomes of one that is not finite.
-            worker: Whose batches they are, for messages; None: of the only one.
-        """
         self._policy = policy
         self._whose = "" if worker is None else f"worker {worker}: "
         self._lock = threading.Lock()
@@ -49,20 +43,14 @@ class NonFiniteBatches:
 
     @property
     def by_name(self) -> Mapping[str, int]:
-        """Batches skipped so far by table or dense block whose gradient was not finite, or "loss"."""
+        """Skipped batches by table or dense block with a non-finite gradient, or "loss"."""
         with self._lock:
             return dict(self._by_name)
 
     def is_skipped(self, gradients: Gradients, loss: float, number: int) -> bool:
-        """Whether a batch is to be skipped, which counts it.
+        """Returns whether to skip batch `number`, and counts it.
 
-        Args:
-            gradients: Of the batch.
-            loss: Of the batch.
-            number: Of the batch, for messages.
-
-        Raises:
-            GradientError: If it is not finite and the policy is "fail", or too many were skipped lately.
+        Raises GradientError if it is not finite and the policy is "fail", or too many were skipped lately.
         """
         faults = faults_of(gradients)
         if not math.isfinite(loss):

@@ -47,7 +47,7 @@ _LEAVE_LIMIT_S = 5.0  # for a thread that still reads a batch when training fail
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A batch, its number, and the keys of its embeddings."""
+    """A batch, its number, and its lookup keys."""
 
     batch: Batch
     number: int
@@ -56,7 +56,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Step(_Read):
-    """A batch whose embeddings were asked for."""
+    """A batch with a pull in flight."""
 
     rows: Future[Pulled]
 
@@ -65,7 +65,7 @@ class _Step(_Read):
 class _Computed:
     """Gradients and predictions of a batch, and the version of the rows that it read.
 
-    A batch that is skipped has no gradients, of no examples. `weight` is that of the examples; None: 1 each.
+    A skipped batch has empty gradients and no examples. `weight` is the sum of weights; None: 1 each.
     """
 
     gradients: Gradients
@@ -78,20 +78,14 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """Result of one training step; the batch was predicted before it was trained on.
+    """Result of one training step; the batch was predicted before it was trained on."""
 
-    Attributes:
-        step: Number of the step in this call, from 1.
-        examples: B.
-        loss: Weighted mean over the examples, 0 if all weights are 0; may be infinite or nan for a batch that
-            was skipped.
-        probabilities: float32[B], of a click; a view, valid until the next step.
-    """
-
-    step: int
-    examples: int
+    step: int  # number of the step in this call, from 1
+    examples: int  # B
+    # weighted mean over the examples, 0 if all weights are 0; possibly infinite or nan for a
+    # skipped batch
     loss: float
-    probabilities: Values
+    probabilities: Values  # float32[B], of a click; a view, valid until the next step
 
 
 class _Thread:
@@ -104,7 +98,7 @@ class _Thread:
         self._dense_grad = np.empty(model.num_params, np.float32)
 
     def compute(self, step: _Step, pulled: Pulled, communicator: Communicator) -> _Computed:
-        """Returns the gradients of a batch, summed over its examples, and what else the model says.
+        """Returns the gradients of a batch, summed over its examples, and the model's other results.
 
         The next call overwrites the dense gradient and the probabilities.
         """
@@ -117,7 +111,7 @@ class _Thread:
         if step.batch.size > self._workspace.max_batch_size:
             self._workspace = self._model.workspace(step.batch.size)
         number_batch(self._workspace, step.number)
-        # What is not finite is told by non_finite.py, with the batch and the table: not by numpy before that.
+        # non_finite.py reports numbers that are not finite, with batch and table, instead of numpy.
         with (
             communicator.params() as params,
             np.errstate(all="ignore"),
@@ -128,7 +122,7 @@ class _Thread:
             )
         require_result(result, step.batch)
         weight = step.batch.weight
-        if not weight:  # a batch that says nothing, and that nothing can be divided by
+        if not weight:  # without weight there is nothing to learn, or to divide by
             return _Computed(Gradients(), step.batch.size, 0.0, result, pulled.version)
         counts = step.keys.counts(step.batch.labels, self._counting_tables)
         gradients = Gradients(
@@ -156,56 +150,42 @@ class StepLoop:
     def __init__(
         self,
         model: Model,
-        communicator: Communicator,
+        communicator: Communicator,  # sends gradients and receives parameters
         *,
+        # size of most batches; a larger one costs a thread more memory from then on
         batch_size: int,
         thread_num: int = 1,
-        progress: Progress,
-        counting_tables: Collection[str] = (),
+        progress: Progress,  # counts steps and examples
+        counting_tables: Collection[str] = (),  # tables whose shows and clicks are counted by key
+        # decides about batches that are not finite; None: they are errors
         non_finite: NonFiniteBatches | None = None,
-        clip_norm: float = 0.0,
+        clip_norm: float = 0.0,  # largest norm of a batch's mean gradient; 0: any
     ) -> None:
-        """Allocates all that training needs.
-
-        Args:
-            model: What to train.
-            communicator: How gradients leave and parameters arrive.
-            batch_size: Size of most batches; a larger one costs a thread more memory from then on.
-            thread_num: Training threads.
-            progress: Counts what happens.
-            counting_tables: Those that shows and clicks of keys are counted for.
-            non_finite: Decides about batches that are not finite; None: they are errors.
-            clip_norm: Largest norm of a batch's mean gradient; 0: any.
-        """
         self._model = model
         self._communicator = communicator
         self._progress = progress
         self._times = progress.times
         self._non_finite = non_finite or NonFiniteBatches()
         self._clip_norm = clip_norm
-        self._after_step: Callable[[], None] = _nothing
+        self._after_step: Callable[[], None] = lambda: None
         self._threads = [_Thread(model, batch_size, counting_tables) for _ in range(thread_num)]
 
     def train(
         self,
-        batches: Batches,
-        after_step: Callable[[], None] | None = None,
+        batches: Batches,  # in training order
+        after_step: Callable[[], None] | None = None,  # called by a thread between two of its steps
+        # whether to stop reading; a batch already read is still trained
         is_told_to_end: Callable[[], bool] | None = None,
     ) -> None:
         """Trains on each batch once, and returns when the store has all gradients.
 
         Positions travel with the gradients, so that a checkpoint records the position in the data.
 
-        Args:
-            batches: Gone through in their order.
-            after_step: Called by the thread that has taken a step, before it takes the next.
-            is_told_to_end: Whether no further batch is to be read; one that was read ahead is trained.
-
         Raises:
             CtrPsError: The first error of any thread; the others stop.
         """
-        self._after_step = after_step or _nothing
-        is_told_to_end = is_told_to_end or _never
+        self._after_step = after_step or (lambda: None)
+        is_told_to_end = is_told_to_end or (lambda: False)
         self._communicator.begin(len(self._threads))
         with blas_threads(1):  # for each training thread
             if len(self._threads) == 1:
@@ -213,7 +193,7 @@ class StepLoop:
                 for _ in self._run(self._threads[0], source, reads_ahead=self._reads_ahead):
                     pass
             elif self._communicator.is_lockstep:
-                # Not asked by the source: a step has as many batches as in a run that nothing disturbs.
+                # Not by the source: a step must have as many batches as in an undisturbed run.
                 self._train_lockstep(self._source(batches), is_told_to_end)
             else:
                 self._train_free(self._source(batches, is_told_to_end))
@@ -222,13 +202,11 @@ class StepLoop:
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
         """Trains on each batch once in the caller's thread, and yields after each.
 
-        After the last batch the store has all gradients; who stops earlier has `Communicator.flush` to call.
-        Unlike in `train` nothing of the next batch is asked for ahead: between two steps, none is under way.
-
-        Raises:
-            CtrPsError: What went wrong with this step, or in the background with an earlier one.
+        After the last batch the store has all gradients; a caller that stops earlier calls
+        `Communicator.flush`. Unlike `train` it requests nothing ahead: between two steps, no call is in
+        flight. Raises CtrPsError for this step, or for an earlier one in the background.
         """
-        self._after_step = _nothing
+        self._after_step = lambda: None
         self._communicator.begin(thread_num=1)
         with blas_threads(1):  # for each training thread
             trained = self._run(self._threads[0], self._source(batches), reads_ahead=False)
@@ -239,13 +217,15 @@ class StepLoop:
 
     @property
     def _reads_ahead(self) -> bool:
-        """Whether the next batch is read before this one is pushed, so that its rows can be asked for."""
+        """Whether the next batch is read before this one is pushed, so that its rows can be requested."""
         return self._communicator.is_overlapped or self._communicator.is_lockstep
 
     def _source(
         self, batches: Batches, is_told_to_end: Callable[[], bool] | None = None
     ) -> "_NumberedBatches":
-        return _NumberedBatches(batches, self._communicator.push_ids, is_told_to_end or _never)
+        return _NumberedBatches(
+            batches, self._communicator.push_ids, is_told_to_end or (lambda: False)
+        )
 
     def _with_keys(self, batch: Batch, number: int) -> _Read:
         start = time.perf_counter()
@@ -254,14 +234,13 @@ class StepLoop:
         return read
 
     def _asked(self, read: _Read) -> _Step:
-        """Asks for the embeddings of a batch."""
         start = time.perf_counter()
         rows = self._communicator.pull(read.keys.unique)
         self._times.add("pull", time.perf_counter() - start)
         return _Step(read.batch, read.number, read.keys, rows)
 
     def _compute(self, thread: _Thread, step: _Step) -> _Computed:
-        """Returns what a thread computes of a batch; without gradients if it is to be skipped.
+        """Returns the results of a batch, with empty gradients if it is skipped.
 
         So a worker takes part in each step, and its batches stay numbered without gaps.
         """
@@ -306,7 +285,6 @@ class StepLoop:
                 self._after_step()
 
     def _next_group(self, source: "_NumberedBatches") -> list[_Numbered]:
-        """Returns a batch for each thread; fewer at the end."""
         start = time.perf_counter()
         group = list(itertools.islice(source, len(self._threads)))
         self._times.add("read", time.perf_counter() - start)
@@ -332,13 +310,10 @@ class StepLoop:
     def _run(
         self, thread: _Thread, source: "_NumberedBatches", *, reads_ahead: bool
     ) -> Iterator[tuple[_Step, StepResult]]:
-        """Takes batches until there are no more.
+        """Trains on batches until there are no more, in the caller's thread.
 
-        Args:
-            thread: That of the caller.
-            source: Of the batches.
-            reads_ahead: Whether the next batch is read before this one is computed, so that its rows are
-                asked for before this one's push where the communicator can, or else with it.
+        With `reads_ahead` the next batch is read before this one is computed, so that its rows are requested
+        before this push if the communicator can, otherwise with it.
         """
         is_overlapped = reads_ahead and self._communicator.is_overlapped
         read = self._next(source)
@@ -373,14 +348,12 @@ class StepLoop:
             step = ahead if ahead is None or isinstance(ahead, _Step) else self._asked(ahead)
 
     def _next(self, source: "_NumberedBatches") -> _Read | None:
-        """Reads the next batch; None: there are no more."""
         start = time.perf_counter()
         numbered = next(source, None)
         self._times.add("read", time.perf_counter() - start)
         return None if numbered is None else self._with_keys(*numbered)
 
     def _count(self, batch: Batch, computed: _Computed) -> None:
-        """Counts a batch after its push."""
         if computed.is_skipped:
             self._progress.skip()
         elif batch.labels is not None:
@@ -389,25 +362,17 @@ class StepLoop:
 
 
 def _weight_of(computed: Sequence[_Computed]) -> float | None:
-    """Returns the sum of the weights of several batches; None if no example of theirs has one."""
+    """Returns the sum of the weights of several batches; None if all are unweighted."""
     if all(each.weight is None for each in computed):
         return None
     return sum(each.examples if each.weight is None else each.weight for each in computed)
 
 
-def _nothing() -> None:
-    return None
-
-
-def _never() -> bool:
-    return False
-
-
 @contextmanager
 def _pool(num_threads: int) -> Iterator[ThreadPoolExecutor]:
-    """Lends threads that are waited for, unless training ends with an error.
+    """Lends threads, and waits for them unless training ends with an error.
 
-    Then some may be in a call that waits for other workers, which ends when the store is closed.
+    A thread may then be waiting for other workers in a call, which ends when the store is closed.
     """
     pool = ThreadPoolExecutor(num_threads)
     try:
@@ -426,7 +391,7 @@ def _results(runs: Sequence[futures.Future[T]]) -> list[T]:
 
 
 class _NumberedBatches:
-    """Batches that several threads take, numbered in their order; any thread can end them."""
+    """Batches shared by several threads, numbered in order; any thread can stop them."""
 
     def __init__(
         self, batches: Batches, push_ids: PushIds, is_told_to_end: Callable[[], bool]
@@ -451,12 +416,11 @@ class _NumberedBatches:
             return batch, self._push_ids.take(position)
 
     def stop(self) -> None:
-        """Lets the other threads find no more."""
         # Without the lock, which busy threads may keep from this one for long.
         self._is_stopped = True
 
     def wait_until_left(self, limit_s: float) -> None:
-        """After `stop`: waits until no thread is in the iterator, for only then can it be closed."""
+        """After `stop`, waits until no thread is in the iterator: only then can it be closed."""
         if self._lock.acquire(timeout=limit_s):
             self._lock.release()
         else:

@@ -11,6 +11,7 @@ import pytest
 from ctr_model.batch import Batch
 from protos.errors import CtrPsError
 from protos.gradients import DenseGrad, Gradients, SparseGrad
+from protos.role import WorkerRole
 from protos.store import Future, Missing, PushId, Version
 from ps_server.store import ParameterStore
 from ps_worker.communicators import asynchronous
@@ -130,7 +131,7 @@ def test_worker_0_lets_others_begin_when_rows_have_the_first_batches_and_no_soon
 ) -> None:
     model, store = small_model(), ParameterStore(num_workers=2)
     joined(store)
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     told: list[int] = []
     advance = store.advance
 
@@ -178,7 +179,7 @@ def test_after_a_barrier_others_wait_again_for_the_first_batches(
     """As after a pass with fewer batches: that worker 0 was done with it let the others begin."""
     model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.5)
     joined(store)
-    declare(store, model, job("async", *LEARNS))
+    declare(store, specs_of(model, job("async", *LEARNS)))
     communicator = communicator_on(store, worker=1, clocks=store)
     try:
         communicator.rejoin(0)
@@ -228,10 +229,11 @@ def test_nobody_waits_for_worker_0_in_a_job_with_heter_trainers(
     settings = job("async", *LEARNS)
     model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.0)
     joined(store)
-    declare(store, model, settings)
-    communicator = communicator_of(
-        settings, store, model, member=member(1), num_workers=2, num_heter=num_heter
-    )
+    specs = specs_of(model, settings)
+    declare(store, specs)
+    heter = tuple(f"heter-{index}:1" for index in range(num_heter))
+    role = WorkerRole(endpoints=("ps-0:1",), worker_index=1, num_workers=2, heter_endpoints=heter)
+    communicator = communicator_of(settings, store, model, specs, role, member=member(1))
     try:
         communicator.rejoin(0)
         communicator.pull(ROWS_OF_THREE).result()

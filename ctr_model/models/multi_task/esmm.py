@@ -7,7 +7,7 @@
 
 M and N are multilayer perceptrons with relu between their layers; they share the embeddings. The loss is that
 of the click under pCTR and of click and conversion under pCTCVR, over all rows (`task_losses.ENTIRE_SPACE`):
-so pCVR learns from all rows, not only from clicked ones, and is asked about all.
+so pCVR learns from all rows, and predicts for all.
 
 Ma, Zhao, Huang, Wang, Hu, Zhu and Gai, "Entire space multi-task model: an effective approach for estimating
 post-click conversion rate", SIGIR 2018. The hidden layers are those of the paper.
@@ -21,13 +21,13 @@ import numpy as np
 from ctr_model.batch import Batch
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import Task
 from ctr_model.models.multi_task.task_losses import ENTIRE_SPACE
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats
+from ctr_model.parameters import Floats, Tensors
 from ctr_model.schema import Schema
 
 LABELS = 2
@@ -47,20 +47,7 @@ class Esmm(ClickModel):
         pooling: Pooling = "sum",
         slots: Mapping[str, SlotOptions] = {},
     ) -> None:
-        """Builds the network for the columns of a schema.
-
-        Args:
-            schema: The columns of a batch, with two labels: the click and the conversion.
-            dim: D, width of the embeddings.
-            hidden: Widths of the hidden layers of each perceptron.
-            init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Of the embeddings of a slot's keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `dim` and `pooling` that it has instead.
-
-        Raises:
-            ValueError: If the schema has another number of labels, a width is less than 1, the range
-                negative, or a slot or pooling unknown.
-        """
+        """Builds the network for a schema of two labels; options and errors are those of `CtrDnn`."""
         require_widths(dim=dim, hidden=hidden)
         require_range(init_range=init_range)
         if len(schema.labels) != LABELS:
@@ -70,12 +57,7 @@ class Esmm(ClickModel):
             )
         click, conversion = schema.labels
         self._input = PooledSlots(
-            schema,
-            dim=dim,
-            init_range=init_range,
-            pooling=pooling,
-            slots=slots,
-            table="embedding",
+            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots
         )
         widths = (self._input.width, *hidden, 1)
         self._ctr, self._cvr = Mlp(widths, name="ctr"), Mlp(widths, name="cvr")
@@ -93,14 +75,8 @@ class Esmm(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: "_Buffers",
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: "_Buffers", logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B, 2]."""
         of_ctr, of_cvr = self._parts(tensors)
         self._input.forward(batch.dense, lookups, buffers.ctr.input(batch.size))
         logits[:, :1] = self._ctr.forward(of_ctr, buffers.ctr, batch.size)
@@ -108,15 +84,14 @@ class Esmm(ClickModel):
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: "_Buffers",
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         of_ctr, of_cvr = self._parts(tensors)
         ctr_grads, cvr_grads = self._parts(tensor_grads)
         of_click, of_conversion = np.ascontiguousarray(logit_grad.T)  # [B] each
@@ -124,13 +99,11 @@ class Esmm(ClickModel):
         grad += self._cvr.backward(of_cvr, buffers.cvr, of_conversion.reshape(-1, 1), cvr_grads)
         self._input.backward(grad, lookups, sparse_grads)
 
-    def _parts(self, tensors: Sequence[Floats]) -> tuple[Sequence[Floats], Sequence[Floats]]:
-        """Returns the tensors of the two perceptrons."""
+    def _parts(self, tensors: Tensors) -> tuple[Sequence[Floats], Sequence[Floats]]:
         num_ctr = len(self._ctr.segments)
         return tensors[:num_ctr], tensors[num_ctr:]
 
     def buffers(self, max_batch_size: int) -> "_Buffers":
-        """Returns the buffers of the layers; the perceptrons share their input."""
         shared = np.empty((max_batch_size, self._input.width), np.float32)
         ctr, cvr = (
             mlp.buffers(max_batch_size, self.products, self.dropout, shared)

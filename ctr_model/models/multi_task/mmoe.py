@@ -1,4 +1,4 @@
-"""MMoE, the multi-gate mixture of experts: one model of several tasks, which choose what they share.
+"""MMoE, the multi-gate mixture of experts: one model of several tasks, each with its own gate.
 
     X   = [ dense | pooled embedding of slot 1 | ... | of slot S ]    [B, n = num_dense + S * D]
     F_e = relu(M_e(X))                for each expert e = 1, ..., E   [B, H]
@@ -23,13 +23,13 @@ from ctr_model.jit import kernel
 from ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
 from ctr_model.layers.products import Product
-from ctr_model.lookup import Lookup
+from ctr_model.lookup import Lookups, SparseGrads
 from ctr_model.models.checks import require_range, require_widths
 from ctr_model.models.click_model import ClickModel
 from ctr_model.models.model import Task
 from ctr_model.models.multi_task.task_losses import tasks_loss
 from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats, Segment
+from ctr_model.parameters import Floats, Segment, Tensors
 from ctr_model.schema import Schema
 
 
@@ -49,21 +49,10 @@ class Mmoe(ClickModel):
         pooling: Pooling = "sum",
         slots: Mapping[str, SlotOptions] = {},
     ) -> None:
-        """Builds the network for the columns of a schema.
+        """Builds the network for a schema of two labels or more; options and errors as for `CtrDnn`.
 
-        Args:
-            schema: The columns of a batch, with two labels or more.
-            dim: D, width of the embeddings.
-            num_experts: E.
-            expert: Widths of the layers of each expert; the last is H.
-            tower: Widths of the hidden layers of each task's tower.
-            init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Of the embeddings of a slot's keys: "sum", "mean" or "max".
-            slots: By name of a slot, the `dim` and `pooling` that it has instead.
-
-        Raises:
-            ValueError: If the schema has one label, a width or the number of experts is less than 1, the
-                range negative, or a slot or pooling unknown.
+        `expert` has the widths of the layers of each of `num_experts` experts, the last is H; `tower` those
+        of the hidden layers of each task's tower.
         """
         require_widths(dim=dim, num_experts=num_experts, expert=expert, tower=tower)
         require_range(init_range=init_range)
@@ -73,12 +62,7 @@ class Mmoe(ClickModel):
                 'labels = ["click", "conversion"]'
             )
         self._input = PooledSlots(
-            schema,
-            dim=dim,
-            init_range=init_range,
-            pooling=pooling,
-            slots=slots,
-            table="embedding",
+            schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots
         )
         width, self._expert_width, tasks = self._input.width, expert[-1], schema.labels
         self._experts = [
@@ -105,14 +89,8 @@ class Mmoe(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Sequence[Floats],
-        batch: Batch,
-        lookups: Mapping[str, Lookup],
-        buffers: "_Buffers",
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: "_Buffers", logits: Floats
     ) -> None:
-        """Overwrites `logits` float32[B, K]."""
         of_experts, of_gates, of_towers = self._parts(tensors)
         x, experts = buffers.x[: batch.size], buffers.experts[: batch.size]
         self._input.forward(batch.dense, lookups, x)
@@ -128,15 +106,14 @@ class Mmoe(ClickModel):
 
     def backward(
         self,
-        tensors: Sequence[Floats],
+        tensors: Tensors,
         batch: Batch,
-        lookups: Mapping[str, Lookup],
+        lookups: Lookups,
         buffers: "_Buffers",
         logit_grad: Floats,
-        tensor_grads: Sequence[Floats],
-        sparse_grads: Mapping[str, Floats],
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of all parameters and rows."""
         of_experts, of_gates, of_towers = self._parts(tensors)
         expert_grads, gate_grads, tower_grads = self._parts(tensor_grads)
         x, experts = buffers.x[: batch.size], buffers.experts[: batch.size]
@@ -156,8 +133,7 @@ class Mmoe(ClickModel):
             grad += expert.backward(of_experts[e], own, experts_grad[e], expert_grads[e])
         self._input.backward(grad, lookups, sparse_grads)
 
-    def _parts(self, tensors: Sequence[Floats]) -> tuple[list[Sequence[Floats]], ...]:
-        """Returns the tensors of each expert, of each gate and of each tower."""
+    def _parts(self, tensors: Tensors) -> tuple[list[Sequence[Floats]], ...]:
         groups = [tensors[start:stop] for start, stop in pairwise(self._ends)]
         num_experts, num_tasks = len(self._experts), len(self._towers)
         return (
@@ -189,7 +165,7 @@ class Mmoe(ClickModel):
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Of one thread; the gates hold G, and then the gradient of X W."""
+    """Buffers of one thread; the gates hold G, then the gradient of X W."""
 
     x: Floats  # [B, n]
     of_experts: list[MlpBuffers]
@@ -227,13 +203,10 @@ def _mix(gate: Floats, experts: Floats, out: Floats) -> None:
 
 @kernel
 def _unmix(gate: Floats, experts: Floats, grad: Floats, experts_grad: Floats) -> None:
-    """Takes the gradient of a mixture to its gate and to the experts.
+    """Overwrites `gate` float32[B, E] with the gradient of its softmax's input, given `grad` float32[B, H].
 
-    Args:
-        gate: float32[B, E]; overwritten with the gradient of what its softmax was taken of.
-        experts: float32[B, E, H], outputs of a relu.
-        grad: float32[B, H], of the mixture.
-        experts_grad: float32[E, B, H]; that of the relu's inputs is added.
+    Adds to `experts_grad` float32[E, B, H] the gradient of the input of the relu of `experts` float32[B, E,
+    H].
     """
     of_gate = np.empty(gate.shape[1], np.float32)
     for b in range(gate.shape[0]):

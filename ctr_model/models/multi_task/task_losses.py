@@ -41,15 +41,7 @@ def task_probabilities(logits: Floats, out: Floats) -> None:
 def task_cross_entropy(
     logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the weighted sum of the log losses of all tasks, with its gradient.
-
-    Args:
-        logits: float32[B, T].
-        labels: float32[B, T], 1 or 0.
-        weights: float32[B].
-        probabilities: float32[B, T], overwritten.
-        logit_grad: float32[B, T], overwritten with the gradient of the sum.
-    """
+    """Returns the log losses summed over examples and tasks; as `binary_cross_entropy`, of shape [B, T]."""
     loss = 0.0
     for b in range(labels.shape[0]):
         for k in range(labels.shape[1]):
@@ -77,14 +69,9 @@ def entire_space_probabilities(logits: Floats, out: Floats) -> None:
 def entire_space_cross_entropy(
     logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the weighted sum of the log losses of clicks and of clicks with conversion, with its gradient.
+    """Returns the log losses of clicks and of conversions; as `binary_cross_entropy`.
 
-    Args:
-        logits: float32[B, 2], of a click, and of a conversion given a click.
-        labels: float32[B, 2], 1 for a click and for a conversion, else 0.
-        weights: float32[B].
-        probabilities: float32[B, 3], overwritten with p, q and p q.
-        logit_grad: float32[B, 2], overwritten with the gradient of the sum.
+    Logits and labels are [B, 2], click and conversion; probabilities float32[B, 3] are p, q and p q.
     """
     entire_space_probabilities(logits, probabilities)
     loss = 0.0
@@ -116,5 +103,5 @@ ENTIRE_SPACE = Loss((2,), entire_space_probabilities, entire_space_cross_entropy
 
 
 def tasks_loss(num_tasks: int) -> Loss:
-    """Returns the loss TASKS of a number of tasks."""
+    """Returns the loss TASKS of `num_tasks` tasks."""
     return Loss((num_tasks,), task_probabilities, task_cross_entropy)

@@ -13,10 +13,9 @@ _NO_LIMIT = 2**62
 
 
 class BadRowLog:
-    """What the log has of the malformed rows of a dataset: a later pass meets the same ones. Thread-safe."""
+    """Logged malformed rows of a dataset, so that later passes do not repeat them. Thread-safe."""
 
     def __init__(self, *, is_silent: bool = False) -> None:
-        """Has logged nothing; if it is silent it never will."""
         self._is_silent = is_silent
         self._lock = threading.Lock()
         self._rows: set[tuple[str, str]] = set()
@@ -29,7 +28,7 @@ class BadRowLog:
         return self._is_silent or len(self._rows) >= MAX_LOGGED_ROWS
 
     def row(self, path: str, place: str, fault: str) -> None:
-        """Logs a row that is one of the first and was not logged before."""
+        """Logs a row that is among the first and was not logged before."""
         with self._lock:
             if self.is_full or (path, place) in self._rows:
                 return
@@ -37,7 +36,7 @@ class BadRowLog:
         logger.warning("skipped a malformed row: %s file=%s place=%s", fault, path, place)
 
     def file(self, path: str, verdict: str) -> None:
-        """Logs what is wrong with a whole file, unless it was logged before."""
+        """Logs the fault of a whole file, unless it was logged before."""
         with self._lock:
             if self._is_silent or path in self._files:
                 return
@@ -45,7 +44,7 @@ class BadRowLog:
         logger.warning("no row of a file can be read: file=%s: %s", path, verdict)
 
     def report(self, text: str) -> None:
-        """Logs the figures of a pass, unless they are those of the pass before."""
+        """Logs the figures of a pass, unless they equal those of the last pass."""
         with self._lock:
             if text == self._last_report:
                 return
@@ -54,27 +53,18 @@ class BadRowLog:
 
 
 def silent_bad_rows() -> "BadRows":
-    """Returns a count without a limit that logs nothing, for rows of which another pass tells."""
+    """Returns a silent count without a limit, for rows that another pass reports."""
     return BadRows(_NO_LIMIT, BadRowLog(is_silent=True))
 
 
 class BadRows:
     """The malformed rows of one pass over files. Thread-safe.
 
-    Attributes:
-        log: Of the dataset that the files belong to.
+    `log` is that of the dataset.
     """
 
     def __init__(self, limit: int = 0, log: BadRowLog | None = None) -> None:
-        """Allows `limit` malformed rows; one more is an error.
-
-        Args:
-            limit: At least 0.
-            log: Of the dataset; None: one of this pass alone.
-
-        Raises:
-            ValueError: If `limit` is negative.
-        """
+        """Allows `limit` malformed rows, at least 0; without a `log` they are logged for this pass alone."""
         if limit < 0:
             raise ValueError(f"bad_row_limit is {limit!r}, expected at least 0")
         self.log = log or BadRowLog()
@@ -91,12 +81,12 @@ class BadRows:
 
     @property
     def first(self) -> str:
-        """File, place and fault of the first malformed row; "": there is none."""
+        """File, place and fault of the first malformed row; "" without one."""
         return self._first
 
     @property
     def is_shown(self) -> bool:
-        """Whether the next one will be logged or raised, so that its place is worth computing."""
+        """Whether the next one will be logged or raised, so that its place is needed."""
         return not self._total or not self.log.is_full or self._total >= self._limit
 
     def of_file(self, path: str) -> int:
@@ -104,15 +94,9 @@ class BadRows:
         return self._by_file.get(path, 0)
 
     def add(self, path: str, place: str, fault: str) -> None:
-        """Counts a malformed row and logs the first ones.
+        """Counts a malformed row and logs the first ones; raises BadRowError above the limit.
 
-        Args:
-            path: Its file.
-            place: Where in the file: "12" for line 12, or "row 12".
-            fault: The fault, with the value.
-
-        Raises:
-            BadRowError: If the limit is exceeded.
+        `place` is its place in the file: "12" for line 12, or "row 12"; `fault` includes the value.
         """
         with self._lock:
             self._first = self._first or f"{path}:{place}: {fault}"
@@ -127,7 +111,7 @@ class BadRows:
         self.log.row(path, place, fault)
 
     def report(self, rows: int) -> None:
-        """Logs the number of malformed rows next to that of good `rows`, and the files with the most."""
+        """Logs the number of malformed rows beside that of good `rows`, and the files with the most."""
         if not self._by_file:
             return
         worst = sorted(self._by_file.items(), key=lambda item: (-item[1], item[0]))[:3]

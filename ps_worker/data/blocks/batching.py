@@ -25,18 +25,10 @@ MAX_BATCH_KEYS = 2**31 - 1
 def batches(
     blocks: Iterable[tuple[int, Block]], batch_size: int, start: DataPosition
 ) -> Iterator[tuple[Batch, DataPosition]]:
-    """Yields the rows of blocks in batches, which may span blocks and splits.
+    """Yields the rows of blocks in batches of B and a last, smaller one, each with the position after it.
 
-    Args:
-        blocks: Each with the index of its split; the first is the one that `start` points to.
-        batch_size: B.
-        start: Where to begin: the first `start.skip` rows of the first split's blocks are skipped.
-
-    Yields:
-        Batches of B rows, the last one of the remaining rows, and the position after each.
-
-    Raises:
-        DataError: If the split of `start` has fewer rows than `start.skip`.
+    Batches may span blocks and splits. Blocks come with the index of their split; the first is that of
+    `start`, whose first `start.skip` rows are skipped. Raises DataError if its split has fewer rows.
     """
     skip = start.skip
     pieces: list[Batch] = []
@@ -97,17 +89,16 @@ def rows_where(rows: Batch, is_wanted: NDArray[np.bool_]) -> Batch:
 def without_rows(
     rows: Batch, offsets: NDArray[np.int64], left_out: Iterable[int]
 ) -> tuple[Batch, NDArray[np.int64]]:
-    """Returns copies of the rows, and of their offsets int64[B], but of some rows."""
+    """Returns copies of the rows, and of their offsets int64[B], without some."""
     is_wanted = np.ones(rows.size, np.bool_)
     is_wanted[list(left_out)] = False
     return rows_where(rows, is_wanted), offsets[is_wanted]
 
 
 def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    """Returns the offsets of a batch from the number of keys of each slot, int[B, S].
+    """Returns the offsets of a batch for the number of keys of each slot, int[B, S].
 
-    Raises:
-        DataError: If there are more than `MAX_BATCH_KEYS` keys.
+    Raises DataError above `MAX_BATCH_KEYS` keys.
     """
     _require_countable(int(lengths.sum(dtype=np.int64)), lengths.shape[0])
     offsets = np.zeros(lengths.size + 1, np.int32)
@@ -116,11 +107,7 @@ def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
 
 
 def joined(pieces: Sequence[Batch]) -> Batch:
-    """Concatenates batches that have the same `ROW_COLUMNS`.
-
-    Raises:
-        DataError: If there are more than `MAX_BATCH_KEYS` keys.
-    """
+    """Concatenates batches with the same `ROW_COLUMNS`; raises DataError above `MAX_BATCH_KEYS` keys."""
     if len(pieces) == 1:
         return pieces[0]
     starts = np.cumsum([0, *(len(piece.keys) for piece in pieces)])
@@ -148,7 +135,6 @@ class RowColumnCheck:
     """Refuses a mix of files with and without labels or weights, and missing weights. Thread-safe."""
 
     def __init__(self, schema: Schema) -> None:
-        """Takes the schema, whose columns a file must have."""
         self._schema = schema
         self._lock = threading.Lock()
         self._first: tuple[str, frozenset[str]] | None = None
@@ -156,9 +142,8 @@ class RowColumnCheck:
     def require(self, path: str, rows: Batch) -> None:
         """Compares a file's rows with those of the first file, and with the schema.
 
-        Raises:
-            DataError: Names both files if only one of them has a column of `ROW_COLUMNS`; or says that the
-                format has no place for a column that the schema names.
+        Raises DataError, naming both files if only one has a column of `ROW_COLUMNS`, or the schema's column
+        that the format cannot hold.
         """
         names = frozenset(rows.row_columns())
         with self._lock:

@@ -1,8 +1,8 @@
-"""Negative down-sampling: of the rows without a click a share is trained on, chosen by a hash.
+"""Negative down-sampling: training on a share of the rows without a click, chosen by a hash.
 
-The hash is that of the seed, the file (`file_label`) and the row's place in it. So a row is kept or left out
-whatever the threads, in every epoch and after a restart. A model that is trained on the kept rows alone
-predicts the odds of a click times 1 / rate; what corrects that is one of
+The hash is that of the seed, the file (`file_label`) and the row's place in it, so the choice does not depend
+on threads, epochs and restarts. A model trained on the kept rows alone predicts the odds of a click times
+1 / rate; the correction is one of
 
     weight   a kept negative has weight 1 / rate: the sums over all rows are kept in expectation
     logit    training adds -log(rate) to the logit: so the model's own logit is that of all rows
@@ -26,30 +26,20 @@ from ps_worker.data.blocks.row_hash import row_hash
 
 @dataclass(frozen=True, slots=True)
 class NegativeSampling:
-    """Which rows without a click are kept.
+    """The choice of rows without a click; a UsageError unless the rate is in (0, 1]."""
 
-    Attributes:
-        rate: Probability that one is kept, in (0, 1].
-        seed: Of the hash.
-        is_weighted: Whether a kept one gets weight 1 / `rate`.
-    """
-
-    rate: float
-    seed: int = 0
-    is_weighted: bool = True
+    rate: float  # probability of keeping one, in (0, 1]
+    seed: int = 0  # seed of the hash
+    is_weighted: bool = True  # whether a kept one gets weight 1 / `rate`
 
     def __post_init__(self) -> None:
-        """Raises UsageError unless the rate is in (0, 1]."""
         if not 0 < self.rate <= 1:
             raise UsageError(
                 f"the rate of negatives is {self.rate!r}, expected more than 0, up to 1"
             )
 
     def sampled(self, path: str, block: Block) -> Block | None:
-        """Returns the rows that are kept of a block of the file `path`; None: none is.
-
-        Rows without labels are all kept.
-        """
+        """Returns the kept rows of a block of the file `path`; None without any. Keeps unlabelled rows."""
         rows = block.rows
         if rows.labels is None or self.rate == 1:
             return block
@@ -72,10 +62,7 @@ class NegativeSampling:
 
 
 def file_label(path: str) -> str:
-    """Returns the parts of a path that tell the files of a data set apart, wherever the data set is.
-
-    These are the name, the folder, and the partitions (`day=1`) above it.
-    """
+    """Returns the name of a file in its data set: name, folder, and the partitions (`day=1`) above it."""
     *folders, name = PurePath(path).parts
     partitions = [folder for folder in folders[:-1] if "=" in folder]
     return "/".join([*partitions, *folders[-1:], name])
@@ -89,6 +76,6 @@ def _choose(
     limit: np.uint64,
     is_kept: NDArray[np.bool_],
 ) -> None:
-    """Overwrites `is_kept` bool[n]: rows that are no negatives, and those whose hash is below `limit`."""
+    """Overwrites `is_kept` bool[n]: rows other than negatives, and those with a hash below `limit`."""
     for row in range(positions.size):
         is_kept[row] = not is_negative[row] or row_hash(seed, positions[row]) < limit

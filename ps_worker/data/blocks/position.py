@@ -13,23 +13,14 @@ from ps_worker.data.files.file_split import FileSplit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """A position between two rows of a pass: all rows before it were yielded, none after it.
+    """A position between two rows of a pass: all rows before it were yielded, none after it."""
 
-    Attributes:
-        epoch: Number of the pass, from 1.
-        seed: Seed of the order of splits.
-        split: Index of the split in the order of the pass.
-        offset: `Block.offset` within this split; None: the start of the split.
-        skip: Rows after `offset` that were already yielded.
-        files: Digest of the files (`digest_of_files`).
-    """
-
-    epoch: int = 1
-    seed: int = 0
-    split: int = 0
-    offset: int | None = None
-    skip: int = 0
-    files: str = ""
+    epoch: int = 1  # number of the pass, from 1
+    seed: int = 0  # seed of the order of splits
+    split: int = 0  # index of the split in the order of the pass
+    offset: int | None = None  # `Block.offset` in this split; None: its start
+    skip: int = 0  # rows after `offset` that were already yielded
+    files: str = ""  # digest of the files (`digest_of_files`)
 
     def to_json(self) -> str:
         """Returns the position as JSON."""
@@ -37,11 +28,7 @@ class DataPosition:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the position that `to_json` wrote.
-
-        Raises:
-            DataError: If `text` is not a position.
-        """
+        """Returns the position that `to_json` wrote; raises DataError for another text."""
         try:
             values = json.loads(text)
         except ValueError as error:

@@ -16,24 +16,17 @@ from ps_worker.data.files.file_split import FileSplit
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of rows from a reader.
+    """A block of rows from a reader."""
 
-    Attributes:
-        rows: At least one.
-        offset: Position of the block in the file, from which `Reader.blocks` can resume: bytes of the
-            (decompressed) content in text, rows in Parquet and ORC.
-        row_offsets: int64[n], positions of the rows; None: offsets count rows, and these follow one another.
-    """
-
-    rows: Batch
+    rows: Batch  # at least one
+    # position in the file, from which `Reader.blocks` can resume: bytes of the (decompressed)
+    # content in text, rows in Parquet and ORC
     offset: int
+    # int64[n], positions of the rows; None: offsets count rows, and these are consecutive
     row_offsets: NDArray[np.int64] | None = None
 
     def positions(self) -> NDArray[np.int64]:
-        """Returns int64[n], a number for each row that no other row of the file has.
-
-        It is the same in every reading, whatever the splits and blocks.
-        """
+        """Returns int64[n], numbers of the rows, unique in the file and the same in every reading."""
         if self.row_offsets is not None:
             return self.row_offsets
         return np.arange(self.offset, self.offset + self.rows.size, dtype=np.int64)
@@ -43,19 +36,14 @@ class Reader(Protocol):
     """Reads the files of one format. Thread-safe: several threads may read different splits."""
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Returns at most `num_splits` splits of a file, of about the same size, ordered and disjoint.
+        """Returns at most `num_splits` splits of a file, of similar size, ordered and disjoint.
 
-        Raises:
-            DataError: Names the file that cannot be read.
+        Raises a DataError that names the file if it cannot be read.
         """
         ...
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split in file order.
-
-        Args:
-            split: The split to read.
-            offset: `Block.offset` to resume from; None: the start of the split.
+        """Yields the rows of a split in file order, from `Block.offset` or its start.
 
         Raises:
             DataError: Names the file that cannot be read, is damaged or does not match the schema.

@@ -18,22 +18,16 @@ JOIN_LIMIT_S = 30.0
 
 
 def merged(
-    sources: Sequence[Iterator[T]],
+    sources: Sequence[Iterator[T]],  # each is consumed by its own thread
     *,
-    capacity: int,
-    stall_limit_s: float = STALL_LIMIT_S,
+    capacity: int,  # size of the queue, at which sources wait
+    stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for an item of any source
+    # the longest wait for the threads at the end; a stuck one is abandoned with a warning
     join_limit_s: float = JOIN_LIMIT_S,
 ) -> Generator[T, None, None]:
     """Yields the items of several iterators in order of arrival.
 
     Closing the generator ends the threads.
-
-    Args:
-        sources: Each is consumed by a thread of its own.
-        capacity: Size of the queue; a source with an item too many waits.
-        stall_limit_s: The longest wait for an item of any source.
-        join_limit_s: The longest wait for the threads at the end; a stuck thread is abandoned with a
-            warning.
 
     Raises:
         BaseException: The first error of any source.
@@ -72,7 +66,6 @@ class _Queue(Generic[T]):
         self._is_closed = False
 
     def fill(self, source: Iterator[T]) -> None:
-        """Adds the items of a source until it ends or the queue is closed."""
         try:
             for item in source:
                 if not self._put(item):
@@ -88,7 +81,7 @@ class _Queue(Generic[T]):
                 self._changed.notify_all()
 
     def take(self) -> tuple[T] | None:
-        """Returns an item as a 1-tuple; None if all sources have ended."""
+        """Returns an item as a 1-tuple; None once all sources have ended."""
         with self._changed:
             is_there = self._changed.wait_for(
                 lambda: self._items or self._error is not None or not self._num_running,
@@ -106,13 +99,11 @@ class _Queue(Generic[T]):
             return self._items.popleft()
 
     def close(self) -> None:
-        """Ends the sources."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def _put(self, item: T) -> bool:
-        """Waits for space and adds an item; returns False if the queue was closed."""
         with self._changed:
             # No time limit: the consumer may train for any time between two items.
             self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)

@@ -1,21 +1,16 @@
-"""Row hashes: a pseudorandom number per row that only depends on the seed and the row's number.
-
-It is independent of the division into blocks and of compression.
-"""
+"""Row hashes: a pseudorandom number per row, a function of the seed and the row's number only."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import mix64
+from ctr_model.features import GAMMA, mix64
 from ctr_model.jit import kernel
-
-_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 @kernel
 def row_hash(seed: int, row: int) -> np.uint64:
     """Returns a uniform uint64, distinct for each row of a seed."""
-    return mix64(mix64(np.uint64(seed) + _GAMMA) ^ np.uint64(row))
+    return mix64(mix64(np.uint64(seed) + GAMMA) ^ np.uint64(row))
 
 
 @kernel

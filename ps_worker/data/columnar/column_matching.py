@@ -1,8 +1,8 @@
 """Matching of a schema's columns to the named columns of a file (Parquet, ORC, CSV).
 
-All columns that the schema names are found by name; an unnamed label is the first of `LABEL_NAMES` that the
-file has and the schema does not use. The values of slot number s, its place in the schema from 1, are hashed
-with s (`column_values.slot_keys`), unless the file's metadata says that they are keys already.
+Columns are found by name; an unnamed label is the first of `LABEL_NAMES` that the file has and the schema
+does not use. The values of slot number s, its place in the schema from 1, are hashed with s
+(`column_values.slot_keys`), unless the file's metadata says that they are keys already.
 """
 
 import json
@@ -36,7 +36,7 @@ _MEANING = {
     "ids": "the id of the schema",
     "groups": "which valid.group_by names",
 }
-"""By column of `ROW_COLUMNS`, what names it."""
+"""Origin of the name of a column of `ROW_COLUMNS`, for messages."""
 
 _TEXTS = ("ids", "groups")
 """Columns of `ROW_COLUMNS` with text or whole numbers, which may be slots."""
@@ -48,21 +48,14 @@ READ_ROWS_OF_LISTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """The columns to read from a file.
+    """The columns to read from a file."""
 
-    Attributes:
-        row_columns: Names of the columns of `ROW_COLUMNS` that are read, but of other labels.
-        other_labels: Names of the other labels that are read: all or none.
-        names: All names to read, without duplicates.
-        are_keys: Whether slots hold keys instead of values.
-        has_lists: Whether a slot holds lists.
-    """
-
+    # names of the columns of `ROW_COLUMNS` to read, without other labels
     row_columns: Mapping[str, str]
-    other_labels: Sequence[str]
-    names: list[str]
-    are_keys: bool
-    has_lists: bool
+    other_labels: Sequence[str]  # names of the other labels to read: all or none
+    names: list[str]  # all names to read, without duplicates
+    are_keys: bool  # whether slots hold keys instead of values
+    has_lists: bool  # whether a slot holds lists
 
     @property
     def read_rows(self) -> int:
@@ -73,9 +66,8 @@ class FileColumns:
 def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
     """Finds the columns of `schema` in a file.
 
-    Raises:
-        DataError: Names the file and the missing or ambiguous column, or says that its keys belong to
-            another feature hash or order of slots.
+    Raises a DataError that names the file and the missing or ambiguous column, or another feature hash or
+    order of slots.
     """
     for name in schema.features:
         if name not in fields.names:
@@ -99,7 +91,6 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
 
 
 def _row_columns(path: str, fields: pa.Schema, schema: Schema) -> dict[str, str]:
-    """Returns the names of the columns of `ROW_COLUMNS` to read."""
     named = {"labels": schema.label, "weights": schema.weight, "groups": schema.group}
     if schema.is_for_prediction:
         named["ids"] = schema.id
@@ -119,14 +110,13 @@ def _row_columns(path: str, fields: pa.Schema, schema: Schema) -> dict[str, str]
 
 
 def _is_required(key: str, schema: Schema, found: Mapping[str, str]) -> bool:
-    """Whether a named column of `ROW_COLUMNS` has to be there; rows to predict have groups if labels."""
+    """Whether a named column of `ROW_COLUMNS` is required; rows to predict need groups only with labels."""
     if schema.is_for_prediction:
         return key == "ids" or (key == "groups" and "labels" in found)
     return True
 
 
 def _other_labels(path: str, fields: pa.Schema, schema: Schema) -> tuple[str, ...]:
-    """Returns the names of the other labels to read: all, or none if a file to predict lacks one."""
     missing = [name for name in schema.labels if name not in fields.names]
     if missing and schema.is_for_prediction:
         return ()
@@ -139,12 +129,10 @@ def _other_labels(path: str, fields: pa.Schema, schema: Schema) -> tuple[str, ..
 
 
 def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColumns) -> None:
-    """Checks that dense columns and weight hold numbers, id, group and slots text or whole numbers.
+    """Checks the types of columns; a DataError names file, column and type.
 
-    A slot may hold lists of these, too; the label numbers or text, "0" and "1".
-
-    Raises:
-        DataError: Names the file, the column and its type.
+    Dense columns and weight hold numbers, id, group and slots text or whole numbers, a slot also lists of
+    these; the label numbers or text, "0" and "1".
     """
     row_columns = dict(columns.row_columns)
     for key in [each for each in _TEXTS if each in row_columns]:
@@ -171,7 +159,7 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
 
 
 def kinds_of_values(fields: pa.Schema, slots: Sequence[str]) -> SlotValues:
-    """Returns what the values of slots are in a file with these columns."""
+    """Returns the kinds of slot values in a file with these columns."""
     found = SlotValues()
     for slot in slots:
         kind = fields.field(slot).type

@@ -60,8 +60,6 @@ class KeyLists:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Values that `write` hashes."""
-
     data: NDArray[np.uint8]
     bounds: NDArray[np.integer[Any]]
     validity: NDArray[np.uint8]
@@ -77,8 +75,6 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Dictionary-encoded values, with the keys of the dictionary."""
-
     choices: NDArray[np.uint64]
     indices: NDArray[np.integer[Any]]
     validity: NDArray[np.uint8]
@@ -95,8 +91,6 @@ class _Choices:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """Precomputed keys."""
-
     keys: NDArray[np.uint64]
 
     def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
@@ -130,7 +124,7 @@ def is_text_type(kind: pa.DataType) -> bool:
 
 
 def numbers(array: pa.Array) -> NDArray[np.float64]:
-    """Returns float64[N], nan where `array` is null; text is parsed, inf marks text that is no number."""
+    """Returns float64[N], nan where `array` is null; text is parsed, invalid text is inf."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if is_text_type(array.type):
@@ -168,12 +162,9 @@ def group_keys(array: pa.Array) -> NDArray[np.uint64]:
 
 
 def slot_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
-    """Returns the keys of a column of slot number `slot`.
+    """Returns the keys of a column, `is_slot_type`, of slot number `slot`, from 1.
 
-    Args:
-        array: Of an `is_slot_type`. Null, alone or in a list, gives the key of the missing value; an empty
-            list has no keys.
-        slot: From 1.
+    Null, alone or in a list, gives the key of the missing value; an empty list has no keys.
     """
     if is_list_type(array.type):
         return _key_lists(array, slot, are_keys=False)
@@ -181,14 +172,13 @@ def slot_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
 
 
 def ready_keys(array: pa.Array, slot: int) -> KeyColumn | KeyLists:
-    """Returns the keys in a column of uint64 or lists of uint64; null is the missing value of `slot`."""
+    """Returns the keys in a column of uint64 or lists of them; null is the missing value of `slot`."""
     if is_list_type(array.type):
         return _key_lists(array, slot, are_keys=True)
     return _ready_column(array, slot)
 
 
 def _parsed(array: pa.Array) -> pa.Array:
-    """Returns text as float64, inf where it is not a number."""
     text = array.cast(pa.binary())
     try:
         return text.cast(pa.float64())

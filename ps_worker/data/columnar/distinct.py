@@ -7,11 +7,10 @@ from ps_worker.data.columnar.column_values import is_list_type, is_text_type
 
 
 def distinct_values(array: pa.Array) -> pa.Array:
-    """Returns the distinct values of a column, or in its lists, in the order of their first occurrence.
+    """Returns the distinct values of a column (`is_slot_type`), or in its lists, in order of occurrence.
 
-    Returns:
-        Bytes without nulls: text as it is, whole numbers as their digits, a missing value, or a missing list,
-        as the empty value.
+    They are bytes without nulls: text as it is, digits of whole numbers, and an empty value for a missing
+    one.
     """
     if is_list_type(array.type):
         # A row without a list has the missing value.

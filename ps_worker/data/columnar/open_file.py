@@ -28,10 +28,9 @@ _BOUNDS: dict[pa.DataType, np.dtype[Any]] = {
 
 @contextmanager
 def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
-    """Opens a file for random access; translates Arrow's errors inside the `with` block.
+    """Opens a file for random access, and translates Arrow's errors inside the `with` block.
 
-    Raises:
-        DataError: Names the file if it cannot be read, or is not a valid file of its format.
+    Raises a DataError that names an unreadable file, or one that is not of its format.
     """
     try:
         with pa.PythonFile(open_file(path), "r") if is_url(path) else pa.OSFile(path) as file:
@@ -45,11 +44,7 @@ def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
 
 
 def fields_of(path: str, format: str) -> pa.Schema:
-    """Returns the columns of a file of format "parquet" or "orc", with its metadata.
-
-    Raises:
-        DataError: See `open_columnar`.
-    """
+    """Returns the columns and metadata of a file of format "parquet" or "orc"; raises DataError."""
     with open_columnar(path, format.capitalize()) as source:
         return (
             pq.ParquetFile(source).schema_arrow
@@ -61,10 +56,7 @@ def fields_of(path: str, format: str) -> pa.Schema:
 def require_valid(rows: pa.RecordBatch) -> None:
     """Checks that indices of dictionaries and bounds of lists and text are within their values.
 
-    Arrow's readers take indices from a file as they are, and its functions, like kernels, read by them.
-
-    Raises:
-        pa.ArrowInvalid: Names the column.
+    Neither Arrow's readers nor its functions check them. Raises a pa.ArrowInvalid that names the column.
     """
     for name, array in zip(rows.schema.names, rows.columns, strict=True):
         try:

@@ -6,28 +6,20 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import orc
 
-from ctr_model.schema import Schema
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.column_matching import check_types, match_columns
 from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.columnar.record_batches import (
+    ColumnReader,
     Columns,
     Decoder,
-    blocks_of,
 )
 from ps_worker.data.files.file_split import FileSplit, split_evenly
 
 
-class OrcReader:
+class OrcReader(ColumnReader):
     """Reads the columns of a schema by name. Thread-safe."""
 
-    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        self._schema = schema
-        self._bad_rows = bad_rows
-
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Splits a file between stripes; see `Reader.splits`."""
         with open_columnar(path, "ORC") as source:
             num_stripes = orc.ORCFile(source).nstripes
         return [
@@ -35,13 +27,7 @@ class OrcReader:
             for start, stop in split_evenly([1] * num_stripes, num_splits)
         ]
 
-    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split; see `Reader.blocks`."""
-        for columns in self.columns(split, offset):
-            yield from blocks_of(columns, self._schema)
-
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a split as columns; arguments and errors as for `blocks`."""
         with open_columnar(split.path, "ORC") as source:
             file = orc.ORCFile(source)
             columns = match_columns(split.path, file.schema, self._schema)

@@ -5,17 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.parquet as pq
 
-from ctr_model.schema import Schema
 from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
 from ps_worker.data.columnar.column_values import is_text_type
 from ps_worker.data.columnar.open_file import open_columnar, require_valid
 from ps_worker.data.columnar.record_batches import (
+    ColumnReader,
     Columns,
     Decoder,
-    blocks_of,
 )
 from ps_worker.data.files.file_split import FileSplit, split_evenly
 
@@ -24,28 +21,17 @@ from ps_worker.data.files.file_split import FileSplit, split_evenly
 _DICTIONARY_BYTES = 6
 
 
-class ParquetReader:
+class ParquetReader(ColumnReader):
     """Reads the columns of a schema by name. Thread-safe."""
 
-    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        self._schema = schema
-        self._bad_rows = bad_rows
-
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Splits a file between row groups; see `Reader.splits`."""
         with open_columnar(path, "Parquet") as source:
             metadata = pq.ParquetFile(source).metadata
             sizes = [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
         ranges = split_evenly(sizes, num_splits)
         return [FileSplit(path, start, stop) for start, stop in ranges]
 
-    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split; see `Reader.blocks`."""
-        for columns in self.columns(split, offset):
-            yield from blocks_of(columns, self._schema)
-
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a split as columns; arguments and errors as for `blocks`."""
         with open_columnar(split.path, "Parquet") as source:
             plain = pq.ParquetFile(source)
             fields = plain.schema_arrow
@@ -89,10 +75,10 @@ def _decoded(
 
 
 def _dictionary_columns(file: pq.ParquetFile, columns: FileColumns) -> list[str]:
-    """Returns the text columns to read as dictionaries, judged by the first row group."""
+    """Returns the text columns to read as dictionaries, judging by the first row group."""
     if not file.metadata.num_row_groups:
         return []
-    # Of the columns that are read alone: pyarrow ends the process where a chunk's metadata is damaged.
+    # Only of the columns to read: pyarrow ends the process on a chunk with damaged metadata.
     texts = {name for name in columns.names if is_text_type(file.schema_arrow.field(name).type)}
     leaves = {file.schema.column(i).path: i for i in range(len(file.schema))}
     group = file.metadata.row_group(0)

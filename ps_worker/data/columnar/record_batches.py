@@ -5,6 +5,7 @@ record batch --Decoder.decode--> Columns --blocks_of--> Block | Block ...
 """
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from ps_worker.data.columnar.column_values import (
     slot_keys,
     texts,
 )
+from ps_worker.data.files.file_split import FileSplit
 
 # The keys of a block are written column by column, so all of them should fit into the cache.
 BLOCK_ROWS = 4096
@@ -40,26 +42,18 @@ _SEPARATORS = frozenset("\t\n\r")  # of predictions with ids
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """N good rows, column by column.
+    """N good rows, column by column."""
 
-    Attributes:
-        row_columns: By name, those of `ROW_COLUMNS` that the rows have.
-        numbers: float64[N] per dense column, unscaled; nan is missing.
-        slots: An array of N values or lists per slot.
-        are_keys: Whether slots hold keys instead of values.
-        offsets: int64[N], positions of the rows in the file.
-        count_bad: Counts rows among them as malformed: their faults by index, and their offsets.
-    """
-
-    row_columns: Mapping[str, NDArray[Any]]
-    numbers: list[NDArray[np.float64]]
-    slots: list[pa.Array]
-    are_keys: bool
-    offsets: NDArray[np.int64]
+    row_columns: Mapping[str, NDArray[Any]]  # by name, those of `ROW_COLUMNS` that the rows have
+    numbers: list[NDArray[np.float64]]  # float64[N] per dense column, unscaled; nan is missing
+    slots: list[pa.Array]  # an array of N values or lists per slot
+    are_keys: bool  # whether slots hold keys instead of values
+    offsets: NDArray[np.int64]  # int64[N], positions of the rows in the file
+    # counts malformed rows, given their faults by index and their offsets
     count_bad: Callable[[Mapping[int, str], NDArray[np.int64]], None]
 
     def key_columns(self, slot_numbers: Sequence[int]) -> list[KeyColumn | KeyLists]:
-        """Returns the keys of each slot, for the numbers of the slots in the feature hash."""
+        """Returns the keys of each slot, by the slots' numbers in the feature hash."""
         make = ready_keys if self.are_keys else slot_keys
         return [make(*each) for each in zip(self.slots, slot_numbers, strict=True)]
 
@@ -76,7 +70,7 @@ class Columns:
         )
 
     def without(self, faults: Mapping[int, str]) -> "Columns":
-        """Returns the rows but those with a fault, by index, which are counted as malformed."""
+        """Returns the rows without a fault, by index; the others are counted as malformed."""
         if not faults:
             return self
         self.count_bad(faults, self.offsets)
@@ -96,15 +90,7 @@ class Decoder:
         bad_rows: BadRows,
         place: Callable[[int], str] | None = None,
     ) -> None:
-        """Takes the settings of a file.
-
-        Args:
-            path: The file.
-            schema: The columns to decode.
-            columns: Their columns in the file.
-            bad_rows: Counts malformed rows.
-            place: Formats an offset for messages; None: as a row number.
-        """
+        """Takes the columns of a file; `place` formats an offset for messages, by default a row number."""
         self._path = path
         self._dense = [column.name for column in schema.dense]
         self._slots = schema.slots
@@ -113,10 +99,9 @@ class Decoder:
         self._place = place or (lambda offset: f"row {offset + 1}")
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
-        """Returns the good rows of `batch`, at `offsets` int64[N] in the file; counts the malformed ones.
+        """Returns the good rows of `batch`, at positions `offsets` int64[N], and counts the malformed ones.
 
-        Raises:
-            BadRowError: Names file, row and fault of the malformed row that exceeded the limit.
+        Raises a BadRowError with file, row and fault of the row that exceeded the limit.
         """
         named = {
             key: _READ[key](batch.column(name)) for key, name in self._columns.row_columns.items()
@@ -193,6 +178,22 @@ def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
             yield Block(batch, int(columns.offsets[start]), offsets)
 
 
+class ColumnReader(ABC):
+    """A `Reader` of files with named columns, found by the names in the schema. Thread-safe."""
+
+    def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
+        self._schema = schema
+        self._bad_rows = bad_rows
+
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        for columns in self.columns(split, offset):
+            yield from blocks_of(columns, self._schema)
+
+    @abstractmethod
+    def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
+        """Yields the rows of a split as columns; arguments and errors as for `Reader.blocks`."""
+
+
 def _float32_of(column: NDArray[np.float64]) -> NDArray[np.float32]:
     with np.errstate(over="ignore"):  # of rows that are malformed, and left out
         return column.astype(np.float32)
@@ -217,15 +218,14 @@ _READ: Mapping[str, Callable[[pa.Array], NDArray[Any]]] = {
     "ids": texts,
     "groups": group_keys,
 }
-"""By column of `ROW_COLUMNS`, what reads it."""
+"""Functions that read the columns of `ROW_COLUMNS`."""
 
 _FAULTS: Mapping[str, tuple[Callable[[Any], NDArray[np.bool_]], str, str]] = {
     "labels": (_is_no_label, "label", "0 or 1"),
     "weights": (_is_no_weight, "weight", "a finite number of at least 0"),
     "ids": (_is_no_id, "id", "UTF-8 without tabs and line breaks"),
 }
-"""By column of `ROW_COLUMNS` the test for values that are none, its name, and what is expected; any value
-names a group."""
+"""Test for invalid values, name and valid values of the columns of `ROW_COLUMNS`; any value names a group."""
 
 
 def shown(value: object) -> str:
@@ -263,7 +263,6 @@ def _rows_of_keys(
 
 @functools.lru_cache(maxsize=8)
 def _single_offsets(num_slots: int) -> NDArray[np.int32]:
-    """Returns offsets for slots of one key each, shared by all such blocks."""
     return np.arange(BLOCK_ROWS * num_slots + 1, dtype=np.int32)
 
 
@@ -284,7 +283,6 @@ def _scatter_lists(
     offsets: NDArray[np.int32],
     out: NDArray[np.uint64],
 ) -> None:
-    """Writes the lists of slot `index` to their places in `out`."""
     for row in range(bounds.size - 1):
         target = offsets[row * num_slots + index]
         for position in range(bounds[row], bounds[row + 1]):

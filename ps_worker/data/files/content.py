@@ -41,9 +41,7 @@ def suffix_of(path: str | PurePath) -> str:
 def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
     """Opens the content of a file, decompressed if the name ends in .gz or .zst.
 
-    Args:
-        path: Local path or URL.
-        offset: Bytes of the content to skip. Compressed content has to be decompressed up to there.
+    `offset` are bytes of the content to skip, which compressed content must decompress.
 
     Raises:
         DataError: Names the file, if it cannot be read, is damaged or is compressed in another way. Errors
@@ -67,11 +65,7 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
 
 
 def stored_size_of(path: str, num_bytes: int) -> int:
-    """Returns the bytes of a file that its first `num_bytes` of content take, rounded up to 4 KiB.
-
-    Raises:
-        DataError: Names the file, if it cannot be read or is damaged.
-    """
+    """Returns the stored size of the first `num_bytes` of content, rounded up to 4 KiB; raises DataError."""
     codec = CODECS.get(suffix_of(path))
     if codec is None:
         return num_bytes

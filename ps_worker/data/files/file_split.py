@@ -1,4 +1,4 @@
-"""Splits of files, and which worker reads which of them.
+"""Splits of files, and their assignment to workers.
 
 A worker reads whole files, or splits of files if there are fewer files than workers. All workers compute the
 same assignment without communicating, independent of the order of their lists.
@@ -24,17 +24,12 @@ class FileSplit:
 
     The unit of text is a byte: a split holds the lines that begin in its range. Parquet is split by row
     groups, ORC by stripes. Compressed text cannot be split.
-
-    Attributes:
-        path: Local path or URL.
-        start: First unit.
-        stop: End, exclusive; None: the end of the file.
-        stamp: Of the file as it was listed, and must be when it is read; None: not known.
     """
 
-    path: str
-    start: int = 0
-    stop: int | None = None
+    path: str  # local path or URL
+    start: int = 0  # first unit
+    stop: int | None = None  # end, exclusive; None: the end of the file
+    # of the listed file, and required when it is read; None: unknown
     stamp: FileStamp | None = field(default=None, compare=False)
 
 
@@ -47,17 +42,9 @@ class FileSplitter(Protocol):
 
 
 def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str]:
-    """Returns the files that one worker reads; every file goes to exactly one worker.
+    """Returns the files of one worker in the order of `files`; every file goes to exactly one worker.
 
     Each file, largest first, goes to the worker with the fewest bytes so far. A worker may get no files.
-
-    Args:
-        files: The same for all workers, without duplicates.
-        worker: Index of the worker, from 0.
-        num_workers: At least 1.
-
-    Returns:
-        In the order of `files`.
 
     Raises:
         ValueError: If `worker` is not in [0, num_workers).
@@ -73,44 +60,24 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
 def file_splits(
     reader_of: Callable[[str], FileSplitter], files: Sequence[str], worker: int, num_workers: int
 ) -> list[FileSplit]:
-    """Returns the splits that one worker reads; see `splits_of_workers`.
+    """Returns the splits of worker `worker`, from 0; see `splits_of_workers`.
 
-    Args:
-        reader_of: Returns the reader of a file.
-        files: The same for all workers, without duplicates.
-        worker: Index of the worker, from 0.
-        num_workers: At least 1.
-
-    Returns:
-        In the order of `files`, possibly empty.
-
-    Raises:
-        ValueError: If `worker` is not in [0, num_workers).
-        UsageError: Names a file that is listed twice.
-        DataError: Names a file that cannot be read.
+    Raises ValueError if `worker` is not in [0, num_workers).
     """
     return _of_worker(splits_of_workers(reader_of, files, num_workers), worker)
 
 
 def splits_of_workers(
     reader_of: Callable[[str], FileSplitter],
-    files: Sequence[str],
-    num_workers: int,
+    files: Sequence[str],  # the same for all workers, without duplicates
+    num_workers: int,  # at least 1
+    # stamps of files already listed; None: list them now
     stamps: Mapping[str, FileStamp | None] | None = None,
 ) -> list[list[FileSplit]]:
-    """Returns the splits that each worker reads; every row goes to exactly one worker.
+    """Returns the splits of each worker in the order of `files`; every row goes to exactly one worker.
 
-    With at least one file per worker, not counting empty ones, these are whole files. Otherwise every file
-    is divided into one split per worker if its format allows it, and splits are assigned as files are.
-
-    Args:
-        reader_of: Returns the reader of a file.
-        files: The same for all workers, without duplicates.
-        num_workers: At least 1.
-        stamps: Of the files, if they were listed before; None: as they are now.
-
-    Returns:
-        By worker, lists in the order of `files`, possibly empty.
+    With at least one non-empty file per worker, these are whole files. Otherwise every file is divided into
+    one split per worker if its format allows it, and splits are assigned as files are.
 
     Raises:
         UsageError: Names a file that is listed twice.
@@ -140,7 +107,7 @@ def split_evenly(sizes: Sequence[int], num_splits: int) -> list[tuple[int, int]]
 
 
 def shuffled(splits: Sequence[FileSplit], seed: int, epoch: int) -> list[FileSplit]:
-    """Returns the splits in an order that depends only on seed, epoch and the number of splits."""
+    """Returns the splits in an order that is a function of seed, epoch and the number of splits."""
 
     def rank(index: int) -> bytes:
         return hashlib.sha256(f"{seed}/{epoch}/{index}".encode()).digest()
@@ -174,7 +141,7 @@ def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit
 def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[FileSplit]]:
     """Assigns splits, heaviest first, to the worker with the least load; each keeps their order.
 
-    Workers that list files in another order, or have them in other folders, assign them alike.
+    The order and folders of a worker's list do not matter.
     """
 
     def rank(split: FileSplit) -> tuple[float, str, str, int]:

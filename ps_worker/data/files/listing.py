@@ -30,7 +30,7 @@ _MODIFIED = (
     "modified",
     "created",
 )
-"""How file systems of fsspec call what says that a file was replaced, the surest first."""
+"""Entries of fsspec's file systems that change when a file is replaced, the most reliable first."""
 
 Files = str | Path | Sequence[str | Path]
 """Paths, patterns and URLs of files."""
@@ -58,7 +58,7 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
             home folder.
 
     Raises:
-        DataError: Names the first pattern that no file matches, or whose file system cannot be listed.
+        DataError: Names the first pattern without a match, or with a file system that cannot be listed.
     """
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -72,17 +72,13 @@ def matching_files(patterns: str | Sequence[str]) -> list[str]:
 
 
 def natural_order(path: str) -> tuple[list[str | int], str]:
-    """Returns a key to sort paths by: numbers in them count as numbers, so that day-9 is before day-10."""
+    """Returns a sort key for paths by which day-9 is before day-10."""
     pieces = re.split(r"([0-9]+)", path)
     return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)], path
 
 
 def size_of(path: str) -> int:
-    """Returns the size of a file in bytes; 0 if its file system does not report it.
-
-    Raises:
-        DataError: If the file does not exist.
-    """
+    """Returns the size of a file in bytes; 0 if unknown. Raises DataError if it does not exist."""
     with file_errors(path):
         if not is_url(path):
             return Path(path).stat().st_size
@@ -92,30 +88,19 @@ def size_of(path: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """What tells a file from an earlier or later one of the same name without reading it.
+    """Distinguishes a file from an earlier or later one of the same name without reading it."""
 
-    Attributes:
-        size: In bytes.
-        modified: When, or the ETag of an object; empty: its file system does not say.
-    """
-
-    size: int
-    modified: str
+    size: int  # in bytes
+    modified: str  # when, or the ETag of an object; empty: unknown
 
     def __str__(self) -> str:
-        """For messages."""
         return f"{self.size} bytes{self.modified and f' of {self.modified}'}"
 
 
 def stamp_of(path: str, *, is_cached: bool = True) -> FileStamp | None:
-    """Returns the stamp of a file; None: it is no regular file, and may be read once.
+    """Returns the stamp of a file; None if it is no regular file. Raises DataError if it does not exist.
 
-    Args:
-        path: Local path or URL.
-        is_cached: A file system may answer from a listing that it has made before.
-
-    Raises:
-        DataError: If the file does not exist.
+    With `is_cached` a file system may answer from an earlier listing.
     """
     with file_errors(path):
         if not is_url(path):
@@ -134,11 +119,7 @@ def stamp_of(path: str, *, is_cached: bool = True) -> FileStamp | None:
 
 
 def require_unchanged(path: str, listed: FileStamp) -> None:
-    """Checks that a file is the one that was listed.
-
-    Raises:
-        DataError: If it has changed since, or does not exist any more.
-    """
+    """Raises DataError if a listed file has changed since, or no longer exists."""
     if (now := stamp_of(path, is_cached=False)) != listed:
         raise DataError(
             f"{path} has changed since it was listed: it had {listed}, and now {now or 'is no file'}; files "
@@ -147,11 +128,7 @@ def require_unchanged(path: str, listed: FileStamp) -> None:
 
 
 def ends_of(path: str, size: int, num_bytes: int) -> bytes:
-    """Returns the first and the last bytes of a file; all of one that is no longer than both.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Returns the first and the last bytes of a file, all of a short one. Raises DataError."""
     ranges = [(0, num_bytes), (max(size - num_bytes, num_bytes), size)]
     with file_errors(path):
         if is_url(path):  # by requests of ranges: a file that is open may read far ahead
@@ -170,11 +147,7 @@ def ends_of(path: str, size: int, num_bytes: int) -> bytes:
 
 
 def open_file(path: str) -> RawIOBase:
-    """Opens a file for reading raw bytes; seekable.
-
-    Raises:
-        DataError: If the file does not exist or cannot be read.
-    """
+    """Opens a file for reading raw bytes; seekable. Raises DataError if it cannot be read."""
     with file_errors(path):
         if not is_url(path):
             return cast("RawIOBase", Path(path).open("rb", buffering=0))
@@ -200,7 +173,7 @@ def file_errors(path: str) -> Iterator[None]:
 
 
 def _local_matches(pattern: str) -> dict[str, str]:
-    """Returns the matching paths, and what each is instead of a file; "": it is one."""
+    """Returns the matching paths, with the kind of those that are no files, else ""."""
     path = Path(with_home(pattern))
     names = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)  # noqa: PTH207 (absolute)
     return {str(Path(name)): _instead_of_file(Path(name)) for name in names}
@@ -246,7 +219,6 @@ def _url_like(pattern: str, url: str) -> str:
 
 
 def _file_system_of(url: str) -> tuple[Any, str]:
-    """Returns the file system of a URL, and the file's name in it."""
     # Imported here because most jobs only read local files.
     from fsspec.core import url_to_fs
 

@@ -4,8 +4,8 @@
     part-0.tsv 660 bytes 81a3...          the name without its folder, and a digest of both ends of the file
     part-1.tsv 660 bytes 0c11...
 
-A machine may have the files in another folder. Of rows in the middle of a file nothing is known but their
-size; of a list of many files only some are opened, and not all are listed.
+A machine may have the files in another folder. Changes in the middle of a file are detected by its size only;
+of a long list some files are not opened, and not all are listed.
 """
 
 import hashlib
@@ -20,18 +20,14 @@ from ps_worker.data.files.listing import FileStamp, ends_of, is_url
 
 MOST_OPENED = 1024
 MOST_OPENED_BY_URL = 32
-"""Files of a list whose ends are read; of more, as many at equal distances."""
+"""Files of a list whose ends are read; of a longer list this number, at equal distances."""
 _END_BYTES = 4096
 _MOST_LISTED = 2**15  # characters
 _MOST_TOLD = 5
 
 
 def signature_of(files: Sequence[str], stamps: Mapping[str, FileStamp | None]) -> str:
-    """Returns the signature of files in their order; those without a stamp have their name alone.
-
-    Raises:
-        DataError: If one that is opened cannot be read.
-    """
+    """Returns the signature of files in order, by name only without a stamp; raises DataError."""
     if not files:
         return "no files"
     limit = MOST_OPENED_BY_URL if any(map(is_url, files)) else MOST_OPENED
@@ -48,7 +44,7 @@ def signature_of(files: Sequence[str], stamps: Mapping[str, FileStamp | None]) -
 
 
 def difference_of(was: str, now: str) -> str:
-    """Returns in which files two signatures differ; "" if they are equal."""
+    """Returns the files that differ in two signatures; "" if they are equal."""
     if was == now:
         return ""
     (old, *old_files), (new, *new_files) = was.split("\n"), now.split("\n")

@@ -3,8 +3,8 @@
     own rows --a stretch at a time--> by receiver | 0 --post--> exchange
                                                   | 1 (itself) --> new rows <--take-- exchange
 
-Each worker posts and takes concurrently, so bounded inboxes cannot deadlock. Rows are released as soon as
-they are sent, so a worker never holds its old and its new rows at once.
+Each worker posts and takes concurrently, so bounded inboxes cannot deadlock. Sent rows are released at once,
+so a worker never holds its old and its new rows together.
 
 The receiver of a row is drawn from the sending worker's generator, and new rows are ordered by sender, so the
 outcome depends on the seed and on the order of rows, not on timing.
@@ -31,19 +31,15 @@ MESSAGE_BYTES = 2**20
 
 
 def shuffle_globally(
+    # this worker's rows, possibly none; they are released and must not be used afterwards
     rows: RowsInMemory,
     peers: Peers,
+    # draws the receiver of each row; a different generator on each worker
     random: np.random.Generator,
     *,
-    message_bytes: int = MESSAGE_BYTES,
+    message_bytes: int = MESSAGE_BYTES,  # approximate size of a message
 ) -> RowsInMemory:
     """Returns this worker's new rows, assigned at random but ordered by sender; collective.
-
-    Args:
-        rows: This worker's rows, possibly none; they are released and must not be used afterwards.
-        peers: The workers.
-        random: Draws the receiver of each row; a different generator on each worker.
-        message_bytes: Approximate size of a message.
 
     Raises:
         ProtocolError: If a worker has left, has another schema, or rows were lost.
@@ -98,7 +94,6 @@ def _send_all(
     random: np.random.Generator,
     message_bytes: int,
 ) -> None:
-    """Sends rows to random workers, in stretches of about one message per worker."""
     order = rows.in_order()
     stretch_bytes = message_bytes * peers.num_workers
     stretch_rows = max(1, stretch_bytes * rows.size // max(1, rows.size_bytes))
@@ -115,7 +110,7 @@ def _send_all(
 
 
 def _others_first(peers: Peers) -> Iterator[int]:
-    """Yields all workers, beginning with the next one, so that not all workers send to the same one first."""
+    """Yields all workers from the next one on, so that not all send to the same one first."""
     for distance in range(1, peers.num_workers + 1):
         yield (peers.worker + distance) % peers.num_workers
 
@@ -127,10 +122,7 @@ def _chunks(index: Index, sizes: NDArray[np.int64], chunk_bytes: int) -> list[In
 
 
 class _Exchange:
-    """One worker's side of an exchange: posts rows, and receives rows in a thread."""
-
     def __init__(self, peers: Peers, exchange: str, rows: RowsInMemory) -> None:
-        """Takes the name of the exchange, and `rows` to which received rows are added."""
         self._peers = peers
         self._exchange = exchange
         self._rows = rows
@@ -149,7 +141,6 @@ class _Exchange:
         self._is_over.set()
 
     def send(self, rows: RowsInMemory, index: Index, receiver: int) -> None:
-        """Sends rows to a worker, or adds them if it is this one."""
         batch = rows.gather(index)
         if receiver == self._peers.worker:
             self._rows.extend(batch, source=receiver)
@@ -166,7 +157,7 @@ class _Exchange:
         self._require_health()
 
     def _post(self, receiver: int, content: bytes | None) -> None:
-        """Posts a message once the previous one to the same worker was accepted."""
+        """Posts a message after the previous one to the same worker was accepted."""
         self._require_health()
         if receiver in self._answers:
             self._answers.pop(receiver).result()

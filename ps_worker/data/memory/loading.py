@@ -32,21 +32,10 @@ def load_rows(
     negatives: NegativeSampling | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> RowsInMemory:
-    """Returns the rows of all splits; the index of a split is the source of its rows.
+    """Returns the rows of all splits, possibly none; the index of a split is the source of its rows.
 
-    Args:
-        splits: May be empty.
-        schema: The columns to read.
-        format: None: determined by suffixes.
-        bad_rows: Counts malformed rows.
-        reader_num: Reader threads.
-        negatives: Which rows without a click are kept; None: all.
-        clock: In seconds, for the progress.
-
-    Raises:
-        DataError: Names the file that cannot be read, is damaged or does not match the schema; or says that
-            whole files have no rows.
-        BadRowError: Names file, place and fault of the malformed row that exceeded the limit.
+    `format`, `negatives` and errors are those of `FileDataset`; `clock` is in seconds. Raises DataError if
+    whole files have no rows.
     """
     rows = RowsInMemory(schema.num_dense, len(schema.slots))
     reading = Reading(splits, schema, format, bad_rows, negatives=negatives)
@@ -65,8 +54,6 @@ def load_rows(
 
 
 class _Progress:
-    """Logs the progress of loading every few seconds."""
-
     def __init__(self, reading: Reading, rows: RowsInMemory, clock: Callable[[], float]) -> None:
         self._reading = reading
         self._rows = rows
@@ -74,12 +61,10 @@ class _Progress:
         self._start = self._shown = clock()
 
     def show_if_due(self) -> None:
-        """Logs a line if the last one is `PROGRESS_EVERY_S` old."""
         if self._clock() - self._shown >= PROGRESS_EVERY_S:
             self.show("loading into memory")
 
     def show(self, stage: str) -> None:
-        """Logs a line."""
         self._shown = self._clock()
         seconds = self._shown - self._start
         logger.info(

@@ -11,18 +11,12 @@ from protos.store import Exchange, Numbers, ReduceOp
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """All workers of a run, from the point of view of one.
+    """All workers of a run, as seen by one of them."""
 
-    Attributes:
-        store: Carries messages.
-        worker: Index of this worker.
-        num_workers: Number of workers.
-        all_reduce: Reduces float64[N] over all workers; collective: all workers call it in the same order.
-    """
-
-    store: Exchange
-    worker: int
+    store: Exchange  # carries messages
+    worker: int  # index of this worker
     num_workers: int
+    # reduces float64[N] over all workers; collective: called in the same order by all
     all_reduce: Callable[[Numbers, ReduceOp], Numbers]
 
     def total(self, *counts: int) -> list[int]:

@@ -48,8 +48,7 @@ def pack_rows(rows: Batch) -> bytes:
 def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
     """Returns the rows in `data` as read-only views.
 
-    Raises:
-        ProtocolError: If `data` is truncated, or has other numbers of dense inputs or slots.
+    Raises ProtocolError if `data` is truncated, or has other numbers of dense inputs or slots.
     """
     if len(data) < _HEADER.size:
         raise ProtocolError(
@@ -73,7 +72,7 @@ def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
     if ends[-1] != len(data):
         raise ProtocolError(f"received {len(data)} bytes of rows, their header says {ends[-1]}")
     view = memoryview(data)
-    if not has_counts and size * slots != num_keys:  # before memory is taken for so many rows
+    if not has_counts and size * slots != num_keys:  # before memory is allocated for them
         raise ProtocolError(f"received {num_keys} keys, expected one for each of {size} x {slots}")
     counts = np.frombuffer(view[ends[-2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
     if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:

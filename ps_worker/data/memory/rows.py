@@ -8,8 +8,8 @@
     starts  int64[N]                | only if some slot has not exactly one key:
     counts  uint16[N, S]            | start of a row's keys, and the number of keys per slot
 
-Rows arrive concurrently from numbered sources: file splits or workers. Their index depends on timing, but not
-`in_order`, which sorts them by source and arrival within the source.
+Rows arrive concurrently from numbered sources: file splits or workers. Their index depends on timing;
+`in_order` sorts them by source and arrival within the source.
 """
 
 import threading
@@ -30,7 +30,7 @@ Index = NDArray[np.integer[Any]]
 """Row indices."""
 
 STORED_COLUMNS = tuple(name for name in ROW_COLUMNS if name not in ("ids", "groups"))
-"""Of `ROW_COLUMNS` what training needs, float32 each."""
+"""The `ROW_COLUMNS` of training, float32 each."""
 
 MAX_KEYS = 2**16 - 1
 """The largest number of keys of a slot of a row."""
@@ -40,36 +40,24 @@ _REGION_BYTES = 2**40  # address space of a column, more than the memory of any 
 
 @dataclass(frozen=True, slots=True)
 class SlotSwap:
-    """A permutation of the values of some slots.
+    """A permutation of the values of some slots."""
 
-    Attributes:
-        donors: int[N], for each row the row whose values it gets.
-        is_swapped: bool[S], the slots concerned.
-    """
-
-    donors: Index
-    is_swapped: NDArray[np.bool_]
+    donors: Index  # int[N], for each row the source of its values
+    is_swapped: NDArray[np.bool_]  # bool[S], the permuted slots
 
 
 class RowsInMemory:
-    """Columns of rows. Only `extend` is thread-safe.
-
-    Attributes:
-        num_dense: Width of `dense`.
-        num_slots: S.
-        size: N.
-        row_columns: Those of `STORED_COLUMNS` that the rows have; None without rows.
-        are_released: Whether rows were released, which must not be read any more.
-    """
+    """Columns of rows. Only `extend` is thread-safe."""
 
     def __init__(self, num_dense: int, num_slots: int) -> None:
-        self.num_dense = num_dense
-        self.num_slots = num_slots
-        self.size = 0
+        self.num_dense = num_dense  # width of `dense`
+        self.num_slots = num_slots  # S
+        self.size = 0  # N
+        # those of `STORED_COLUMNS` that the rows have; None without rows
         self.row_columns: frozenset[str] | None = None
-        self.are_released = False
+        self.are_released = False  # whether rows were released, and must no longer be read
         self._num_keys = 0
-        self._row_columns: dict[str, Arena] = {}  # of those that the first rows have
+        self._row_columns: dict[str, Arena] = {}  # those of the first rows
         self._num_other_labels = 0
         self._dense = _column(np.float32, num_dense)
         self._keys = _column(np.uint64, num_slots)
@@ -87,10 +75,9 @@ class RowsInMemory:
         return self.size * widths + 8 * self._num_keys
 
     def extend(self, rows: Batch, source: int) -> None:
-        """Appends rows of a source. On an error nothing is appended.
+        """Appends rows of a source, or none on an error.
 
-        Raises:
-            DataError: If rows with and without a column are mixed, or a slot has more than `MAX_KEYS` keys.
+        Raises DataError if rows with and without a column are mixed, or a slot has more than `MAX_KEYS` keys.
         """
         columns = stored_columns(rows)
         counts = None if has_one_key_a_slot(rows) else _counts_of(rows)
@@ -147,7 +134,7 @@ class RowsInMemory:
         return widths + 2 * self.num_slots + 8 * num_keys
 
     def release(self, index: Index) -> None:
-        """Returns the memory pages of rows to the system; these rows must not be read any more."""
+        """Returns the memory pages of rows to the system; these rows must no longer be read."""
         self.are_released = True
         for run in np.split(index, np.flatnonzero(np.diff(index.astype(np.int64)) != 1) + 1):
             if not run.size:
@@ -161,14 +148,12 @@ class RowsInMemory:
 
     @property
     def _fixed_bytes(self) -> int:
-        """Bytes of a row besides its keys."""
         num_columns = len(self._row_columns)
         if "other_labels" in self._row_columns:
             num_columns += self._num_other_labels - 1
         return 4 * num_columns + 4 * self.num_dense
 
     def _begin_row_columns(self, columns: Mapping[str, NDArray[np.float32]]) -> None:
-        """Creates the columns of the first rows."""
         if self.row_columns is not None:
             return
         self.row_columns = frozenset(columns)
@@ -188,7 +173,6 @@ class RowsInMemory:
         return max(1, self.num_slots)
 
     def _keys_between(self, start: int, stop: int) -> tuple[int, int]:
-        """Returns the start and stop of the keys of consecutive rows."""
         if self._starts is None:
             return start * self.num_slots, stop * self.num_slots
         first = int(self._starts.array[start, 0])
@@ -231,7 +215,6 @@ class RowsInMemory:
         return keys.reshape(-1)
 
     def _single_offsets(self, size: int) -> NDArray[np.int32]:
-        """Returns offsets for slots of one key each, shared by all batches."""
         length = size * self.num_slots + 1
         if len(self._offsets) < length:
             self._offsets = np.arange(length, dtype=np.int32)
@@ -253,7 +236,7 @@ class RowsInMemory:
 
 
 def stored_columns(rows: Batch) -> dict[str, NDArray[np.float32]]:
-    """Returns those of `STORED_COLUMNS` that rows have, by name."""
+    """Returns the `STORED_COLUMNS` of rows, by name."""
     return {name: column for name, column in rows.row_columns().items() if name in STORED_COLUMNS}
 
 

@@ -24,17 +24,10 @@ Column = tuple[Kind, int]
 
 
 class ColumnOrder:
-    """The columns of a row, checked against a schema.
-
-    Attributes:
-        names: In order.
-        columns: Kind and index of each; the index of a NUMBER is its dense column, of a SLOT its slot, from
-            0.
-        has_label: Whether the label is among them.
-    """
+    """The columns of a row, checked against a schema."""
 
     def __init__(self, schema: Schema, names: Sequence[str] | None = None) -> None:
-        """Takes the names in order.
+        """Checks the names in order.
 
         Args:
             schema: The columns that a row must have.
@@ -55,8 +48,9 @@ class ColumnOrder:
             )
         meanings = _meanings(schema)
         self.names = tuple(names)
+        # kind and index of each: of a NUMBER the dense column, of a SLOT the slot, from 0
         self.columns = tuple(_only_meaning(name, meanings) for name in self.names)
-        self.has_label = (Kind.LABEL, 0) in self.columns
+        self.has_label = (Kind.LABEL, 0) in self.columns  # whether the label is among them
         _refuse_repeated(self.names, self.columns)
         _refuse_incomplete(self.columns, schema)
 

@@ -121,8 +121,7 @@ def scan_row(
 ) -> tuple[int, int]:
     """Writes a row of the columns, partially if it is malformed.
 
-    Returns:
-        0 and the start of the next line; or the column at fault, from 1, and its start.
+    Returns 0 and the start of the next line, or the column at fault, from 1, and its start.
     """
     num_labels = 0
     if has_label:
@@ -142,32 +141,22 @@ def scan_row(
 
 @kernel
 def scan_rows(
-    block: NDArray[np.uint8],
-    position: int,
-    has_label: bool,
-    slot_numbers: NDArray[np.int64],
+    block: NDArray[np.uint8],  # uint8[n], whole lines: the last byte is a newline
+    position: int,  # start of a line in the block
+    has_label: bool,  # whether rows begin with a label; if not, `labels` is not written
+    slot_numbers: NDArray[np.int64],  # int64[S], of each slot in the feature hash
+    # int64[R], overwritten from the start with the rows' positions in the block
     starts: NDArray[np.int64],
-    labels: NDArray[np.float32],
-    numbers: NDArray[np.float64],
-    keys: NDArray[np.uint64],
+    labels: NDArray[np.float32],  # float32[R], overwritten from the start, as the other columns are
+    numbers: NDArray[np.float64],  # float64[R, num_dense], nan where missing
+    keys: NDArray[np.uint64],  # uint64[R, S]
+    # int64[M, 4], overwritten: LINE, counted from 0 for the one at `position`, START and STOP in
+    # the block, and the COLUMN at fault, from 1
     malformed: NDArray[np.int64],
 ) -> tuple[int, int, int]:
     """Scans lines until the block ends, the columns are full or `malformed` is.
 
-    Args:
-        block: uint8[n], whole lines: the last byte is a newline.
-        position: Start of a line in the block.
-        has_label: Whether rows begin with a label; if not, `labels` is not written.
-        slot_numbers: int64[S], of each slot in the feature hash.
-        starts: int64[R], overwritten from the start with the rows' positions in the block.
-        labels: float32[R], overwritten from the start, as the other columns are.
-        numbers: float64[R, num_dense], nan where missing.
-        keys: uint64[R, S].
-        malformed: int64[M, 4], overwritten: LINE, counted from 0 for the one at `position`, START and STOP in
-            the block, and the COLUMN at fault, from 1.
-
-    Returns:
-        The start of the next line, the number of rows written, and of malformed rows.
+    Returns the start of the next line, the number of rows written, and of malformed rows.
     """
     num_rows = int(np.int64(0))  # not a literal, for which scan_row would be compiled once more
     num_malformed = 0

@@ -64,15 +64,10 @@ def scan_lines(
     starts: NDArray[np.int64],
     faults: NDArray[np.uint8],
 ) -> None:
-    """Finds the starts of all lines of a block, and their faults.
+    """Finds the starts of all lines of a block of whole lines, and their faults.
 
-    Args:
-        block: uint8[n], whole lines: the last byte is a newline.
-        separator: The byte between fields.
-        quote: The byte around quoted fields, or NO_QUOTE.
-        num_fields: Fields of a row.
-        starts: int64[number of lines + 1], overwritten with the starts and the end of the block.
-        faults: uint8[number of lines], overwritten.
+    Overwrites `starts` int64[number of lines + 1] with the starts and the end of the block, and `faults`
+    uint8[number of lines].
     """
     position = 0
     for line in range(faults.size):

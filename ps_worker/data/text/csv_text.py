@@ -22,9 +22,8 @@ from pyarrow import csv as arrow_csv
 from ctr_model.schema import Schema
 from protos.errors import DataError
 from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block
 from ps_worker.data.columnar.column_matching import FileColumns, match_columns
-from ps_worker.data.columnar.record_batches import Columns, Decoder, blocks_of, shown
+from ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder, shown
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
 from ps_worker.data.text.line_blocks import BLOCK_BYTES, line_blocks, line_splits, lines_before
@@ -35,18 +34,13 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """Separator and quote.
-
-    Attributes:
-        separator: One byte.
-        quote: One byte around quoted values; None: there are no quoted values.
-    """
+    """Separator and quote, one byte each; without a quote there are no quoted values."""
 
     separator: str = ","
     quote: str | None = '"'
 
 
-class CsvReader:
+class CsvReader(ColumnReader):
     """Reads the columns of a schema by name. Thread-safe."""
 
     def __init__(
@@ -57,30 +51,15 @@ class CsvReader:
         dialect: CsvDialect = CsvDialect(),
         header: Sequence[str] | None = None,
     ) -> None:
-        """Takes the settings.
-
-        Args:
-            schema: Columns to read; others are ignored.
-            bad_rows: Counts malformed rows.
-            dialect: Of the text.
-            header: Names of all columns, for files without a header.
-        """
-        self._schema = schema
-        self._bad_rows = bad_rows
+        """Takes the columns to read; others are ignored. `header` names all columns of files without one."""
+        super().__init__(schema, bad_rows)
         self._dialect = dialect
         self._header = header
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Splits a file by bytes unless it is compressed; see `Reader.splits`."""
         return line_splits(path, num_splits)
 
-    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-        """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`."""
-        for columns in self.columns(split, offset):
-            yield from blocks_of(columns, self._schema)
-
     def columns(self, split: FileSplit, offset: int | None = None) -> Iterator[Columns]:
-        """Yields the rows of a split as columns; arguments and errors as for `blocks`."""
         text: _Text | None = None
         for block, position in line_blocks(split, offset):
             if text is None:
@@ -92,15 +71,10 @@ class CsvReader:
                 yield columns
 
     def names(self, path: str) -> list[str]:
-        """Returns the names of a file's columns.
-
-        Raises:
-            DataError: If the file cannot be read, or its header is not UTF-8, or no line of names.
-        """
+        """Returns the names of a file's columns; DataError for an unreadable file or header."""
         return self._names(path)[0]
 
     def _names(self, path: str) -> tuple[list[str], int]:
-        """Returns the names of a file's columns, and the length of its header in bytes."""
         if self._header is not None:
             return list(self._header), 0
         with closing(line_blocks(FileSplit(path))) as blocks:
@@ -149,7 +123,6 @@ class _Text:
         return self._decoder.decode(self._parsed(block), position + starts[:-1][is_good])
 
     def _parsed(self, block: NDArray[np.uint8]) -> pa.RecordBatch:
-        """Returns the columns of good lines as text, null where empty."""
         table = arrow_csv.read_csv(pa.py_buffer(block), *self._options)
         return table.combine_chunks().to_batches()[0]
 

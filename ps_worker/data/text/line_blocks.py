@@ -22,10 +22,9 @@ _NEWLINE = np.uint8(ord("\n"))
 
 
 def line_splits(path: str, num_splits: int) -> list[FileSplit]:
-    """Splits a text file into at most `num_splits` ranges of equal size; a compressed one into one.
+    """Splits a text file into at most `num_splits` ranges of equal size, a compressed one into one.
 
-    Raises:
-        DataError: Names the file that cannot be read.
+    Raises a DataError that names a file that cannot be read.
     """
     size = size_of(path)
     num_splits = 1 if is_compressed(path) else max(1, min(num_splits, size))
@@ -39,18 +38,11 @@ def line_splits(path: str, num_splits: int) -> list[FileSplit]:
 def line_blocks(
     split: FileSplit, offset: int | None = None, block_bytes: int = BLOCK_BYTES
 ) -> Generator[tuple[NDArray[np.uint8], int], None, None]:
-    r"""Yields the lines of a split as blocks; each block ends with b"\n", which the last line may lack.
+    r"""Yields the lines of a split as blocks uint8[n], with their offsets in the content.
 
-    Args:
-        split: In bytes of the content.
-        offset: Start of a line of the split, to resume from; None: the split's first line.
-        block_bytes: Size of a block, and the limit of the length of a line.
-
-    Yields:
-        The lines, uint8[n], overwritten by the next block; and their offset in the content.
-
-    Raises:
-        DataError: Names the file, if it cannot be read, is damaged or has too long a line.
+    Each block ends with b"\n", which the last line may lack, and is overwritten by the next one. `offset` is
+    the start of a line of the split, to resume from; `block_bytes` is also the limit of a line. Raises a
+    DataError that names the file, if it cannot be read, is damaged or has too long a line.
     """
     # The byte before the split decides whether a line begins at its start.
     begin = max(split.start - 1, 0) if offset is None else offset
@@ -68,11 +60,7 @@ def line_blocks(
 
 
 def lines_before(path: str, offset: int) -> int:
-    """Returns the number of lines before `offset`, the start of a line.
-
-    Raises:
-        DataError: Names the file that cannot be read.
-    """
+    """Returns the number of lines before `offset`, the start of a line; DataError if unreadable."""
     if offset == 0:
         return 0
     before = line_blocks(FileSplit(path, 0, offset))
@@ -82,12 +70,10 @@ def lines_before(path: str, offset: int) -> int:
 class LineNumbers:
     """Line numbers, from 1, in a pass that may begin anywhere in a file; computed on demand.
 
-    Attributes:
-        passed: Lines since the start of the pass.
+    `passed` are the lines since the start of the pass.
     """
 
     def __init__(self, path: str, offset: int) -> None:
-        """Takes the offset of the first line of the pass."""
         self._path = path
         self._offset = offset
         self._before: int | None = None
@@ -105,8 +91,7 @@ def _blocks(
 ) -> Iterator[tuple[NDArray[np.uint8], int]]:
     """Yields whole lines and their position; `position` is that of the stream.
 
-    A block has as many lines as fit, whatever the stream returns at once: so the blocks from a block's
-    position on are the same in every pass.
+    A block has as many lines as fit, however the stream is chunked: so blocks are the same in every pass.
     """
     buffer = bytearray(block_bytes)
     memory, array = memoryview(buffer), np.frombuffer(buffer, np.uint8)
@@ -129,7 +114,7 @@ def _blocks(
 
 
 def _read_full(stream: Stream, memory: memoryview) -> int:
-    """Fills `memory` unless the stream ends before, and returns the number of bytes read."""
+    """Fills `memory` up to the end of the stream; returns the number of bytes read."""
     filled = 0
     while filled < len(memory) and (count := stream.readinto(memory[filled:])):
         filled += count

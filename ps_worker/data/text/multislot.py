@@ -36,22 +36,15 @@ _EXPECTED = {
 class MultiSlotScanner:
     """A `LineScanner` of multi-slot text. Stateless: threads share it.
 
-    Attributes:
-        slot_values: What the values of slots are.
+    `slot_values` are the kinds of values.
     """
 
     def __init__(
         self, schema: Schema, columns: Sequence[str] | None = None, values: Values = "keys"
     ) -> None:
-        """Takes the layout of the text.
+        """Takes the layout: the order of columns (`ColumnOrder`), and keys or text as slot values.
 
-        Args:
-            schema: The columns of a row.
-            columns: Their names in the order of the text, see `ColumnOrder`.
-            values: Whether slot values are keys, or text to be hashed.
-
-        Raises:
-            UsageError: If `columns` or `values` are invalid; names the fault.
+        Raises a UsageError that names an invalid column or value.
         """
         if values not in get_args(Values):
             expected = " or ".join(map(repr, get_args(Values)))
@@ -74,7 +67,6 @@ class MultiSlotScanner:
         self._places = np.argsort(slots)
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
-        """Scans a block of whole lines; see `LineScanner.scan`."""
         num_lines, num_blanks = scanner.count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
         starts = np.empty(num_lines, np.int64)
@@ -106,7 +98,6 @@ class MultiSlotScanner:
         )
 
     def _fault(self, entry: NDArray[np.int64], rest: bytes) -> str:
-        """Returns the fault of a line for a message; `rest` is the line from the fault on."""
         column, count, num_read = (
             int(entry[field]) for field in (scanner.COLUMN, scanner.COUNT, scanner.NUM_READ)
         )
@@ -133,11 +124,7 @@ class MultiSlotScanner:
 
 
 class MultiSlotReader(TextReader):
-    """Reads files of multi-slot text, plain or compressed.
-
-    Attributes:
-        slot_values: What the values of slots are.
-    """
+    """Reads files of multi-slot text, plain or compressed; `slot_values` are the kinds of values."""
 
     def __init__(
         self,
@@ -147,7 +134,6 @@ class MultiSlotReader(TextReader):
         columns: Sequence[str] | None = None,
         values: Values = "keys",
     ) -> None:
-        """Takes the layout of the text; arguments and errors as for `MultiSlotScanner`."""
         scanner = MultiSlotScanner(schema, columns, values)
         super().__init__(scanner, bad_rows)
         self.slot_values = scanner.slot_values

@@ -75,8 +75,7 @@ def scan_numbers(
 ) -> tuple[int, int]:
     """Writes numbers from `dense[row, first]` on.
 
-    Returns:
-        The number of valid ones out of `count`, and the position after them, or of the fault.
+    Returns the number of valid ones out of `count`, and the position after them, or of the fault.
     """
     for index in range(count):
         start = skip_blanks(block, position)
@@ -197,33 +196,21 @@ def scan_line(
 
 @kernel
 def scan_lines(
-    block: NDArray[np.uint8],
-    kinds: NDArray[np.int64],
+    block: NDArray[np.uint8],  # uint8[n], whole lines: the last byte is a newline
+    kinds: NDArray[np.int64],  # int64[columns], the kind of each column of the text
+    # int64[columns], for a NUMBER its dense column from 0, for TEXTS the slot's number in the
+    # feature hash
     indexes: NDArray[np.int64],
+    # int64[lines], overwritten from the start with the rows' positions in the block
     starts: NDArray[np.int64],
+    # float32[lines], overwritten from the start, as the other columns are
     labels: NDArray[np.float32],
-    dense: NDArray[np.float64],
-    keys: NDArray[np.uint64],
-    counts: NDArray[np.int64],
-    malformed: NDArray[np.int64],
+    dense: NDArray[np.float64],  # float64[lines, num_dense], nan where missing
+    keys: NDArray[np.uint64],  # uint64[blanks], by row, then by slot in the order of the text
+    counts: NDArray[np.int64],  # int64[lines, S], the number of keys of each slot
+    malformed: NDArray[np.int64],  # int64[lines, 8]
 ) -> tuple[int, int, int]:
-    """Scans the lines of a block.
-
-    Args:
-        block: uint8[n], whole lines: the last byte is a newline.
-        kinds: int64[columns], the kind of each column of the text.
-        indexes: int64[columns], for a NUMBER its dense column from 0, for TEXTS the slot's number in
-            the feature hash.
-        starts: int64[lines], overwritten from the start with the rows' positions in the block.
-        labels: float32[lines], overwritten from the start, as the other columns are.
-        dense: float64[lines, num_dense], nan where missing.
-        keys: uint64[blanks], by row, then by slot in the order of the text.
-        counts: int64[lines, S], the number of keys of each slot.
-        malformed: int64[lines, 8].
-
-    Returns:
-        The number of rows written, their number of keys, and the number of malformed lines.
-    """
+    """Scans the lines of a block; returns the numbers of rows, of their keys, and of malformed lines."""
     num_rows = 0
     num_keys = 0
     num_malformed = 0
@@ -270,14 +257,10 @@ def put_slots_in_order(
     ordered: NDArray[np.uint64],
     offsets: NDArray[np.int32],
 ) -> None:
-    """Copies the keys of N rows into the order of the schema.
+    """Copies the keys of N rows from the order of the text into that of the schema.
 
-    Args:
-        keys: uint64[L], by row, then by slot in the order of the text.
-        counts: int64[N, S], in the order of the text.
-        places: int64[S], the place of each slot of the schema in the text.
-        ordered: uint64[L], overwritten.
-        offsets: int32[N * S + 1], overwritten: slot s of row n has `ordered[offsets[n * S + s] : ...]`.
+    Overwrites `ordered` uint64[L] and `offsets` int32[N * S + 1] of a batch, given `counts` int64[N, S] of
+    the text; `places` int64[S] are the slots' places in it.
     """
     num_rows, num_slots = counts.shape
     starts = np.empty(num_slots, np.int64)

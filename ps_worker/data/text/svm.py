@@ -36,11 +36,7 @@ class SvmScanner:
     """A `LineScanner` of libsvm or libffm. Stateless: threads share it."""
 
     def __init__(self, schema: Schema, *, has_fields: bool) -> None:
-        """Takes the columns of a row; with fields, the format is libffm.
-
-        Raises:
-            UsageError: If libsvm does not support the schema; names a column.
-        """
+        """Takes the columns; a UsageError names one that libsvm does not support."""
         names = [column.name for column in schema.dense]
         indexes = list(range(len(names))) if has_fields else _dense_indexes(schema)
         order = sorted(range(len(names)), key=indexes.__getitem__)
@@ -52,7 +48,6 @@ class SvmScanner:
         self._slot_numbers = np.array(schema.slot_numbers, np.int64)
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
-        """Scans a block of whole lines; see `LineScanner.scan`."""
         num_lines, num_blanks = count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
         starts = np.empty(num_lines, np.int64)
@@ -100,7 +95,6 @@ class SvmScanner:
         return BadLine(int(entry[scanner.LINE]), start, fault)
 
     def _fault(self, word: bytes) -> str:
-        """Returns the fault of a word other than the label."""
         form = "field:index:number" if self._has_fields else "index:number"
         pieces = word.split(b":")
         if len(pieces) != form.count(":") + 1 or not (pieces[0].isdigit() and pieces[-2]):
@@ -128,11 +122,7 @@ class LibsvmReader(TextReader):
     """Reads files in the libsvm format."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Takes the columns, and a counter of malformed rows.
-
-        Raises:
-            UsageError: If the schema has several slots, or a dense column whose name is not an index.
-        """
+        """Raises UsageError for several slots, or a dense column whose name is not an index."""
         super().__init__(SvmScanner(schema, has_fields=False), bad_rows)
 
 
@@ -140,12 +130,10 @@ class LibffmReader(TextReader):
     """Reads files in the libffm format."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Takes the columns, and a counter of malformed rows."""
         super().__init__(SvmScanner(schema, has_fields=True), bad_rows)
 
 
 def _dense_indexes(schema: Schema) -> list[int]:
-    """Returns the index that is the name of each dense column."""
     if len(schema.slots) > 1:
         raise UsageError(
             f"libsvm has no fields, so its schema must have one slot, not {len(schema.slots)}: "

@@ -64,9 +64,8 @@ def scan_word(
 ) -> tuple[int, int, int, float]:
     """Parses a word; arguments as for `scan_lines`.
 
-    Returns:
-        Its field, dense columns first, then slots, or _NO_FIELD if it is malformed; start and stop of its
-        index; its number.
+    Returns its field, dense columns first, then slots, or _NO_FIELD if it is malformed; start and stop of its
+    index; its number.
     """
     key, end = parse_key(block, start)
     is_valid = (end > start) & (block[end] == _COLON)
@@ -91,21 +90,11 @@ def scan_features(
     counts: NDArray[np.int64],
     found: NDArray[np.int64],
 ) -> tuple[int, int]:
-    """Writes the numbers of a row, and the positions of its values.
+    """Writes the numbers of a row, and the positions of its values; see `scan_lines`.
 
-    Args:
-        block: As for `scan_lines`, like `has_fields`, `dense_indexes`, `dense_columns` and `dense`.
-        position: After the label.
-        has_fields: Whether words begin with a field.
-        dense_indexes: Of the dense columns.
-        dense_columns: Of the dense columns.
-        row: Row of `dense`, filled with nan.
-        dense: The numbers.
-        counts: int64[S], zeros; overwritten with the number of values of each slot.
-        found: int64[words, 3], overwritten: for each value its slot, start and stop.
-
-    Returns:
-        The number of values and the position of the end of the line, or -1 and that of the word at fault.
+    Overwrites `counts` int64[S], zeros before, with the number of values of each slot, and `found`
+    int64[words, 3] with slot, start and stop of each value. Returns the number of values and the position of
+    the end of the line, or -1 and that of the word at fault.
     """
     num_dense = dense.shape[1]
     num_fields = num_dense + len(counts)
@@ -166,40 +155,26 @@ def put_values(
 
 @kernel
 def scan_lines(
-    block: NDArray[np.uint8],
+    block: NDArray[np.uint8],  # uint8[n], whole lines: the last byte is a newline
+    # whether the format is libffm, where a slot without values gets the empty value
     has_fields: bool,
+    # uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1
     dense_indexes: NDArray[np.uint64],
+    # int64[num_dense + 1], for libsvm: the dense column of each, and num_dense
     dense_columns: NDArray[np.int64],
-    slot_numbers: NDArray[np.int64],
-    found: NDArray[np.int64],
+    slot_numbers: NDArray[np.int64],  # int64[S], of each slot in the feature hash
+    found: NDArray[np.int64],  # int64[blanks, 3], overwritten
+    # int64[lines], overwritten from the start with the rows' positions in the block
     starts: NDArray[np.int64],
+    # float32[lines], overwritten from the start, as the other columns are
     labels: NDArray[np.float32],
-    dense: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    offsets: NDArray[np.int32],
-    malformed: NDArray[np.int64],
+    dense: NDArray[np.float64],  # float64[lines, num_dense], nan where missing
+    counts: NDArray[np.int64],  # int64[S], overwritten
+    keys: NDArray[np.uint64],  # uint64[blanks + lines * S]
+    offsets: NDArray[np.int32],  # int32[lines * S + 1], the first is 0
+    malformed: NDArray[np.int64],  # int64[lines, 3]
 ) -> tuple[int, int]:
-    """Scans the lines of a block.
-
-    Args:
-        block: uint8[n], whole lines: the last byte is a newline.
-        has_fields: Whether the format is libffm, where a slot without values gets the empty value.
-        dense_indexes: uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1.
-        dense_columns: int64[num_dense + 1], for libsvm: the dense column of each, and num_dense.
-        slot_numbers: int64[S], of each slot in the feature hash.
-        found: int64[blanks, 3], overwritten.
-        starts: int64[lines], overwritten from the start with the rows' positions in the block.
-        labels: float32[lines], overwritten from the start, as the other columns are.
-        dense: float64[lines, num_dense], nan where missing.
-        counts: int64[S], overwritten.
-        keys: uint64[blanks + lines * S].
-        offsets: int32[lines * S + 1], the first is 0.
-        malformed: int64[lines, 3].
-
-    Returns:
-        The number of rows written and of malformed lines.
-    """
+    """Scans the lines of a block; returns the numbers of rows written and of malformed lines."""
     num_rows = 0
     num_malformed = 0
     position = 0

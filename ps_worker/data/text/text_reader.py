@@ -20,28 +20,18 @@ _MAX_SHOWN_BYTES = 60
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A malformed line.
+    """A malformed line."""
 
-    Attributes:
-        index: Number of the line in the block, from 0.
-        start: Start of the line in the block.
-        fault: The fault, with the value.
-    """
-
-    index: int
-    start: int
-    fault: str
+    index: int  # number of the line in the block, from 0
+    start: int  # start of the line in the block
+    fault: str  # the fault, with the value
 
 
 class LineScanner(Protocol):
-    """Scanner of one format. Stateless: threads share it."""
+    """Scanner of one format. Threads share it, unless a `TextReader` makes one for each pass."""
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
-        """Scans a block of whole lines.
-
-        Returns:
-            The rows, possibly none; int64[n], the starts of their lines in the block; the malformed lines.
-        """
+        """Scans a block of whole lines: rows, starts of their lines int64[n], and malformed lines."""
         ...
 
 
@@ -49,7 +39,6 @@ class TextReader:
     """A `Reader` of a format with a `LineScanner`. Thread-safe."""
 
     def __init__(self, scanner: LineScanner, bad_rows: BadRows) -> None:
-        """Takes the scanner, and a counter of malformed lines."""
         self._scanner = scanner
         self._bad_rows = bad_rows
 
@@ -63,11 +52,11 @@ class TextReader:
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
         """Yields the rows of a split; offsets are in bytes of the content. See `Reader.blocks`."""
-        lines: LineNumbers | None = None
+        scanner: LineScanner | None = None
         for block, position in line_blocks(split, offset):
-            if lines is None:
-                lines = LineNumbers(split.path, position)
+            if scanner is None:
                 scanner = self.scanner_of(split, block, position)
+                lines = LineNumbers(split.path, position)
             rows, starts, bad_lines = scanner.scan(block)
             for bad in bad_lines:
                 # A line number may take a pass over the file up to there, an offset is known.
@@ -87,14 +76,10 @@ def without_overflows(
     starts: NDArray[np.int64],
     bad_lines: list[BadLine],
 ) -> tuple[Batch, NDArray[np.int64], list[BadLine]]:
-    """Returns what a scanner found with rows whose numbers float32 does not hold as malformed lines.
+    """Moves rows with numbers beyond float32 from a scanner's result to its malformed lines.
 
-    Args:
-        schema: Scales the numbers.
-        numbers: float64[n, num_dense], unscaled.
-        rows: The rows of the numbers.
-        starts: int64[n], of their lines in the block.
-        bad_lines: The other malformed lines, ascending.
+    `numbers` are float64[n, num_dense], unscaled; `starts` int64[n] those of the rows' lines; `bad_lines`
+    ascending.
     """
     faults = schema.overflows(numbers, rows.dense)
     if not faults:

@@ -1,1 +1,1 @@
-"""Figures of predictions: an evaluation, and what a model that knows nothing would have."""
+"""Evaluations, and their baseline: a constant click rate."""

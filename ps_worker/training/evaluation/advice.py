@@ -1,4 +1,4 @@
-"""What to try when a model knows less than the click rate."""
+"""Advice for a model with a higher loss than that of the click rate."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,7 @@ from ps_worker.job import Job
 
 
 def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:
-    """Returns settings of a job to try while its loss is above that of the base rate, for a message.
-
-    Args:
-        job: The settings.
-        is_in_process: The parameters are in this process, where no mode delays gradients.
-    """
+    """Returns job settings to try while the loss is above that of the base rate, for a message."""
     rates = [
         _rate("optimizer.sparse", job.optimizer.sparse.spec().params),
         _rate("optimizer.dense", job.optimizer.dense.spec().params),
@@ -49,14 +44,9 @@ def warning_of_test(
     is_learnt: bool,
     is_in_process: bool = False,
 ) -> str:
-    """Returns what to say of the figures of `data.test`; empty: nothing, as the model beats the base rate.
+    """Returns a warning about the figures of `data.test`; "" if the model beats the base rate.
 
-    Args:
-        job: The settings.
-        log_loss: Of the test data; None: not a number.
-        base_log_loss: Of predicting the test data's click rate for each of its examples; None likewise.
-        is_learnt: The log loss of the last pass over the training data is below that of its base rate.
-        is_in_process: See `advice_on_loss`.
+    `is_learnt` says that the last training pass beat its own base rate; a loss of None is not a number.
     """
     if log_loss is None or base_log_loss is None or log_loss <= base_log_loss:
         return ""

@@ -1,4 +1,4 @@
-"""The click rate of the data: where a model starts, and the loss that training should be better than.
+"""The click rate of the data: where a model starts, and the baseline of its loss.
 
 predicting the click rate p for every example:   loss = -(clicks * log p + others * log(1 - p)) / examples
 """
@@ -15,7 +15,7 @@ from ctr_model.batch import Batch
 from ctr_model.models.model import Task
 
 HEAD_ROWS = 4096
-"""Rows that tell the rate at which a model starts: of 3 % its log-odds are known to 0.09 then."""
+"""Rows for the initial rate of a model: they give the log-odds of a rate of 3 % to within 0.09."""
 
 _LEAST_RATE = 1e-12  # from weights beside which half an event is lost in rounding
 
@@ -23,16 +23,10 @@ _CLICK = Task("click", labels=(0,))
 
 
 def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
-    """Returns the rate of each task in the first `HEAD_ROWS` rows, or a batch more; weighted if they are.
+    """Returns the (weighted) rate of each task in at least the first `HEAD_ROWS` rows.
 
-    Half an event more in each of both classes keeps it between 0 and 1.
-
-    Args:
-        head: Batches; closed if it is a generator.
-        tasks: Of the model; empty: of clicks, the first label.
-
-    Returns:
-        Empty if there are no rows, or one has not all labels.
+    Half an event more in both classes keeps it between 0 and 1. Without `tasks` it is the rate of clicks;
+    empty without rows, or if one lacks a label.
     """
     tasks = tasks or (_CLICK,)
     events, given, rows = np.full(len(tasks), 0.5), np.ones(len(tasks)), 0
@@ -58,7 +52,6 @@ def _iterated(head: Iterable[Batch]) -> Generator[Batch, None, None]:
 
 
 def _labels(batch: Batch) -> NDArray[np.bool_] | None:
-    """Returns the labels, bool[B, T]; None: there are none."""
     if batch.labels is None:
         return None
     others = [] if batch.other_labels is None else [batch.other_labels]
@@ -82,17 +75,17 @@ class BaseRate:
         self._interval_clicks += clicks
 
     def end_interval(self) -> None:
-        """Begins the next interval."""
+        """Starts the next interval."""
         self._interval_examples = self._interval_clicks = 0.0
 
     @property
     def click_rate(self) -> float:
-        """Clicks an example so far; nan before the first."""
+        """Clicks per example so far; nan before the first."""
         return self._clicks / self._examples if self._examples else math.nan
 
     @property
     def log_loss(self) -> float:
-        """Mean log loss over the interval of predicting the click rate; nan without both classes so far."""
+        """Mean log loss over the interval of predicting the click rate; nan until both classes occurred."""
         if not 0 < self._clicks < self._examples or not self._interval_examples:
             return math.nan
         rate, clicks = self.click_rate, self._interval_clicks

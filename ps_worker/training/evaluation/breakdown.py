@@ -1,7 +1,7 @@
 """Breakdown of an evaluation: by the values of slots or a column, and by predicted probability.
 
-For values it keeps labels, predictions, weights and keys until the evaluation ends, and sorts them then:
-docs/evaluation.md has the bytes. Without values its memory does not depend on the number of examples.
+For values it keeps labels, predictions, weights and keys until the evaluation ends, and sorts them then;
+docs/evaluation.md gives the sizes. Without values its memory does not depend on the number of examples.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,20 +22,16 @@ from ps_worker.training.evaluation.value_texts import ValueTexts
 _Kind = TypeVar("_Kind", bound=np.generic)
 
 SLICED_VALUES = 10
-"""Most frequent values of a slot that are told."""
+"""Reported values of a slot, the most frequent ones."""
 
 
 @dataclass(slots=True)
 class _Keys:
-    """Keys of one slot, and how many each example has."""
-
     keys: list[NDArray[np.uint64]] = field(default_factory=list)
     counts: list[NDArray[np.int32]] = field(default_factory=list)
 
 
 class _Examples(NamedTuple):
-    """All examples of an evaluation, each array [N]."""
-
     clicked: NDArray[np.bool_]
     probabilities: NDArray[np.float32]
     weights: NDArray[np.float32]
@@ -51,20 +47,14 @@ class Breakdown:
         self,
         schema: Schema,
         *,
+        # slot whose values are the groups of GAUC; another name: that of the column in
+        # `Batch.groups`; empty: none
         group_by: str = "",
-        slices: Sequence[str] = (),
-        buckets: int = 10,
-        texts: ValueTexts | None = None,
+        slices: Sequence[str] = (),  # slots whose most frequent values are reported
+        buckets: int = 10,  # buckets of calibration; 0: none
+        texts: ValueTexts | None = None,  # finds the texts of reported values; None: keys only
     ) -> None:
-        """Has no examples yet.
-
-        Args:
-            schema: Says where slots are.
-            group_by: Slot whose values are the groups of GAUC; another name: that of the column in
-                `Batch.groups`; empty: none.
-            slices: Slots whose most frequent values are told.
-            buckets: Of calibration; 0: none.
-            texts: Finds the texts of the values that are told; None: they have their keys alone.
+        """Takes the groups and slots of interest.
 
         Raises:
             ValueError: If the schema has no slot of `slices`.
@@ -108,7 +98,7 @@ class Breakdown:
             kept.counts.append(counts)
 
     def figures(self) -> dict[str, Any]:
-        """Returns the figures that were asked for, by their names in summaries."""
+        """Returns the requested figures, by their names in summaries."""
         if self._is_empty:
             return {}
         figures: dict[str, Any] = {}
@@ -132,7 +122,7 @@ class Breakdown:
         return bool(self._group_by or self._slices)
 
     def _groups_of(self, batch: Batch) -> NDArray[np.uint64]:
-        """Returns uint64[B], the group of each example: of its first value, or `_no_group`."""
+        """Returns uint64[B], the group of each example by its first value; `_no_group` without one."""
         if self._group_slot is None:
             assert batch.groups is not None  # labelled rows to evaluate have them
             return batch.groups
@@ -142,7 +132,7 @@ class Breakdown:
         return groups
 
     def _grouped(self, examples: "_Examples") -> dict[str, Any]:
-        """Returns GAUC; an example whose value is missing is in no group."""
+        """Returns GAUC, without the examples of a missing value."""
         of_all = figures_of_groups(_whole(self._groups), *examples)
         groups = of_all.without(self._no_group)
         one_class = np.isnan(groups.auc)
@@ -169,15 +159,10 @@ class Breakdown:
 
 
 def breakdown_of(job: Job, schema: Schema, files: Sequence[str] = ()) -> Callable[[], Breakdown]:
-    """Returns what makes the breakdown of an evaluation, as `[valid]` says.
+    """Returns a factory of the breakdown that `[valid]` requests.
 
-    Args:
-        job: Names slots, and the column to group by.
-        schema: Has the slots.
-        files: That are evaluated, for the texts of values; of what a command prints they are not known.
-
-    Raises:
-        JobError: If the schema has no slot that it names in `valid.slices`.
+    `files` are evaluated, and provide the texts of values. Raises JobError for an unknown slot in
+    `valid.slices`.
     """
     valid, data = job.valid, job.data
     texts = ValueTexts(() if data.pipe_command else files, schema, data.format or None)
@@ -200,20 +185,20 @@ def breakdown_of(job: Job, schema: Schema, files: Sequence[str] = ()) -> Callabl
 
 
 def _keys_of_slot(batch: Batch, slot: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Returns a copy of the keys of the slot with an index, and int32[B], how many each example has."""
+    """Returns a copy of the keys of a slot, by index, and int32[B], their number in each example."""
     begin, counts = _bounds_of_slot(batch, slot)
     return batch.keys[_positions(begin, counts)], counts
 
 
 def _bounds_of_slot(batch: Batch, slot: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns int32[B] twice: where the keys of a slot begin for each example, and how many there are."""
+    """Returns int32[B] twice: the start and number of a slot's keys in each example."""
     begin = batch.offsets[:-1].reshape(-1, batch.num_slots)[:, slot]
     end = batch.offsets[1:].reshape(-1, batch.num_slots)[:, slot]
     return begin, end - begin
 
 
 def _positions(begin: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Returns the positions of stretches that begin at `begin` and have `counts` elements, in their order."""
+    """Returns the positions of stretches that begin at `begin` and have `counts` elements, in order."""
     ends = np.cumsum(counts, dtype=np.int64)
     total = int(ends[-1]) if ends.size else 0
     shifts: NDArray[np.int64] = begin - (ends - counts)
@@ -221,6 +206,6 @@ def _positions(begin: NDArray[np.int32], counts: NDArray[np.int32]) -> NDArray[n
 
 
 def _whole(arrays: list[NDArray[_Kind]]) -> NDArray[_Kind]:
-    """Returns arrays as one, which takes their place in the list, so that they are in memory once."""
+    """Returns arrays as one, which replaces them in the list, so that they are in memory once."""
     arrays[:] = [np.concatenate(arrays)]
     return arrays[0]

@@ -1,8 +1,8 @@
 """Predicted and actual click rates by ascending prediction, from a histogram of fixed size.
 
-The bits of a float32 from 0 to 1 ascend with it, so their leading ones number the cells of the histogram. A
-cell is as wide as 2^-12 of its predictions. Buckets of about equally many examples are runs of cells: their
-borders are within that width of the quantiles, and predictions that are equal are in one bucket.
+The bits of a float32 from 0 to 1 ascend with it, so its leading bits number the cells of the histogram. A
+cell is as wide as 2^-12 of its predictions. Buckets of about equal numbers of examples are runs of cells:
+their borders are within that width of the quantiles, and equal predictions are in one bucket.
 """
 
 from typing import Any
@@ -20,7 +20,6 @@ class Calibration:
     """Examples by their predictions, in 20 MB for any number of them. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Has no examples yet."""
         self._examples = np.zeros(_CELLS, np.int64)
         self._weight, self._clicks, self._predicted = np.zeros((3, _CELLS))
         self._lowest = np.ones(_CELLS, np.float32)
@@ -32,13 +31,7 @@ class Calibration:
         probabilities: NDArray[np.float32],
         weights: NDArray[np.float32],
     ) -> None:
-        """Counts examples.
-
-        Args:
-            clicked: bool[N].
-            probabilities: float32[N], of a click, from 0 to 1.
-            weights: float32[N].
-        """
+        """Counts N examples by their predicted probability of a click, from 0 to 1."""
         positive = probabilities + np.float32(0)  # -0 has a bit that 0 has not
         cells = positive.view(np.uint32) >> np.uint32(_DROPPED_BITS)
         weight = weights.astype(np.float64)
@@ -50,7 +43,7 @@ class Calibration:
         np.maximum.at(self._highest, cells, positive)
 
     def buckets(self, number: int) -> list[dict[str, Any]]:
-        """Returns the figures of up to `number` buckets, by ascending prediction; none is empty."""
+        """Returns the figures of up to `number` non-empty buckets, by ascending prediction."""
         cells = np.flatnonzero(self._examples)
         if not cells.size:
             return []
@@ -81,10 +74,10 @@ class Calibration:
 
 
 def calibration_error(buckets: list[dict[str, Any]]) -> float:
-    """Returns the mean distance of predicted and actual click rate over buckets, by their weight.
+    """Returns the mean distance of predicted and actual click rate over buckets, by weight; nan without any.
 
-    The expected calibration error (Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities
-    Using Bayesian Binning", 2015); nan without buckets.
+    The expected calibration error: Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities
+    Using Bayesian Binning", 2015.
     """
     weighing = [each for each in buckets if each["weight"] > 0]
     distances = sum(

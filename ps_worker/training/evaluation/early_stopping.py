@@ -1,12 +1,12 @@
-"""Early stopping: training ends when validations get no better.
+"""Early stopping: training ends when validations no longer improve.
 
-    score      of a validation: its AUC, or its log loss with the sign changed; higher is better
+    score      of a validation: its AUC, or its negative log loss; higher is better
     best       a score above all before it
     waits      validations since the best one; training is over when they are `patience`
 
 A validation without the figure, as the AUC of rows of one class, is never better, and does not count.
 
-All workers decide the same, from the same scores.
+All workers decide alike, from the same scores.
 """
 
 import math
@@ -18,19 +18,12 @@ from ps_worker.job.sections.valid import Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopping:
-    """What the validations so far say.
+    """The outcome of the validations so far."""
 
-    Attributes:
-        metric: Which figure is the score.
-        patience: Validations in a row that may be no better; 0: any number.
-        best: Highest score so far; -inf before the first.
-        waits: Validations with the figure since the best one.
-    """
-
-    metric: Metric
-    patience: int
-    best: float = -math.inf
-    waits: int = 0
+    metric: Metric  # the figure that is the score
+    patience: int  # validations in a row without improvement that end training; 0: any number
+    best: float = -math.inf  # highest score so far; -inf before the first
+    waits: int = 0  # validations with the figure since the best one
 
     @property
     def is_over(self) -> bool:
@@ -42,7 +35,7 @@ class EarlyStopping:
         return self._score(auc, log_loss) > self.best
 
     def after(self, *, auc: float, log_loss: float) -> Self:
-        """Returns what is known after a validation with these figures."""
+        """Returns the outcome after a validation with these figures."""
         if self.is_better(auc=auc, log_loss=log_loss):
             return replace(self, best=self._score(auc, log_loss), waits=0)
         if math.isnan(self._score(auc, log_loss)):

@@ -23,10 +23,9 @@ OnPredictions = Callable[[NDArray[np.float32]], None]
 
 
 class Evaluation(ClickMetrics):
-    """Metrics of a model's predictions; of one that has several tasks those of its first, the click.
+    """Metrics of a model's predictions, with several tasks those of the first, the click.
 
-    Attributes:
-        tasks: By name of a task, its metrics; empty for a model of one label.
+    `tasks` has the metrics of each task by name; empty for a model of one label.
     """
 
     def __init__(self, tasks: Sequence[Task] = ()) -> None:
@@ -39,24 +38,17 @@ def evaluate(
     model: Model,
     batches: Iterable[Batch],
     *,
-    batch_size: int,
-    num_threads: int = 1,
+    batch_size: int,  # size of most batches; a larger one costs more memory from then on
+    num_threads: int = 1,  # threads of matrix products
+    # called in order with each batch and its probabilities, float32[B] or float32[B, K]; a view,
+    # valid only during the call
     on_predictions: OnPredictions | None = None,
+    # collects the examples that have labels, with the probabilities of a click
     breakdown: Breakdown | None = None,
 ) -> Evaluation:
     """Predicts every example, and returns the metrics of those that have labels.
 
-    Reads the store as it is and changes nothing; a key without a row reads zeros.
-
-    Args:
-        store: The parameters.
-        model: What to predict with.
-        batches: Examples.
-        batch_size: Size of most batches; a larger one costs more memory from then on.
-        num_threads: Of products of matrices.
-        on_predictions: Gets each batch's click probabilities, float32[B], in order, or those of K tasks,
-            float32[B, K]; a view, valid only during the call.
-        breakdown: Gets the examples that have labels, with the probabilities of a click.
+    It only reads the store; a key without a row reads zeros.
 
     Raises:
         GradientError: If a prediction is not a probability.
@@ -88,7 +80,7 @@ def evaluate(
 
 
 def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> dict[str, Any]:
-    """Returns the figures of an evaluation, by their names in summaries; None where there is no number."""
+    """Returns the figures of an evaluation, by their names in summaries; None instead of nan."""
     found = {
         "auc": metrics.auc(),
         "log_loss": metrics.log_loss(),
@@ -103,7 +95,6 @@ def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> dict[s
 
 
 def _figures_of_tasks(metrics: ClickMetrics) -> dict[str, Any]:
-    """Returns the figures of each task, if there were its labels."""
     tasks = metrics.tasks if isinstance(metrics, Evaluation) else {}
     if not any(of_task.examples for of_task in tasks.values()):
         return {}
@@ -111,7 +102,7 @@ def _figures_of_tasks(metrics: ClickMetrics) -> dict[str, Any]:
 
 
 def json_value(value: object) -> object:
-    """Returns a value with each nan and infinity in it replaced by None, as JSON has neither."""
+    """Returns a value with nan and infinity replaced by None, as JSON has neither."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -126,7 +117,6 @@ def json_value(value: object) -> object:
 def _add_tasks(
     metrics: Evaluation, tasks: Sequence[Task], batch: Batch, predictions: NDArray[np.float32]
 ) -> None:
-    """Adds the examples of a batch to the metrics of each task, if it has all labels."""
     if batch.labels is None or batch.other_labels is None:
         return
     labels = np.column_stack([batch.labels, batch.other_labels])  # [B, T]

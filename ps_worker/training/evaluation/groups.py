@@ -1,13 +1,12 @@
-"""Figures of groups of examples, exactly: all examples are sorted, nothing is binned.
+"""Figures of groups of examples, exactly: all examples are sorted, without bins.
 
 AUC of a group: the share of pairs of a clicked and another example, by the product of their weights, in which
 the clicked one has the higher prediction; ties count half:
 
     AUC = sum over clicks i of w_i (W(others below i) + W(others tied with i) / 2) / (W(clicks) W(others))
 
-GAUC is the mean of the AUC of groups, by their weight, which without sample weights is the number of their
-examples (Zhou et al., "Deep Interest Network for Click-Through Rate Prediction", 2018). A group with one
-class has no AUC and is left out.
+GAUC is the mean AUC of groups by weight, the number of examples if they are unweighted (Zhou et al., "Deep
+Interest Network for Click-Through Rate Prediction", 2018). A group with one class has no AUC and is left out.
 """
 
 from dataclasses import dataclass, fields
@@ -21,37 +20,28 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Figures of G groups, ascending by key.
+    """Figures of G groups, ascending by key."""
 
-    Attributes:
-        keys: uint64[G].
-        examples: int64[G].
-        weight: float64[G], sums of the weights of the examples.
-        clicks: float64[G], sums of the weights of clicked examples.
-        predicted: float64[G], sums of predicted probabilities, each times its weight.
-        auc: float64[G]; nan with one class only.
-    """
-
-    keys: NDArray[np.uint64]
-    examples: NDArray[np.int64]
-    weight: Floats
-    clicks: Floats
-    predicted: Floats
-    auc: Floats
+    keys: NDArray[np.uint64]  # uint64[G]
+    examples: NDArray[np.int64]  # int64[G]
+    weight: Floats  # float64[G], sums of weights
+    clicks: Floats  # float64[G], sums of the weights of clicked examples
+    predicted: Floats  # float64[G], weighted sums of predicted probabilities
+    auc: Floats  # float64[G]; nan with one class only
 
     def without(self, key: np.uint64) -> "Groups":
-        """Returns all groups but that of a key."""
+        """Returns all groups except one."""
         is_other = self.keys != key
         return Groups(**{each.name: getattr(self, each.name)[is_other] for each in fields(self)})
 
     def gauc(self) -> float:
-        """Returns the mean AUC of groups with both classes, by weight; nan without such groups."""
+        """Returns the mean AUC of groups with both classes, by weight; nan without any."""
         has_auc = ~np.isnan(self.auc)
         weights = self.weight[has_auc]
         return float(np.average(self.auc[has_auc], weights=weights)) if weights.size else np.nan
 
     def most_frequent(self, number: int) -> list[dict[str, Any]]:
-        """Returns the figures of the groups with the most examples, of equal ones the smaller key first."""
+        """Returns the figures of the groups with the most examples, smaller keys first among equals."""
         order = np.lexsort((self.keys, -self.examples))[:number]
         return [
             {
@@ -71,14 +61,7 @@ def figures_of_groups(
     probabilities: NDArray[np.float32],
     weights: NDArray[np.float32],
 ) -> Groups:
-    """Returns the figures of the examples with each key.
-
-    Args:
-        keys: uint64[N], of the group of each example.
-        clicked: bool[N].
-        probabilities: float32[N], of a click.
-        weights: float32[N].
-    """
+    """Returns the figures of the examples by key, uint64[N]; probabilities are those of a click."""
     size = keys.size
     order = np.lexsort((probabilities, keys))
     keys, probabilities = keys[order], probabilities[order]
@@ -110,23 +93,21 @@ def figures_of_groups(
 
 
 def _starts(is_new: NDArray[np.bool_], size: int) -> NDArray[np.int64]:
-    """Returns where runs begin: `is_new[i]` says that element i + 1 begins one."""
+    """Returns the starts of runs; `is_new[i]`: element i + 1 starts one."""
     return np.flatnonzero(np.concatenate([[size > 0], is_new])).astype(np.int64, copy=False)
 
 
 def _sums(values: NDArray[Any], starts: NDArray[np.int64]) -> Floats:
-    """Returns the sums of the stretches that begin at `starts`."""
     if not starts.size:
         return np.empty(0, np.float64)
     return np.add.reduceat(values, starts, dtype=np.float64)
 
 
 def _others_below(others: Floats, starts: NDArray[np.int64]) -> Floats:
-    """Returns for each tie the weight of others before it in its group, and half of those in it.
+    """Returns for each tie the weight of others before it in its group, plus half of the others in it.
 
-    Args:
-        others: float64[T], weight of the examples of a tie that were not clicked.
-        starts: First tie of each group.
+    `others` float64[T] are the weights of unclicked examples of each tie; `starts` is the first tie of each
+    group.
     """
     below = np.cumsum(others)
     below -= others
@@ -135,5 +116,5 @@ def _others_below(others: Floats, starts: NDArray[np.int64]) -> Floats:
 
 
 def ratio(value: float, total: float) -> float:
-    """Returns value / total; nan without a total."""
+    """Returns value / total; nan for a total of 0."""
     return float(value / total) if total else np.nan

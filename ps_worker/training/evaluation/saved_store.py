@@ -1,4 +1,4 @@
-"""A saved model as a store to evaluate: rows are looked up in the files of a checkpoint."""
+"""A saved model as a store to evaluate: rows are read from the files of a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class SavedStore:
             if saved is None or saved.shape != vector.shape:
                 raise CheckpointError(
                     f"checkpoint {self.saved.checkpoint.url} has no dense block {name!r} of length "
-                    f"{vector.size}: it is of another model"
+                    f"{vector.size}: it belongs to another model"
                 )
             vector[:] = saved
         return Answered(0)

@@ -1,7 +1,7 @@
 """Texts of values for figures by slot value.
 
-Hashes cannot be inverted, but the evaluated files have the values. The most frequent ones of a slot come
-early in its files, so that few rows are read again.
+Hashes cannot be inverted, so the evaluated files are searched for the values. The most frequent ones of a
+slot are found early, after reading few rows.
 """
 
 import logging
@@ -16,20 +16,13 @@ from ps_worker.data.blocks.bad_rows import silent_bad_rows
 logger = logging.getLogger(__name__)
 
 MAX_ROWS = 1_000_000
-"""Rows that are read again, at most: a value that is not among them keeps its key alone."""
+"""Limit of rows to read again: other values are reported by key only."""
 
 
 class ValueTexts:
-    """Looks texts up in files, each once. For one thread."""
+    """Finds texts in files, each once. For one thread."""
 
     def __init__(self, files: Sequence[str], schema: Schema, format: str | None) -> None:
-        """Reads nothing yet.
-
-        Args:
-            files: With the values; of a format without them, or of keys: nothing is found.
-            schema: Says which numbers slots have, and where they are in Criteo's layout.
-            format: Of the files; None: determined by the suffix.
-        """
         self._files = files
         self._schema = schema
         self._format = format
@@ -39,7 +32,7 @@ class ValueTexts:
         )  # each validation asks again for those without a text
 
     def find(self, slot: str, keys: Iterable[int]) -> dict[int, str]:
-        """Returns the texts of the values of a slot that have these keys, as far as they are found."""
+        """Returns the texts of the values of a slot with these keys, as far as they are found."""
         keys = list(keys)
         if missing := {key for key in keys if (slot, key) not in self._sought}:
             self._sought |= {(slot, key) for key in missing}
@@ -50,7 +43,7 @@ class ValueTexts:
         # Imported late: most evaluations have no slices, and not all files are Arrow's to read.
         from ps_worker.data.tools.distinct_values import DistinctValues
 
-        bad_rows = silent_bad_rows()  # the evaluation has told of them
+        bad_rows = silent_bad_rows()  # the evaluation has reported them
         values = DistinctValues(
             self._files, self._schema, slot, format=self._format, bad_rows=bad_rows
         )
@@ -64,5 +57,5 @@ class ValueTexts:
                 if not missing or values.rows > MAX_ROWS:
                     return
         except CtrPsError as error:
-            # A file of keys or a format without values; what was measured is not lost for want of a name.
+            # A file of keys or a format without values: the figures are reported by key.
             logger.info("values of slot %s have no texts: %s", slot, error)

@@ -47,9 +47,7 @@ def test_folder_is_of_one_run_at_a_time_and_is_given_back(tmp_path: Path) -> Non
         with pytest.raises(JobError) as refused, claim_of(folder):
             pass
         first.require()
-    assert f"checkpoint.dir: {folder} is in use by another run that is alive, process" in str(
-        refused.value
-    )
+    assert f"checkpoint.dir: {folder} is in use by another live run, process" in str(refused.value)
     assert f"process {os.getpid()} on " in str(refused.value)
     assert str(refused.value).endswith(f"remove {folder}/OWNER")
 
@@ -96,7 +94,7 @@ def elsewhere(folder: Path | str, *, pid_space: str = ""):
 def test_process_elsewhere_is_alive_while_its_file_changes(pid_space: str, tmp_path: Path) -> None:
     with (
         elsewhere(tmp_path, pid_space=pid_space),
-        pytest.raises(JobError, match=r"alive, process .* on other"),
+        pytest.raises(JobError, match=r"live run, process .* on other"),
         claim_of(tmp_path),
     ):
         pass
@@ -108,7 +106,7 @@ def test_process_that_the_system_hides_is_alive_while_its_file_changes(
     """As a mount of /proc with hidepid=2 does to those of other users."""
     with claim_of(tmp_path):
         monkeypatch.setattr(claims, "_state_and_start", lambda _: ("", ""))
-        with pytest.raises(JobError, match="is alive"), claim_of(tmp_path):
+        with pytest.raises(JobError, match="another live run"), claim_of(tmp_path):
             pass
 
 
@@ -147,7 +145,9 @@ def test_run_whose_folder_was_taken_over_is_told(tmp_path: Path) -> None:
         other = replace(Owner.this(), host="other")
         (tmp_path / OWNER).write_bytes(other.to_json())
 
-        with pytest.raises(CheckpointError, match=r"is another run's by now, process .* on other"):
+        with pytest.raises(
+            CheckpointError, match=r"now belongs to another run, process .* on other"
+        ):
             paused.require()
     assert Owner.from_json((tmp_path / OWNER).read_bytes()) == other
 
@@ -189,7 +189,7 @@ def test_of_several_that_come_at_once_one_has_the_folder(
 
 
 def test_claim_whose_file_was_removed_is_made_again(tmp_path: Path) -> None:
-    """As an error message says to do for a run that is not there any more, by one who errs."""
+    """As an error message says to do for a process that no longer exists, by one who errs."""
     with claim_of(tmp_path) as claim:
         assert claim is not None
         (tmp_path / OWNER).unlink()
@@ -200,7 +200,7 @@ def test_claim_whose_file_was_removed_is_made_again(tmp_path: Path) -> None:
             assert time.monotonic() < until
             time.sleep(0.01)
         with (
-            pytest.raises(JobError, match="in use by another run that is alive"),
+            pytest.raises(JobError, match="in use by another live run"),
             claim_of(tmp_path),
         ):
             pass
@@ -211,7 +211,9 @@ def test_folder_whose_claim_cannot_be_read_any_more_is_not_saved_into(tmp_path: 
         assert claim is not None
         (tmp_path / OWNER).write_bytes(b"of another release")
 
-        with pytest.raises(CheckpointError, match="another run's by now, of an unknown process"):
+        with pytest.raises(
+            CheckpointError, match="now belongs to another run, of an unknown process"
+        ):
             claim.require()
 
 
@@ -236,7 +238,7 @@ def test_process_in_a_lost_ones_place_takes_no_claim_of_another_run(tmp_path: Pa
     """Another job may have claimed the folder while the place was empty."""
     with claim_of(tmp_path, servers="b:1") as other:
         with (
-            pytest.raises(JobError, match="is in use by another run that is alive"),
+            pytest.raises(JobError, match="is in use by another live run"),
             claim_of(tmp_path, is_of_this_run=True, servers="a:1"),
         ):
             pass

@@ -205,7 +205,7 @@ def test_schedule_goes_on_by_the_steps_of_a_run_that_had_none(
         run(job_of(clicks, tmp_path, *settings, schedule))
 
     assert manifest.batches > manifest.version
-    assert f"learning rates goes on at step {manifest.batches}, by the steps" in caplog.text
+    assert f"learning rates resumes at step {manifest.batches}, by the steps" in caplog.text
     assert f"version={manifest.version} batches={manifest.batches}" in caplog.text
 
 

@@ -113,7 +113,7 @@ def test_schedule_goes_on_from_a_checkpoint_that_is_resumed(
         np.testing.assert_allclose(
             found, expected[steps:] if resume else expected[:steps], rtol=1e-5
         )
-    assert (f"resume=True goes on at {batches * steps}" in caplog.text) == (not resume)
+    assert (f"resume=True continues at {batches * steps}" in caplog.text) == (not resume)
 
 
 def test_checkpoint_is_read_as_any_other(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_look_up_in_a_forked_process_is_refused() -> None:
             try:
                 net(torch.tensor([1]))
             except UsageError as error:
-                os._exit("the tables are of another process" not in str(error))
+                os._exit("the tables belong to another process" not in str(error))
             finally:
                 os._exit(1)
 
