@@ -359,8 +359,8 @@ class Coordinator:
                 next_step=self._steps.next_steps_without_waiting(),
                 since=self._steps.since(),
                 absent_from=self._steps.absent(),
-                progress=self.pushes.progress(),
-                applied=self.pushes.applied_on_arrival(),
+                progress=self.pushes.ledger.progress(),
+                applied=self.pushes.ledger.applied(),
                 examples=dict(self.pushes.examples),
                 staleness=self.pushes.staleness,
                 passed=self._passed.state(),
@@ -380,7 +380,10 @@ class Coordinator:
             self._steps.restore(
                 state.version, state.batches, state.next_step, state.since, state.absent_from
             )
-            self.pushes.restore(state.progress, state.applied, state.examples, state.staleness)
+            self.pushes.ledger.restore(state.progress)
+            self.pushes.ledger.restore_applied(state.applied)
+            self.pushes.examples = dict(state.examples)
+            self.pushes.staleness = state.staleness
             self._passed.restore(state.passed)
             self._clocks.restore(state.clocks)
             self.rendezvous.mailbox.restore(state.inboxes)
@@ -420,9 +423,9 @@ class Coordinator:
                 left=frozenset(self._members.left),
                 lost=frozenset(self._members.lost),
                 staleness=self.pushes.staleness,
-                progress=self.pushes.progress(),
+                progress=self.pushes.ledger.progress(),
                 last_save=last_save,
-                duplicates=self.pushes.duplicates,
+                duplicates=self.pushes.ledger.duplicates,
                 batches=self._steps.batches,
                 silent_s=self._members.silent_s,
                 lease_s=lease.seconds if (lease := self._members.lease) else None,

@@ -32,7 +32,6 @@ from ps_server.coordination.pending_calls import PendingCalls, T, raise_error
 from ps_server.coordination.push_assembly import PushAssembler
 from ps_server.coordination.push_ledger import (
     MAX_VERSION,
-    AppliedPushes,
     PushLedger,
     PushState,
     lost_pushes,
@@ -71,6 +70,7 @@ class PushIntake:
     """All pushes of a job, to be applied on arrival or as parts of steps. Thread-safe.
 
     Attributes:
+        ledger: Which pushes are applied; needs the lock, as the others do.
         examples: Of applied pushes, by worker.
         staleness: Of applied pushes.
     """
@@ -80,7 +80,7 @@ class PushIntake:
         self._steps = steps
         self._calls = calls
         self._assembler = PushAssembler(members.all)
-        self._ledger = PushLedger(members.all)
+        self.ledger = PushLedger(members.all)
         self.examples: dict[int, int] = {}
         self.staleness = Staleness()
 
@@ -134,7 +134,7 @@ class PushIntake:
     def _has_entered(self, push_id: PushId, step: Version | None) -> bool:
         if step is not None:
             return self._steps.has_part(push_id.worker, step)
-        return self._ledger.state(push_id) is not PushState.NEW
+        return self.ledger.state(push_id) is not PushState.NEW
 
     def refuse(self, push_id: PushId, error: Exception) -> None:
         """A push that was taken in several chunks was refused: they are refused if they come again."""
@@ -160,7 +160,7 @@ class PushIntake:
             is_applying = (
                 self._steps.num_complete > self._steps.version
                 if step is not None
-                else self._ledger.state(push_id) is PushState.APPLYING
+                else self.ledger.state(push_id) is PushState.APPLYING
             )
             return None if is_applying else (lambda: self.version)
 
@@ -181,12 +181,12 @@ class PushIntake:
         with self._calls.lock:
             self._calls.require_no_failure()
             self._members.require_not_gone(push_id)
-            if self._ledger.begin(push_id) is not PushState.NEW:
+            if self.ledger.begin(push_id) is not PushState.NEW:
                 return False
             try:
                 self._steps.begin_arrival(push_id.worker)
             except ProtocolError:
-                self._ledger.abandon(push_id)
+                self.ledger.abandon(push_id)
                 raise
             self._assembler.enter(push_id)
             return True
@@ -198,7 +198,7 @@ class PushIntake:
             Answers to the calls that it makes ready; `answer_all` answers them.
         """
         with self._calls.lock:
-            self._ledger.note(push_id)
+            self.ledger.note(push_id)
             self._count(push_id, version=self._steps.version, batches=push_id.batches)
             self._steps.end_arrival(push_id.batches)
             return self._calls.take_ready()
@@ -206,7 +206,7 @@ class PushIntake:
     def abandon_arrival(self, push_id: PushId) -> None:
         """A push could not be applied on arrival: it does not count."""
         with self._calls.change(even_if_failed=True):
-            self._ledger.abandon(push_id)
+            self.ledger.abandon(push_id)
             self._steps.end_arrival(0)
 
     def _count(self, push_id: PushId, *, version: Version, batches: int) -> None:
@@ -232,7 +232,7 @@ class PushIntake:
         with self._calls.change():
             self._members.require_not_gone(push_id)
             if self._steps.has_part(push_id.worker, step):
-                self._ledger.duplicates += 1
+                self.ledger.duplicates += 1
             else:
                 self._steps.add(push_id, step, gradients)
             self._assembler.enter(push_id)
@@ -250,7 +250,7 @@ class PushIntake:
         """Moves the version on; see the invariants for the lock around it."""
         with self._calls.lock:
             for push_id in step.push_ids:
-                self._ledger.note_part(push_id)
+                self.ledger.note_part(push_id)
                 self._count(push_id, version=step.step, batches=1)
             self._steps.step_applied(sum(push_id.batches for push_id in step.push_ids))
             answers = self._calls.take_ready()
@@ -292,7 +292,7 @@ class PushIntake:
 
     def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
         """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
-        if (pushes := self._ledger.num_applied(member)) < acknowledged.pushes:
+        if (pushes := self.ledger.num_applied(member)) < acknowledged.pushes:
             raise self._lost(
                 member,
                 f"acknowledged to it: {counted(acknowledged.pushes, 'push')}, there: {pushes}",
@@ -307,22 +307,9 @@ class PushIntake:
     def _lost(self, member: Member, lost: str) -> LostPushesError:
         return lost_pushes(self._members.name(member.worker), lost)
 
-    @property
-    def duplicates(self) -> int:
-        """Pushes that came again, and were not applied again."""
-        return self._ledger.duplicates
-
-    def progress(self) -> dict[int, WorkerProgress]:
-        """Returns how much of each worker's training is applied."""
-        return self._ledger.progress()
-
     def applied(self) -> Applied:
         """Returns what is applied."""
-        return Applied(version=self.version, batches=self.batches, workers=self.progress())
-
-    def applied_on_arrival(self) -> dict[int, AppliedPushes]:
-        """Returns the pushes that were applied on arrival, by worker."""
-        return self._ledger.applied()
+        return Applied(version=self.version, batches=self.batches, workers=self.ledger.progress())
 
     def waiting(self) -> list[WaitingPart | WaitingChunk]:
         """Returns the parts of steps that are not applied, and the chunks of pushes that lack others."""
@@ -345,18 +332,5 @@ class PushIntake:
             require_plausible(self._members.name(worker), each)
         self._steps.resume(version, batches)
         # Else it comes late: pushes that complete no batch leave the version as it is.
-        if not self._ledger.has_begun:
-            self._ledger.restore(progress)
-
-    def restore(
-        self,
-        progress: Mapping[int, WorkerProgress],
-        applied: Mapping[int, AppliedPushes],
-        examples: Mapping[int, int],
-        staleness: Staleness,
-    ) -> None:
-        """Takes over an earlier state."""
-        self._ledger.restore(progress)
-        self._ledger.restore_applied(applied)
-        self.examples = dict(examples)
-        self.staleness = staleness
+        if not self.ledger.has_begun:
+            self.ledger.restore(progress)

@@ -212,10 +212,6 @@ class Rendezvous:
         for future in self._arrivals.take(worker):
             self._calls.refuse(future, error)
 
-    def passed_by(self, worker: int) -> int:
-        """Returns the number of the last barrier that a worker has passed; 0: none."""
-        return self._arrivals.passed.newest(worker)
-
     def missing(self) -> dict[str, list[int]]:
         """Returns the workers that others wait for, by the barrier where they do."""
         return {f"barrier {name}": of for name, of in self._arrivals.missing().items()}
