@@ -28,7 +28,7 @@ from protos.store import (
 from ps_server.coordination.arrivals import Answer
 from ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
 from ps_server.coordination.membership import Membership
-from ps_server.coordination.pending_calls import PendingCalls, T, raise_error
+from ps_server.coordination.pending_calls import PendingCalls, T, answer_all, raise_error
 from ps_server.coordination.push_assembly import PushAssembler
 from ps_server.coordination.push_ledger import (
     MAX_VERSION,
@@ -229,14 +229,18 @@ class PushIntake:
                 f"{self._members.name(push_id.worker)} pushed gradients for step {step} that says it has "
                 f"{push_id.divisor:g} examples: a step is divided by the examples of its push ids"
             )
-        with self._calls.change():
+        with self._calls.lock:
+            self._calls.require_no_failure()
             self._members.require_not_gone(push_id)
             if self._steps.has_part(push_id.worker, step):
                 self.ledger.duplicates += 1
             else:
                 self._steps.add(push_id, step, gradients)
             self._assembler.enter(push_id)
-            return Entered(self._steps.take_complete_step(), self._steps.num_complete)
+            entered = Entered(self._steps.take_complete_step(), self._steps.num_complete)
+            answers = self._calls.take_ready()
+        answer_all(answers)
+        return entered
 
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply; its taker then calls `step_applied`, or `Coordinator.step_failed`.

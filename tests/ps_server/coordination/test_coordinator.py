@@ -16,6 +16,7 @@ from protos.errors import (
     JobError,
     LostPushesError,
     NoMemoryError,
+    PlaceLostError,
     ProtocolError,
     WaitTimeoutError,
 )
@@ -610,6 +611,27 @@ def test_late_push_of_a_replaced_process_is_refused() -> None:
             enter()
 
     assert not workers.pushes.begin_arrival(new), "it was applied"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_late_push_of_a_worker_without_which_the_others_go_on_is_refused(
+    is_restarted: bool,
+) -> None:
+    """It was let in before its worker was lost; after a restart no call of it is let in."""
+    workers = joined_workers(WorkerLoss.CONTINUE, [])
+    lose(workers, 1)
+    late = replace(push_id(1), incarnation=INCARNATION)
+    if is_restarted:
+        state, workers = workers.state(), workers_of(3)
+        workers.restore(state)
+
+    for enter in (
+        lambda: workers.pushes.begin_arrival(late),
+        lambda: enter_part(workers, late),
+        lambda: workers.admit(member(1)),
+    ):
+        with pytest.raises(PlaceLostError, match="the others have gone on without it"):
+            enter()
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
