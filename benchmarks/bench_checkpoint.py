@@ -175,7 +175,7 @@ def filled_store(keys: Keys) -> ParameterStore:
     grads = np.random.default_rng(1).normal(size=(FILL_KEYS, DIM)).astype(np.float32)
     for first in range(0, keys.size, FILL_KEYS):
         part = keys[first : first + FILL_KEYS]
-        store._parameters.table(SPEC.name).push(SparseGrad(part, grads[: part.size], 512))
+        store.engine.parameters.table(SPEC.name).push(SparseGrad(part, grads[: part.size], 512))
     return store
 
 

@@ -295,7 +295,7 @@ def filled_checkpoint(rows: int, batch_size: int, mode: str, url: Path) -> str:
     grads = random.normal(size=(FILL_KEYS, spec.dim)).astype(np.float32)
     for first in range(0, rows, FILL_KEYS):
         part = keys[first : first + FILL_KEYS]
-        store._parameters.table(spec.name).push(SparseGrad(part, grads[: part.size], 512))
+        store.engine.parameters.table(spec.name).push(SparseGrad(part, grads[: part.size], 512))
     store.save(SaveRequest(url=str(url)))
     return str(url)
 
@@ -305,7 +305,7 @@ def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
     store = ParameterStore()
     job = job_of(batch_size, settings_of(mode, batch_size))
     declare(store, specs_of(build_model("ctr_dnn", criteo_schema(), {}), job))
-    (spec, *_), _ = store.declared()
+    (spec, *_), _ = store.engine.parameters.declared()
     return store, spec
 
 

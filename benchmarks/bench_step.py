@@ -96,7 +96,7 @@ class TimedTransport:
     def __init__(self, stores: Sequence[ParameterStore], clock: Clock) -> None:
         """Calls `stores`, in their order."""
         self.endpoints = [f"store-{index}:0" for index in range(len(stores))]
-        self._handlers = [Handlers(store) for store in stores]
+        self._handlers = [Handlers(store.engine) for store in stores]
         self._clock = clock
 
     def call(

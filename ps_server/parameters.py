@@ -34,6 +34,7 @@ from protos.store import (
     ModelState,
     RowStates,
     Shrunk,
+    Stretch,
     TableStatus,
     Version,
 )
@@ -319,6 +320,16 @@ class Parameters:
             table.push(grad, source, scores, step=step, staleness=staleness)
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense, step=step, staleness=staleness)
+
+    def row_width(self, table: str) -> int:
+        """Returns the numbers of a table's row, weights and optimizer state."""
+        found = self.table(table)
+        return found.spec.dim + found.state_width
+
+    def stretch_values(self, stretch: Stretch) -> int:
+        """Returns the numbers of a stretch: weights, their optimizer state, and that of the block."""
+        (slots, _), (scalars,) = self.block(stretch.block).state_shapes
+        return (1 + slots) * (stretch.stop - stretch.start) + scalars
 
     def rows_with_state(self, keys: Mapping[str, Keys]) -> dict[str, RowStates]:
         """Returns rows by table; see `protos.store.StateTransfer`."""

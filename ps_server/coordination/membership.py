@@ -18,7 +18,7 @@ from itertools import zip_longest
 from protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
 from protos.role import Members
 from protos.runtime.environment import version_term
-from protos.store import Lease, Member, WorkerLoss
+from protos.store import Lease, Member, PushId, WorkerLoss
 from ps_server.coordination.job_state import MembersState
 
 MAX_TERMS = 256
@@ -52,6 +52,9 @@ class Membership:
         self.replaced: set[int] = set()
         self.lease: Lease | None = None
         self._incarnations: dict[int, int] = {}
+        self._gone: set[Member] = (
+            set()
+        )  # processes that lost their place while calls may be under way
         self._candidates: dict[int, int] = {}  # the last process that asked for a place
         self._silent_s: dict[int, float] = {}
         terms = members.terms | version_term()
@@ -154,6 +157,8 @@ class Membership:
         is_replaced = worker in self._incarnations
         if is_replaced:
             self.replaced.add(worker)
+            self._gone.add(Member(worker, self._incarnations[worker]))
+        self._gone.discard(member)
         self._incarnations[worker] = member.incarnation
         self._candidates.pop(worker, None)
         self._silent_s[worker] = 0.0
@@ -184,7 +189,7 @@ class Membership:
         """Raises ProtocolError unless the process has a place."""
         worker, name = member.worker, self.name(member.worker)
         if self._incarnations.get(worker) == member.incarnation:
-            if worker not in self.left or worker not in self.lost:
+            if member not in self._gone:
                 return
             raise PlaceLostError(
                 f"{name} was silent for longer than its lease, and the others have gone on "
@@ -200,6 +205,19 @@ class Membership:
             f"{name} has not joined this job: was this server restarted in the middle of it? "
             f"Then start the job again from its checkpoint"
         )
+
+    def has_joined(self, worker: int) -> bool:
+        """Whether a process has joined as this worker."""
+        return worker in self._incarnations
+
+    def is_gone(self, push_id: PushId) -> bool:
+        """Whether a process that pushes has lost its place for good since it was known to have it."""
+        return bool(self._gone) and Member(push_id.worker, push_id.incarnation) in self._gone
+
+    def require_not_gone(self, push_id: PushId) -> None:
+        """Raises ProtocolError if the process that pushes `is_gone`."""
+        if self.is_gone(push_id):
+            self.require_place(Member(push_id.worker, push_id.incarnation))
 
     def would_return(self, member: Member) -> bool:
         """Whether a sign of life of a process that has a place changes who may have it next."""
@@ -228,10 +246,13 @@ class Membership:
     def lose(self, worker: int) -> None:
         """A worker is lost."""
         self.lost.add(worker)
+        self._mark_gone(worker)
 
-    def incarnation_of(self, worker: int) -> int | None:
-        """Returns the incarnation of the process that has a worker's place; None: nobody has."""
-        return self._incarnations.get(worker)
+    def _mark_gone(self, worker: int) -> None:
+        """Marks the process of a worker that is lost and has left: the others have gone on without it."""
+        incarnation = self._incarnations.get(worker)
+        if worker in self.left and worker in self.lost and incarnation is not None:
+            self._gone.add(Member(worker, incarnation))
 
     def name(self, worker: int) -> str:
         """Returns a worker's name for messages; see `protos.role.Members`."""
@@ -292,6 +313,8 @@ class Membership:
         self._terms = dict(state.terms)
         self.lease = state.lease
         self.left, self.lost = set(state.left), set(state.lost)
+        for worker in self.left & self.lost:
+            self._mark_gone(worker)
         self._candidates = dict(state.candidates)
 
     def require(self, worker: int) -> None:
@@ -310,6 +333,7 @@ class Membership:
         """
         self.require(worker)
         self.left.add(worker)
+        self._mark_gone(worker)
 
 
 def _setting(name: str, value: str, other: str) -> str:

@@ -77,8 +77,6 @@ class PushAssembler:
                 f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks}, expected up to "
                 f"{MAX_CHUNKS} chunks, numbered from 0"
             )
-        if part.num_chunks == 1:
-            return [part]
         inbox = self._inbox(push_id)
         if (refusal := self.refusal(push_id)) is not None:
             raise refusal

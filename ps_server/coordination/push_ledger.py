@@ -58,6 +58,12 @@ def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
         )
 
 
+def require_number(who: str, what: str, number: int) -> None:
+    """Raises ProtocolError if a step or clock of the worker `who` is out of its range."""
+    if number > MAX_VERSION:
+        raise ProtocolError(f"{who} says {what} {number}, expected up to {MAX_VERSION}")
+
+
 def lost_pushes(name: str, lost: str) -> LostPushesError:
     """Returns the error of a server that has less of the worker `name` than it had acknowledged."""
     return LostPushesError(

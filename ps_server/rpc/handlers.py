@@ -1,14 +1,14 @@
 """Handlers: how a server answers each call of protos/wire/calls.py, without gRPC.
 
-A call without a handler here is the store's method of the same name.
+    request --> admitted --> written to the journal --> carried out by the engine --> answer
+
+A call without a handler here is the engine's method of the same name.
 """
 
 import logging
 import math
 import re
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -58,10 +58,10 @@ from protos.wire.requests import (
     Snapshot,
 )
 from ps_server.checkpoint.files.manifest import share_to_json
+from ps_server.engine.engine import Engine
 from ps_server.precompile import Kernels
 from ps_server.rpc.completed_calls import CompletedCalls
-from ps_server.rpc.journal import NO_JOURNAL, CompletedState, Journal
-from ps_server.store import ParameterStore
+from ps_server.rpc.journal import CompletedState
 
 logger = logging.getLogger(__name__)
 
@@ -120,28 +120,29 @@ def _sent_as_asked(pulled: Future[P], request: PullSparse | PullDense) -> Future
 
 
 class Handlers:
-    """Answers calls from a store. Thread-safe."""
+    """Answers calls by an engine. Thread-safe.
+
+    Attributes:
+        engine: Carries them out.
+    """
 
     def __init__(
         self,
-        store: ParameterStore,
+        engine: Engine,
         on_all_left: Callable[[], None] = lambda: None,
         *,
         kernels: Kernels | None = None,
     ) -> None:
-        """Answers from `store`.
+        """Answers by `engine`.
 
         Args:
-            store: What is asked for.
+            engine: What is asked for.
             on_all_left: Called when the last worker has left.
             kernels: Compiled before the tables are created that need them; None: as they are first run.
         """
-        self._store = store
+        self.engine = engine
         self._kernels = kernels
         self._on_all_left = on_all_left
-        self._journal: Journal = NO_JOURNAL
-        # What decides who has a place is logged in the order in which it happens.
-        self._places = threading.Lock()
         self._logged: set[str] = set()
         self._completed = CompletedCalls()
         self._handlers: dict[str, Callable[[Any], Any]] = {
@@ -181,15 +182,13 @@ class Handlers:
         """
         self._prepare(call, argument)
         if isinstance(argument, Join):
-            with self._places:
+            with self.engine.places:
                 return self._carry_out(call, argument, payload)
         if isinstance(argument, Renew) and argument.is_last:
             # No sign of life: another may wait for its place.
-            self._store.require_place(argument.member)
+            self.engine.job.require_place(argument.member)
         elif (member := _member_of(argument)) is not None:
-            self._hear_of(member)
-            if (acknowledged := getattr(argument, "acknowledged", None)) is not None:
-                self._store.require_acknowledged(member, acknowledged)
+            self.engine.admit(member, getattr(argument, "acknowledged", None))
         return self._carry_out(call, argument, payload)
 
     def _prepare(self, call: Call[Any, Any], argument: Any) -> None:
@@ -201,26 +200,30 @@ class Handlers:
         elif isinstance(argument, Load):
             self._kernels.prepare_loading()
 
-    def _hear_of(self, member: Member) -> None:
-        """A process has called: raises ProtocolError unless it has its place."""
-        with self._places:
-            is_back = self._store.would_return(member)
-            with self._journal.back(member) if is_back else nullcontext():
-                self._store.hear_of(member)
-
     def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
         # In this order, which is that of a snapshot: it has its turn before it has the journal alone.
-        with self._turn_of(argument), self._journal.entry(call, argument, payload):
+        with self._turn_of(argument), self._written(call, argument, payload):
             answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
+
+    def _written(
+        self, call: Call[Any, Any], argument: Any, payload: bytes | None
+    ) -> AbstractContextManager[None]:
+        """Returns what is held around a call, which is in the update log then if it changes the server."""
+        is_dry_run = isinstance(argument, Shrink) and argument.dry_run
+        if not (self.engine.keeps_log and call.is_logged) or is_dry_run:
+            return nullcontext()
+        if payload is None:
+            payload = call.request.encode(argument)
+        return self.engine.journal.written(call.name, payload)
 
     def _turn_of(self, argument: Any) -> AbstractContextManager[None]:
         """Returns what is held around a call that no save may overlap."""
         match argument:
             case Load():
-                return self._store.between_saves("a load")
+                return self.engine.snapshots.between_saves("a load")
             case Shrink():
-                return self._store.between_saves("a shrink")
+                return self.engine.snapshots.between_saves("a shrink")
         return nullcontext()
 
     def replay(self, name: str, request: bytes) -> None:
@@ -231,17 +234,13 @@ class Handlers:
         call = CALLS[name]
         argument = call.request.decode(request)
         if (member := _member_of(argument)) is not None:
-            self._store.require_place(member)
+            self.engine.job.require_place(member)
         self._prepare(call, argument)
         self._carry_out(call, argument)
 
-    def durable(self) -> Future[None]:
-        """Returns a future that is done when all calls so far are durable."""
-        return self._journal.durable()
-
     def completed(self) -> CompletedState:
         """Returns the calls of this job that are not carried out again."""
-        workers = range(self._store.members.total)
+        workers = range(self.engine.members.total)
         return CompletedState(
             shrinks={each: self._completed.answers(self._shrinks_of(each)) for each in workers},
             loads={each: [*self._completed.answers(("Load", each))] for each in workers},
@@ -256,31 +255,7 @@ class Handlers:
 
     def _shrinks_of(self, worker: int) -> tuple[str, int, int]:
         """By worker, not by process: one that takes another's place comes to the same shrinks again."""
-        return "Shrink", worker, self._store.jobs_before
-
-    def keep_journal(self, journal: Journal) -> None:
-        """Tells `journal` of every call from now on that changes the store, before it does."""
-        self._journal = journal
-
-    def keeps_log(self) -> bool:
-        """Whether calls are written to an update log, so that a process after this one can carry them out."""
-        return self._journal is not NO_JOURNAL
-
-    def pass_time(self, seconds: float) -> None:
-        """Time passes, by which workers may be lost of which nothing is heard."""
-        with self._places:
-            if lost := self._store.pass_time(seconds):
-                with self._journal.loss(lost):
-                    self._store.lose(lost)
-
-    def begin_job(self) -> None:
-        """The last job has ended, and the next may begin."""
-        with self._journal.new_job():
-            self._store.begin_job()
-
-    def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
-        """Applies steps of more than `inline_values` numbers in a thread of `executor`."""
-        self._store.apply_steps_in(executor, inline_values=inline_values)
+        return "Shrink", worker, self.engine.jobs_before
 
     def after(self, call: Call[Q, Any]) -> None:
         """Ends the job after the last worker's departure; on the service's event loop, so once a job."""
@@ -289,7 +264,7 @@ class Handlers:
 
     def end_if_all_left(self) -> None:
         """Ends the job if all workers have left."""
-        if self._store.all_left():
+        if self.engine.job.all_left():
             self._on_all_left()
 
     def work(self, call: Call[Q, Any], argument: Q) -> float:
@@ -298,7 +273,7 @@ class Handlers:
             case PullSparse():
                 return _VALUES_A_KEY * sum(keys.size for keys in argument.keys.values())
             case PullDense():
-                return sum(map(self._store.piece_length, argument.blocks))
+                return sum(map(self._piece_length, argument.blocks))
             case PullState():
                 return self._values_of(argument)
             case PushGrad() | PushState():
@@ -320,40 +295,39 @@ class Handlers:
         if handler is not None:
             return handler
 
-        def call_store(argument: Any) -> Any:
+        def call_engine(argument: Any) -> Any:
             values = {field.name: getattr(argument, field.name) for field in fields(argument)}
             if (member := values.pop("member", None)) is not None:
                 values["worker"] = member.worker
             values.pop("acknowledged", None)
-            return getattr(self._store, method)(**values)
+            return getattr(self.engine, method)(**values)
 
-        return call_store
+        return call_engine
 
     def _join(self, request: Join) -> Future[Joined]:
         member = request.member
-        joined = self._store.join(
-            member.worker,
-            member.incarnation,
+        joined = self.engine.join(
+            member,
             terms=request.terms,
             lease=request.lease,
             only_asks=request.only_asks,
         )
         if not request.only_asks:
-            logger.info("%s joins", self._store.members.name(member.worker))
+            logger.info("%s joins", self.engine.members.name(member.worker))
         elif isinstance(joined, WaitingFuture):
             logger.info(
-                "a process waits for the place of %s", self._store.members.name(member.worker)
+                "a process waits for the place of %s", self.engine.members.name(member.worker)
             )
         return joined
 
     def _create_table(self, spec: TableSpec) -> None:
-        self._store.create_table(spec)
+        self.engine.parameters.create_table(spec)
         self._log_once(f"table created table={spec.name} dim={spec.dim}")
 
     def _create_dense(self, request: CreateDense) -> None:
         spec = request.spec
-        require_piece_fits(spec, self._store.shard_map.num_servers)
-        self._store.create_dense(spec, request.values)
+        require_piece_fits(spec, self.engine.shard_map.num_servers)
+        self.engine.parameters.create_dense(spec, request.values)
         self._log_once(f"dense block created block={spec.name} length={spec.length}")
 
     def _pull_sparse(self, request: PullSparse) -> Future[Pulled]:
@@ -361,42 +335,52 @@ class Handlers:
         size = self._bytes_of_rows(request)
         _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
         _require_exact_steps(request, request.at)
-        pulled = self._store.pull_sparse(request.keys, missing=request.missing, at=request.at)
+        engine = self.engine
+        pulled = engine.pulls.sparse(
+            engine.job, request.keys, missing=request.missing, at=request.at
+        )
         return _sent_as_asked(pulled, request)
 
     def _bytes_of_rows(self, request: PullSparse) -> int:
-        dims = {table: self._store.dim(table) for table in request.keys}
-        return sum(VALUE_BYTES * dims[table] * keys.size for table, keys in request.keys.items())
+        rows = request.keys.items()
+        return sum(VALUE_BYTES * self._dim(table) * keys.size for table, keys in rows)
+
+    def _dim(self, table: str) -> int:
+        return self.engine.parameters.table(table).spec.dim
+
+    def _piece_length(self, block: str) -> int:
+        return self.engine.parameters.block(block).length
 
     def _bytes_of_pieces(self, blocks: Collection[str]) -> int:
-        return VALUE_BYTES * sum(map(self._store.piece_length, blocks))
+        return VALUE_BYTES * sum(map(self._piece_length, blocks))
 
     def _pull_state(self, request: PullState) -> Future[StateChunk]:
         self._require_epoch(request.shard_map_epoch)
-        store = self._store
         for stretch in request.stretches:
-            length = store.piece_length(stretch.block)
+            length = self._piece_length(stretch.block)
             if not 0 <= stretch.start <= stretch.stop <= length:
                 raise ProtocolError(
                     f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} were asked "
                     f"for, this server has {length}"
                 )
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
-        return store.pull_state_chunk(request.keys, request.stretches)
+        return self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
 
     def _values_of(self, request: PullState) -> int:
         """Returns the float32 numbers of the answer; a key counts as two."""
-        store = self._store
-        rows = sum((2 + store.row_width(table)) * keys.size for table, keys in request.keys.items())
-        return rows + sum(map(store.stretch_values, request.stretches))
+        parameters = self.engine.parameters
+        rows = sum(
+            (2 + parameters.row_width(table)) * keys.size for table, keys in request.keys.items()
+        )
+        return rows + sum(map(parameters.stretch_values, request.stretches))
 
     def _push_state(self, request: PushState) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)
-        return self._store.push_chunk(request.chunk, request.push_id)
+        return self.engine.push_chunk(request.chunk, request.push_id)
 
     def _pull_changed(self, request: PullChanged) -> Changed:
         self._require_epoch(request.shard_map_epoch)
-        dims = [self._store.dim(table) for table in request.tables]
+        dims = map(self._dim, request.tables)
         row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
         _require_answer_fits(row_bytes * request.max_rows, f"{request.max_rows} changed rows")
         worker, incarnation = request.member.worker, request.member.incarnation
@@ -408,10 +392,13 @@ class Handlers:
                 for of, number in self._completed.answers(caller)
             ):
                 raise ProtocolError(
-                    f"PullChanged {request.number} of {self._store.members.name(worker)} came after a later "
+                    f"PullChanged {request.number} of {self.engine.members.name(worker)} came after a later "
                     f"one: its rows would count as known, and nobody would get them"
                 )
-            changed = self._store.pull_changed(request.tables, worker, max_rows=request.max_rows)
+            engine = self.engine
+            changed = engine.pulls.changed(
+                engine.job, request.tables, worker, max_rows=request.max_rows
+            )
             return changed.result()
 
         # Rows in an answer count as known to the worker: only the same answer again makes good a lost one.
@@ -422,32 +409,28 @@ class Handlers:
         blocks = sorted(set(request.blocks))
         _require_answer_fits(self._bytes_of_pieces(blocks), f"a pull of the dense blocks {blocks}")
         _require_exact_steps(request, request.at)
-        return _sent_as_asked(self._store.pull_pieces(request.blocks, at=request.at), request)
+        pulled = self.engine.pulls.pieces(self.engine.job, request.blocks, at=request.at)
+        return _sent_as_asked(pulled, request)
 
     def _push_grad(self, request: PushGrad) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)
         _require_exact_steps(request.chunk, request.at)
-        return self._store.push_chunk(request.chunk, request.push_id, at=request.at)
+        return self.engine.push_chunk(request.chunk, request.push_id, at=request.at)
 
     def _post(self, request: Post) -> Future[None]:
         if request.message.sender != request.member.worker:
             raise ProtocolError(
                 f"worker {request.member.worker} posted a message of worker {request.message.sender}"
             )
-        return self._store.post(request.exchange, request.message)
+        return self.engine.post(request.exchange, request.message)
 
     def _leave(self, request: Leave) -> None:
         worker = request.member.worker
-        self._store.leave(worker, step=request.step)
-        logger.info("%s left step=%d", self._store.members.name(worker), request.step)
+        self.engine.leave(worker, step=request.step)
+        logger.info("%s left step=%d", self.engine.members.name(worker), request.step)
 
     def _snapshot(self, request: Snapshot) -> None:
-        self._journal.snapshot(
-            request.token,
-            lambda around, on_taken: self._store.snapshot(
-                request.token, request.base, around, on_taken
-            ),
-        )
+        self.engine.snapshot(request.token, request.base)
 
     def _save(self, request: Save) -> str:
         return self._completed.once(
@@ -455,17 +438,15 @@ class Handlers:
         )
 
     def _save_share(self, request: Save) -> str:
-        share = self._store.save_share(request.folder, request.token, request.inference)
+        share = self.engine.save_share(request.folder, request.token, request.inference)
         if request.inference is None:
-            self._journal.saved(request.token, request.folder)
+            self.engine.journal.saved(request.token, request.folder)
         logger.info("saved folder=%s files=%d", request.folder, len(share.entries))
         return share_to_json(share)
 
     def _load(self, request: Load) -> None:
         def load() -> None:
-            self._store.load(
-                request.url, only=request.only, token=request.token, is_between_saves=True
-            )
+            self.engine.load(request.url, only=request.only, token=request.token)
             logger.info("loaded folder=%s", request.url)
 
         # One that comes late, after its answer was lost, would undo the training since.
@@ -478,14 +459,12 @@ class Handlers:
         )
 
     def _resume(self, request: Resume) -> None:
-        self._store.resume(request.version, request.progress, batches=request.batches)
+        self.engine.resume(request.version, request.progress, batches=request.batches)
         logger.info("resumed version=%d batches=%d", request.version, request.batches)
 
     def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:
         def shrink() -> Mapping[str, Shrunk]:
-            return self._store.shrink(
-                max_norm=request.max_norm, dry_run=request.dry_run, is_between_saves=True
-            )
+            return self.engine.parameters.shrink(max_norm=request.max_norm, dry_run=request.dry_run)
 
         if request.dry_run:
             return shrink()
@@ -500,14 +479,14 @@ class Handlers:
         return shrunk
 
     def _get_digest(self, _: None) -> Mapping[tuple[str, int], bytes]:
-        return self._store.shard_digests()
+        return self.engine.parameters.shard_digests()
 
     def _get_status(self, _: None) -> ServerStatus:
-        store = self._store
-        return ServerStatus(store.status(), store.server_index, store.shard_map.num_servers)
+        owner = self.engine.owner
+        return ServerStatus(self.engine.status(), owner.server_index, owner.num_servers)
 
     def _require_epoch(self, epoch: int) -> None:
-        self._store.shard_map.require_epoch(epoch, self._store.server_index)
+        self.engine.shard_map.require_epoch(epoch, self.engine.owner.server_index)
 
     def _log_once(self, event: str) -> None:
         if event not in self._logged:

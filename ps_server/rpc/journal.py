@@ -11,17 +11,16 @@ refused is refused again.
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from protos.chunking import PushChunk
 from protos.errors import CheckpointError
-from protos.futures import Answered, Future
+from protos.futures import Future
 from protos.gradients import Values
-from protos.role import Members
 from protos.runtime.environment import own_version
 from protos.spec import DenseSpec
 from protos.store import Member, PushId, Shrunk, StateChunk
@@ -39,14 +38,13 @@ from ps_server.coordination.job_state import (
 )
 from ps_server.durability.segment_format import Record
 from ps_server.durability.update_log import UpdateLog
+from ps_server.engine.journal import EngineState, Owner
 from ps_server.snapshot.phase_lock import PhaseLock
-from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
 
-STATE, SAVED, LOST, BACK = "state", "saved", "lost", "back"
-NEW_JOB, MESSAGE = "new job", "message"
-"""Kinds of records besides the calls."""
+STATE, SAVED, MESSAGE = "state", "saved", "message"
+"""Kinds of records besides the calls, and the events of engine/journal.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,31 +58,6 @@ class CompletedState:
 
     shrinks: Mapping[int, Mapping[int, Mapping[str, Shrunk]]] = field(default_factory=dict)
     loads: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
-    """The server that writes a log: which one of how many, for which job."""
-
-    server_index: int
-    num_servers: int
-    num_workers: int
-    num_heter: int = 0
-
-    @classmethod
-    def of(cls, store: ParameterStore) -> "Owner":
-        """Returns the server of a store."""
-        return cls(
-            server_index=store.server_index,
-            num_servers=store.shard_map.num_servers,
-            num_workers=store.members.num_workers,
-            num_heter=store.members.num_heter,
-        )
-
-    def __str__(self) -> str:
-        """Returns the server for a message."""
-        members = Members(self.num_workers, self.num_heter)
-        return f"server {self.server_index} of {self.num_servers}, for {members}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,174 +99,67 @@ class SavedAt:
 
 STATE_JSON = TypeAdapter(ServerState)
 SAVED_JSON = TypeAdapter(SavedAt)
-LOST_JSON = TypeAdapter(list[int])
-BACK_JSON = TypeAdapter(Member)
-
-
-TakeSnapshot = Callable[[Callable[[], AbstractContextManager[None]], Callable[[], None]], None]
-"""Takes a snapshot, given what is held around it and what is called then; see `Snapshots.take`."""
-
-
-def _nothing() -> None:
-    return None
-
-
-class Journal(Protocol):
-    """Told of all that changes a server, before it does."""
-
-    def entry(
-        self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
-    ) -> AbstractContextManager[None]:
-        """Held around a call; `payload` is the message that its argument came as."""
-        ...
-
-    def durable(self) -> Future[None]:
-        """Returns a future that is done when all that was told so far is durable."""
-        ...
-
-    def loss(self, workers: list[int]) -> AbstractContextManager[None]:
-        """Held while workers are lost."""
-        ...
-
-    def back(self, member: Member) -> AbstractContextManager[None]:
-        """Held while a process keeps its place that would have lost it to another one."""
-        ...
-
-    def new_job(self) -> AbstractContextManager[None]:
-        """Held while the next job begins."""
-        ...
-
-    def snapshot(self, token: str, take: TakeSnapshot) -> None:
-        """Calls `take`, which takes the snapshot of a save: none if it was taken already."""
-        ...
-
-    def saved(self, token: str, folder: str) -> None:
-        """This server's share of a checkpoint is written; `folder` is the checkpoint's data folder."""
-        ...
-
-
-class NoJournal:
-    """A journal of nothing: a server that ends loses what was not saved."""
-
-    def entry(
-        self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
-    ) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return nullcontext()
-
-    def durable(self) -> Future[None]:
-        """See `Journal`."""
-        return Answered(None)
-
-    def loss(self, workers: list[int]) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return nullcontext()
-
-    def back(self, member: Member) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return nullcontext()
-
-    def new_job(self) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return nullcontext()
-
-    def snapshot(self, token: str, take: TakeSnapshot) -> None:
-        """See `Journal`."""
-        take(nullcontext, _nothing)
-
-    def saved(self, token: str, folder: str) -> None:
-        """See `Journal`."""
-
-
-NO_JOURNAL = NoJournal()
 
 
 class UpdateJournal:
-    """A journal in an update log. Thread-safe."""
+    """A `ps_server.engine.journal.Journal` in an update log. Thread-safe."""
 
     def __init__(
         self,
         log: UpdateLog,
-        store: ParameterStore,
         completed: Callable[[], CompletedState],
         *,
         wait_limit_s: float,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Continues a log.
 
         Args:
             log: Where to write.
-            store: What the calls change.
             completed: Returns the calls of this job that are not carried out again.
             wait_limit_s: How long a snapshot waits for calls that are being carried out.
+            clock: For the time that calls take, in seconds.
         """
         self._log = log
-        self._store = store
         self._completed = completed
         self._wait_limit_s = wait_limit_s
+        self._clock = clock
         self._lock = PhaseLock()
         self._bases: dict[int, str] = {}  # the saves with which segments begin
         self._saved: dict[str, SavedAt] = {}
 
     @contextmanager
-    def _written(self, kind: str, payload: bytes) -> Iterator[None]:
+    def written(self, kind: str, payload: bytes) -> Iterator[None]:
+        """See `Journal`."""
         with self._lock.shared():
             self._log.append(kind, payload)
-            start = time.perf_counter()
+            start = self._clock()
             yield
-            self._log.replay_s += (
-                time.perf_counter() - start
-            )  # two threads at once may lose a call's
-
-    def entry(
-        self, call: Call[Any, Any], argument: Any, payload: bytes | None = None
-    ) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        if not call.is_logged or (isinstance(argument, requests.Shrink) and argument.dry_run):
-            return nullcontext()
-        if payload is None:
-            payload = call.request.encode(argument)
-        return self._written(call.name, payload)
+            self._log.replay_s += self._clock() - start  # two threads at once may lose a call's
 
     def durable(self) -> Future[None]:
         """See `Journal`."""
         return self._log.durable()
 
-    def loss(self, workers: list[int]) -> AbstractContextManager[None]:
+    def prepare_segment(self) -> None:
         """See `Journal`."""
-        return self._written(LOST, LOST_JSON.dump_json(workers))
-
-    def back(self, member: Member) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return self._written(BACK, BACK_JSON.dump_json(member))
-
-    def new_job(self) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return self._written(NEW_JOB, b"")
-
-    def snapshot(self, token: str, take: TakeSnapshot) -> None:
-        """See `Journal`; a segment begins that needs none before it once the save is published."""
         self._remove_old()
         self._log.sync()  # most of it now: calls that change the server wait while a segment begins
-        head: list[Record] = []
 
-        @contextmanager
-        def around() -> Iterator[None]:
-            with self._lock.alone(self._wait_limit_s):
-                yield
-                if head:  # none if the snapshot was taken already
-                    self._bases[self._log.begin_segment(head)] = token
+    def alone(self) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return self._lock.alone(self._wait_limit_s)
 
-        def on_taken() -> None:
-            head.extend(state_records(self._store, self._completed(), base=token))
-
-        take(around, on_taken)
+    def begin_segment(self, token: str, state: EngineState) -> None:
+        """See `Journal`."""
+        head = state_records(state, self._completed(), base=token)
+        self._bases[self._log.begin_segment(head)] = token
 
     def saved(self, token: str, folder: str) -> None:
         """See `Journal`."""
         saved = SavedAt(token=token, url=folder.rstrip("/").rpartition("/")[0])
         self._saved[token] = saved
-        with self._written(SAVED, SAVED_JSON.dump_json(saved)):
+        with self.written(SAVED, SAVED_JSON.dump_json(saved)):
             pass
 
     def _remove_old(self) -> None:
@@ -309,46 +175,43 @@ class UpdateJournal:
                 return
 
 
-def state_records(store: ParameterStore, completed: CompletedState, *, base: str) -> list[Record]:
-    """Returns the head of a segment: what `recover` makes an empty store the same as this with.
+def state_records(state: EngineState, completed: CompletedState, *, base: str) -> list[Record]:
+    """Returns the head of a segment: what `recover` makes an empty engine the same as this with.
 
     Args:
-        store: What the calls change; nothing changes it now.
+        state: What the engine knows now.
         completed: Calls of this job that are not carried out again.
         base: Token of the save that has its parameters.
     """
-    job = store.job_state()
-    state = ServerState(
-        owner=Owner.of(store),
+    job = ServerState(
+        owner=state.owner,
         base=base,
-        jobs_before=store.jobs_before,
-        job=job,
+        jobs_before=state.jobs_before,
+        job=state.job,
         completed=completed,
         written_by=own_version(),
     )
-    tables, blocks = store.declared()
-    epoch = store.shard_map.epoch
     return [
-        Record(STATE, STATE_JSON.dump_json(state)),
-        *(_record(calls.CREATE_TABLE, spec) for spec in tables),
-        *(_create_dense(spec, given) for spec, given in blocks),
-        *(_record_of_waiting(each, job, epoch) for each in store.waiting()),
+        Record(STATE, STATE_JSON.dump_json(job)),
+        *(_record(calls.CREATE_TABLE, spec) for spec in state.tables),
+        *(_create_dense(spec, given) for spec, given in state.blocks),
+        *(_record_of_waiting(each, state.job, state.epoch) for each in state.waiting),
     ]
 
 
-def first_records(store: ParameterStore, loaded: Checkpoint | None) -> list[Record]:
+def first_records(state: EngineState, loaded: Checkpoint | None) -> list[Record]:
     """Returns the head of the first segment of a log.
 
     Args:
-        store: As a server starts with it.
+        state: Of a server as it starts.
         loaded: The checkpoint that it was loaded from; None: its parameters are fresh.
     """
     if loaded is None:
-        return state_records(store, CompletedState(), base="")
+        return state_records(state, CompletedState(), base="")
     # The folder that was loaded may name another checkpoint as its latest when this one is loaded again.
     saved = SavedAt(token=loaded.token, url=loaded.url)
     return [
-        *state_records(store, CompletedState(), base=loaded.token),
+        *state_records(state, CompletedState(), base=loaded.token),
         Record(SAVED, SAVED_JSON.dump_json(saved)),
     ]
 

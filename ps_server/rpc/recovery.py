@@ -30,20 +30,19 @@ from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ps_server.coordination.job_state import WaitingMessage
 from ps_server.durability.saved_log import SavedLog
 from ps_server.durability.segment_format import Record
-from ps_server.rpc import journal
+from ps_server.engine import journal
+from ps_server.engine.engine import Engine
+from ps_server.engine.journal import BACK_JSON, LOST_JSON, Owner
 from ps_server.rpc.journal import (
-    BACK_JSON,
-    LOST_JSON,
+    MESSAGE,
     SAVED,
     SAVED_JSON,
     STATE,
     STATE_JSON,
     CompletedState,
-    Owner,
     SavedAt,
     ServerState,
 )
-from ps_server.store import ParameterStore
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ _REFUSALS = (
 )
 """With which a server answers a call for what it asks: nothing of it was carried out at first, either."""
 
-_OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, journal.MESSAGE)
+_OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, MESSAGE)
 """Of records that are carried out, besides calls."""
 
 Replay = Callable[[str, bytes], None]
@@ -110,17 +109,17 @@ class Progress:
 
 
 def recover(
-    store: ParameterStore,
+    engine: Engine,
     saved: SavedLog,
     *,
     replay: Replay,
     restore_completed: Callable[[CompletedState], None],
     progress: Progress | None = None,
 ) -> Replayed:
-    """Makes an empty store what the log says.
+    """Makes an empty engine what the log says.
 
     Args:
-        store: As a server starts with it.
+        engine: As a server starts with it.
         saved: The log, which has segments.
         replay: Carries out a call; raises what a server refuses.
         restore_completed: Takes over the calls that are not carried out again.
@@ -133,26 +132,26 @@ def recover(
     """
     progress = progress or Progress()
     segment, state, checkpoint = _begin_of(saved)
-    _require_owner(state.owner, Owner.of(store), saved)
+    _require_owner(state.owner, engine.owner, saved)
     head = saved.head(segment)[1:]
     for record in head:
         if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):
-            _replay(record, store, replay)
+            _replay(record, engine, replay)
     start = time.monotonic()
     if checkpoint is not None:
         progress.text = f"recovering: it loads {checkpoint.url}"
-        store.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
-    store.restore(state.jobs_before, state.job)
+        engine.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
+    engine.restore(state.jobs_before, state.job)
     restore_completed(state.completed)
     loaded = time.monotonic()
     num_calls, num_bytes, told = 0, 0, loaded
     of_bytes = saved.size_from(segment)
-    with store.applying_inline(progress.step):  # nobody waits for an answer before the next call
+    with engine.recovering(progress.step):  # nobody waits for an answer before the next call
         for record in head:
             if record.kind not in (CREATE_TABLE.name, CREATE_DENSE.name):
-                _replay(record, store, replay)
+                _replay(record, engine, replay)
         for record in saved.records_from(segment):
-            _replay(record, store, replay)
+            _replay(record, engine, replay)
             num_calls += 1
             num_bytes += len(record.payload)
             progress.text = f"recovering: {num_bytes / of_bytes:.0%} of its update log"
@@ -167,7 +166,7 @@ def recover(
         "recovered checkpoint=%s calls=%d version=%d load_seconds=%.2f replay_seconds=%.2f calls/s=%.0f",
         "none" if checkpoint is None else checkpoint.url,
         num_calls,
-        store.status().version,
+        engine.status().version,
         replayed.load_s,
         replayed.replay_s,
         num_calls / max(replayed.replay_s, 1e-6),
@@ -230,7 +229,7 @@ def _save_of(token: str, saved: SavedLog, segment: int) -> SavedAt | None:
     return None
 
 
-def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
+def _replay(record: Record, engine: Engine, replay: Replay) -> None:
     """Carries out what a record says; what broke the contract at first is refused again.
 
     Raises:
@@ -246,14 +245,14 @@ def _replay(record: Record, store: ParameterStore, replay: Replay) -> None:
     try:
         match record.kind:
             case journal.LOST:
-                store.lose(LOST_JSON.validate_json(payload))
+                engine.lose(LOST_JSON.validate_json(payload))
             case journal.BACK:
-                store.hear_of(BACK_JSON.validate_json(payload))
+                engine.job.bring_back(BACK_JSON.validate_json(payload))
             case journal.NEW_JOB:
-                store.begin_job()
-            case journal.MESSAGE:
+                engine.begin_job()
+            case kind if kind == MESSAGE:
                 post = POST.request.decode(payload)
-                store.hold(WaitingMessage(exchange=post.exchange, message=post.message))
+                engine.job.hold(WaitingMessage(exchange=post.exchange, message=post.message))
             case call:
                 replay(call, payload)
     except _REFUSALS as error:

@@ -40,8 +40,8 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     keep_freed_memory()
     from protos.metrics.metrics_port import metrics_address
     from protos.wire.security.credentials import Credentials, require_protection
+    from ps_server.engine.engine import Engine
     from ps_server.rpc.server import serve
-    from ps_server.store import ParameterStore
 
     bind = settings.bind or default_bind(role.endpoint)
     credentials = Credentials.from_environment()
@@ -50,7 +50,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     require_protection(bind, credentials)
     settings = replace(settings, metrics=metrics_address(settings.metrics) or None)
 
-    store = ParameterStore(
+    engine = Engine(
         num_workers=role.num_workers,
         num_heter=len(role.heter_endpoints),
         server_index=role.server_index,
@@ -63,7 +63,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
 
     reason = asyncio.run(
         serve(
-            store,
+            engine,
             settings,
             lambda server, port: _on_start(server, port, role, bind),
             address=address_to_bind(bind, role.port),

@@ -25,17 +25,18 @@ from protos.wire.security.credentials import Credentials, bind
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.durability.saved_log import SavedLog, read_log
 from ps_server.durability.update_log import UpdateLog
+from ps_server.engine.engine import Engine
+from ps_server.engine.journal import NO_JOURNAL
 from ps_server.precompile import KERNELS
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.health import SERVICE
-from ps_server.rpc.journal import NO_JOURNAL, UpdateJournal, first_records
+from ps_server.rpc.journal import UpdateJournal, first_records
 from ps_server.rpc.metrics.hot_keys import HotKeys
 from ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
 from ps_server.rpc.service import Service
 from ps_server.settings import ServerSettings
-from ps_server.store import ParameterStore
 
 if TYPE_CHECKING:
     from protos.metrics.http_port import HttpPort
@@ -54,11 +55,11 @@ ALL_LEFT = "all workers have left"
 
 
 class Server:
-    """One gRPC server over a store. All methods belong to the event loop that started it."""
+    """One gRPC server over an engine. All methods belong to the event loop that started it."""
 
     def __init__(
         self,
-        store: ParameterStore,
+        engine: Engine,
         settings: ServerSettings,
         *,
         address: str,
@@ -69,7 +70,7 @@ class Server:
         """Prepares to serve; nothing is bound yet.
 
         Args:
-            store: What to serve.
+            engine: What to serve.
             settings: When to end, and how.
             address: host:port to bind; port 0 takes a free one.
             credentials: By which it knows its callers; None: it serves whoever calls, without TLS.
@@ -79,7 +80,7 @@ class Server:
         Raises:
             UsageError: If a file of the credentials cannot be read, or an extra is not installed.
         """
-        self._store = store
+        self._engine = engine
         self._address = address
         self._settings = settings
         self._activity = Activity(clock)
@@ -93,7 +94,7 @@ class Server:
         self._server = grpc.aio.server(
             options=server_options(), interceptors=interceptors_of(self._credentials, guarded)
         )
-        self._handlers = Handlers(store, self._on_all_left, kernels=KERNELS)
+        self._handlers = Handlers(engine, self._on_all_left, kernels=KERNELS)
         self._backlog = backlog or Backlog()
         self._service = Service(
             self._handlers,
@@ -171,21 +172,21 @@ class Server:
         return True
 
     def _serve(self) -> None:
-        self._store.call_on_failure(self._hear_of_failure)
+        self._engine.call_on_failure(self._hear_of_failure)
         self._health.begin()
         self._activity.restart()
         self._leases = asyncio.create_task(self._watch_leases())
         self._handlers.end_if_all_left()  # the server before this one may have died just before its end
 
     def _recover(self, progress: Progress) -> None:
-        handlers, store, sync = self._handlers, self._store, self._settings.log_sync
+        handlers, engine, sync = self._handlers, self._engine, self._settings.log_sync
         saved = self._saved
         if saved is None:
             self._load(progress)
             return
         if saved.segments:
             self.replayed = recover(
-                store,
+                engine,
                 saved,
                 replay=handlers.replay,
                 restore_completed=handlers.restore_completed,
@@ -194,16 +195,16 @@ class Server:
             self._log = UpdateLog.resume(saved, sync=sync)
             self._log.replay_s = self.replayed.replay_s
         else:
-            head = first_records(store, self._load(progress))
+            loaded = self._load(progress)
+            head = first_records(engine.state(), loaded)
             self._log = UpdateLog.create(saved, sync=sync, head=head)
-        journal = UpdateJournal(
-            self._log, store, handlers.completed, wait_limit_s=self._settings.wait_limit_s
+        engine.journal = UpdateJournal(
+            self._log, handlers.completed, wait_limit_s=self._settings.wait_limit_s
         )
-        handlers.keep_journal(journal)
-        if store.failure:
+        if engine.job.failure:
             self._is_job_over = True
             self._close_log()  # the next start is for another job
-            raise AbortedError(store.failure)
+            raise AbortedError(engine.job.failure)
 
     def _load(self, progress: Progress) -> Checkpoint | None:
         """Loads the checkpoint to start with, and returns it; None: fresh parameters."""
@@ -212,7 +213,7 @@ class Server:
         progress.text = f"starting: it loads {self._settings.load}"
         KERNELS.prepare_loading()
         checkpoint = Checkpoint.open(self._settings.load)
-        self._store.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
+        self._engine.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
         logger.info("loaded folder=%s", self._settings.load)
         return checkpoint
 
@@ -228,7 +229,7 @@ class Server:
         from ps_server.rpc.metrics.server_status import server_status
 
         metrics = ServerMetrics(
-            self._store,
+            self._engine,
             self._service.counts,
             self._backlog,
             lambda: self._log,
@@ -238,7 +239,7 @@ class Server:
         self._metrics_port = open_metrics_port(
             self._settings.metrics,
             metrics,
-            lambda: server_status(self._store, self._service.counts, self._service.hot_keys),
+            lambda: server_status(self._engine, self._service.counts, self._service.hot_keys),
             self._credentials,
         )
 
@@ -279,7 +280,7 @@ class Server:
         if self._leases is not None:
             self._leases.cancel()
         self._health.end()
-        self._store.call_on_failure(lambda _: None)
+        self._engine.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
         self._service.close()
         if self._metrics_port is not None:
@@ -301,7 +302,7 @@ class Server:
             self.end(ALL_LEFT)
             return
         logger.info("%s, staying for the next job", ALL_LEFT)
-        self._handlers.begin_job()
+        self._engine.begin_job()
 
     def _hear_of_failure(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._end_after_failure, reason)
@@ -311,11 +312,11 @@ class Server:
 
         One without memory ends at once, with its log: one that is started again goes on.
         """
-        if self._store.lacks_memory:
+        if self._engine.job.lacks_memory:
             self._end_by(NoMemoryError(reason))
             return
-        self._is_job_over = not self._store.can_resume
-        self._handlers.keep_journal(NO_JOURNAL)
+        self._is_job_over = not self._engine.job.can_resume
+        self._engine.journal = NO_JOURNAL
         try:
             self._close_log()
         except LogError as error:
@@ -340,7 +341,7 @@ class Server:
             while True:
                 await asyncio.sleep(TICK_S)
                 self._warn_of_replay()
-                self._handlers.pass_time(TICK_S)
+                self._engine.pass_time(TICK_S)
                 self._handlers.end_if_all_left()
         except Exception as error:  # as when the update log cannot be written
             self._end_by(memory_error_of(error) or error)
@@ -360,14 +361,14 @@ class Server:
         while (left_s := limit_s - self._activity.idle_s) > 0:
             await asyncio.sleep(left_s)
         self._end_by(
-            AbortedError(self._store.failure)  # which is why nobody calls any more
-            if self._store.failure
+            AbortedError(self._engine.job.failure)  # which is why nobody calls any more
+            if self._engine.job.failure
             else IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
         )
 
 
 async def serve(
-    store: ParameterStore,
+    engine: Engine,
     settings: ServerSettings,
     on_start: Callable[[Server, int], None],
     *,
@@ -378,7 +379,7 @@ async def serve(
     """Serves until the end, and returns its reason.
 
     Args:
-        store: What to serve.
+        engine: What to serve.
         settings: When to end, and how.
         on_start: Called with the server and its port once it serves.
         address: host:port to bind; port 0 takes a free one.
@@ -393,7 +394,7 @@ async def serve(
         IdleError: If no call came for longer than the idle limit.
         AbortedError: If the job has ended by an error, and the server does not stay.
     """
-    server = Server(store, settings, address=address, credentials=credentials)
+    server = Server(engine, settings, address=address, credentials=credentials)
     port = await server.start()
     try:
         on_bound(server)

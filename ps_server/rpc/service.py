@@ -22,6 +22,7 @@ from protos.runtime.malloc import memory_error_of
 from protos.wire.calls import CALLS, SERVICE, Call
 from protos.wire.grpc_status import details_of, metadata_of, status_of
 from protos.wire.requests import PullSparse
+from ps_server.engine.engine import Engine
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.handlers import Handlers, answer_of_parts
@@ -70,14 +71,14 @@ class _Answering:
         call: str,
         counts: CallCounts,
         on_end: Callable[[Exception], None],
-        keeps_log: Callable[[], bool],
+        engine: Engine,
     ) -> None:
         self._activity = activity
         self._context = context
         self._call = call
         self._counts = counts
         self._on_end = on_end
-        self._keeps_log = keeps_log
+        self._engine = engine
         self._waited_s = 0.0
 
     async def __aenter__(self) -> Self:
@@ -116,7 +117,7 @@ class _Answering:
             self._counts.waits.add(self._waited_s)
         if isinstance(error, LogError | NoMemoryError):
             self._on_end(error)
-            if self._keeps_log():
+            if self._engine.keeps_log:
                 # To the caller this server is away: one that is started again carries the call out.
                 await self._context.abort(grpc.StatusCode.UNAVAILABLE, f"the server ends: {error}")
         if isinstance(error, Exception):
@@ -138,7 +139,7 @@ def _status_name(error: BaseException | None) -> str:
 
 
 class Service:
-    """The methods of protos/v1/parameter_server.proto, over the handlers of a store.
+    """The methods of protos/v1/parameter_server.proto, over the handlers of an engine.
 
     Attributes:
         counts: Of the calls, by name.
@@ -170,6 +171,7 @@ class Service:
         self._on_end = on_end
         self._ends_by: Exception | None = None
         self._handlers = handlers
+        self._engine = handlers.engine
         self._activity = activity
         self._inline_values = inline_values
         self.counts = counts_of(CALLS)
@@ -177,7 +179,7 @@ class Service:
         self._backlog = backlog or Backlog()
         self._why_not = why_not
         self._step_executor = ThreadPoolExecutor(1, "steps")
-        handlers.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
+        self._engine.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Has a server answer the calls."""
@@ -204,7 +206,7 @@ class Service:
 
         async def method(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
             async with _Answering(
-                self._activity, context, call.name, counts, self._end, self._handlers.keeps_log
+                self._activity, context, call.name, counts, self._end, self._engine
             ) as answering:
                 if self._ends_by is not None:
                     raise self._ends_by  # it may be done in part, what went wrong
@@ -246,5 +248,5 @@ class Service:
                 answer = await asyncio.to_thread(start)
         answered = await answering.settled(answer)
         if call.is_logged:
-            await answering.settled(self._handlers.durable(), is_shared=True)
+            await answering.settled(self._engine.journal.durable(), is_shared=True)
         return answered

@@ -1,6 +1,6 @@
 """Point-in-time snapshots of a store, written while it trains: one at a time, none held for ever.
 
-    take --alone for a moment--> held --writing--> ended, saved or not
+    taking --alone for a moment--> held --writing--> ended, saved or not
                                   |
                                   +-- not written in time, or another is taken --> ended, not saved
 
@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Condition
 
@@ -117,6 +117,27 @@ def snapshot_all(
     return StoreSnapshot(snapshots, tables, pieces, applied, is_delta)
 
 
+class Taking:
+    """A snapshot that is being taken.
+
+    Attributes:
+        snapshot: To be set within `moment`; empty before.
+    """
+
+    def __init__(self, lock: PhaseLock, wait_limit_s: float) -> None:
+        self._lock = lock
+        self._wait_limit_s = wait_limit_s
+        self.snapshot = StoreSnapshot((), (), (), Applied())
+
+    def moment(self) -> AbstractContextManager[None]:
+        """Held while nothing changes the parameters.
+
+        Raises:
+            WaitTimeoutError: If pushes do not end in time.
+        """
+        return self._lock.alone(self._wait_limit_s)
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A snapshot that waits to be written, and when it was taken."""
@@ -161,44 +182,33 @@ class Snapshots:
             self._drop_overdue()
         return self._lock.shared()
 
-    def take(
-        self,
-        token: str,
-        take_snapshot: Callable[[], StoreSnapshot],
-        around: Callable[[], AbstractContextManager[None]] = nullcontext,
-        on_taken: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Takes a snapshot, which waits for `writing`; drops one that was not written.
+    @contextmanager
+    def taking(self, token: str) -> Iterator["Taking | None"]:
+        """Lends what takes the snapshot of a save to come, once no other save runs; drops one not written.
 
-        A token has one snapshot: when it is asked for again, since its answer was lost, nothing happens. A
-        second one would be of another moment than those of other servers.
-
-        Args:
-            token: Of the save to come.
-            take_snapshot: Takes it; called while nothing changes the store.
-            around: Held around the moment of the snapshot, once no other save runs.
-            on_taken: Called while nothing has changed the store since.
+        The snapshot waits for `writing` when the block ends; if the block raises, there is none. A token has
+        one snapshot: when it is asked for again, since its answer was lost, None is lent. A second one would
+        be of another moment than those of other servers.
 
         Raises:
-            CheckpointError: If memory is short.
-            UnknownChangesError: If the changes since the base are not known.
-            WaitTimeoutError: If another save does not end in time, or pushes do not.
+            WaitTimeoutError: If another save does not end in time.
         """
         with self._turn("a snapshot", after_held=False) as left_s:
             if token in self._taken:
+                yield None
                 return
             self._drop()
             start = self._monotonic()
-            with ExitStack() as failed:
-                with around(), self._lock.alone(left_s):
-                    snapshot = take_snapshot()
-                    failed.callback(snapshot.end, saved=False)
-                    on_taken()
-                failed.pop_all()
+            taking = Taking(self._lock, left_s)
+            try:
+                yield taking
+            except BaseException:
+                taking.snapshot.end(saved=False)
+                raise
             now = self._monotonic()
             self._taken.append(token)
-            self._held = _Held(token, snapshot, start, now - start)
-        rows = sum(table.num_rows for table in snapshot.tables)
+            self._held = _Held(token, taking.snapshot, start, now - start)
+        rows = sum(table.num_rows for table in taking.snapshot.tables)
         logger.info("snapshot token=%s rows=%d pause_ms=%.1f", token, rows, 1e3 * (now - start))
 
     @contextmanager

@@ -335,8 +335,8 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
         client.create_table(replace(DEEP, name="recording", records_changes=True))
         client.push_grad(random_gradients(0), push_id()).result()
         last = servers.stores[-1]
-        digests = last.shard_digests()
-        last.shard_map = replace(last.shard_map, epoch=5)
+        digests = last.engine.parameters.shard_digests()
+        last.engine.shard_map = replace(last.engine.shard_map, epoch=5)
 
         refused = rf"epoch 1, but server {num_servers - 1} of {num_servers} has that of epoch 5: connect to"
         for call in (
@@ -347,7 +347,7 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
         ):
             with pytest.raises(WrongServerError, match=refused):
                 call().result()
-        assert last.shard_digests() == digests
+        assert last.engine.parameters.shard_digests() == digests
         assert last.status().examples == {0: 1}
 
 

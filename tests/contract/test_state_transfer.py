@@ -52,7 +52,9 @@ def test_state_is_what_a_checkpoint_has(store: Store) -> None:
 
     state = state_of(store)
 
-    exported = [reference._parameters.table("deep").export_shard(shard) for shard in range(64)]
+    exported = [
+        reference.engine.parameters.table("deep").export_shard(shard) for shard in range(64)
+    ]
     saved = {
         int(key): (weights, rows.state[i])
         for rows in exported
@@ -65,7 +67,7 @@ def test_state_is_what_a_checkpoint_has(store: Store) -> None:
         weights, own = saved.get(key, (new.weights[i], new.state[i]))
         np.testing.assert_array_equal(rows.weights[i], weights)
         np.testing.assert_array_equal(rows.state[i], own)
-    piece = reference._parameters.block("tower").export()
+    piece = reference.engine.parameters.block("tower").export()
     np.testing.assert_array_equal(state.blocks["tower"].weights, piece.weights)
     np.testing.assert_array_equal(state.blocks["tower"].element_state, piece.element_state)
     np.testing.assert_array_equal(state.blocks["tower"].scalars, piece.scalars)
@@ -222,10 +224,10 @@ def test_chunks_of_gradients_and_of_state_are_not_one_push() -> None:
 
     store = joined(in_process())
     push = push_id(sequence=0)
-    store.push_chunk(PushChunk([], [], 0, 2), push).result()
+    store.engine.push_chunk(PushChunk([], [], 0, 2), push).result()
 
     with pytest.raises(ProtocolError, match="chunks of gradients, and others of state"):
-        store.push_chunk(StateChunk([], [], 1, 2), push).result()
+        store.engine.push_chunk(StateChunk([], [], 1, 2), push).result()
 
 
 def test_state_whose_calls_are_lost_or_come_twice_arrives_once(

@@ -49,7 +49,7 @@ def read(target: Path) -> dict[str, Any]:
     store = ParameterStore()
     store.load(str(target))
     for name in checkpoint.tables:
-        table = store._parameters.table(name)
+        table = store.engine.parameters.table(name)
         rows = [table.export_shard(shard) for shard in table.shards]
         stored = {
             int(key): (each.weights[i].tobytes(), each.state[i].tobytes())

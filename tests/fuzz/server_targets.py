@@ -120,7 +120,7 @@ def rpc(_: Path) -> Target:
         return b"".join(parts)
 
     def check(data: bytes) -> bytes:
-        handlers, accepted, at = Handlers(new_store()), 0, 0
+        handlers, accepted, at = Handlers(new_store().engine), 0, 0
         while at < len(data):
             call, size = calls[data[at]], int.from_bytes(data[at + 1 : at + 5], "little")
             at += 5 + size

@@ -99,7 +99,7 @@ def test_next_job_goes_on_from_the_parameters_of_the_last_one() -> None:
         with worker_run(store, small_model(), job("async", *settings)) as run:
             run.start(batches)
             run.leave()
-        store.begin_job()
+        store.engine.begin_job()
 
     train(RARE[0])
     train(RARE[1])

@@ -129,7 +129,7 @@ def test_server_that_sees_other_storage_than_the_worker_says_so(
     def elsewhere(url: str, token: str) -> Folder:
         return shared_folder(f"memory://elsewhere-{token}", token)
 
-    monkeypatch.setattr("ps_server.store.shared_folder", elsewhere)
+    monkeypatch.setattr("ps_server.engine.engine.shared_folder", elsewhere)
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)
@@ -185,7 +185,7 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)
-        save_share = servers.stores[1].save_share
+        save_share = servers.stores[1].engine.save_share
 
         def save_late(folder: str, token: str, inference: None) -> Share:
             has_failed.wait(10)
@@ -194,8 +194,8 @@ def test_what_a_failed_save_wrote_is_removed_when_no_server_writes_any_more(
             has_ended.set()
             return share
 
-        monkeypatch.setattr(servers.stores[0], "save_share", fail)
-        monkeypatch.setattr(servers.stores[1], "save_share", save_late)
+        monkeypatch.setattr(servers.stores[0].engine, "save_share", fail)
+        monkeypatch.setattr(servers.stores[1].engine, "save_share", save_late)
 
         with pytest.raises(CheckpointError, match="no space"):
             store.save(SaveRequest(url=str(tmp_path / "model")))
@@ -212,11 +212,11 @@ def test_process_without_its_place_publishes_nothing(tmp_path: Path) -> None:
         declare(paused)
         paused.confirm_place(0)
         for store in servers.stores:
-            store.lose([0])
+            store.engine.lose([0])
         # Saved while it has lost the place, and before another one has it: it is back.
         paused.save(SaveRequest(url=str(tmp_path / "epoch-1")))
         for store in servers.stores:
-            store.lose([0])
+            store.engine.lose([0])
         successor.join(0, 6, terms={}, lease=lease).result()
 
         with pytest.raises(ProtocolError, match="is another process by now"):

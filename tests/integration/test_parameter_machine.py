@@ -220,7 +220,7 @@ class Parameters(RuleBasedStateMachine):
         return {
             key: tuple(counted)
             for store in self.stores
-            for key, counted in read(store._parameters.table(table)).items()
+            for key, counted in read(store.engine.parameters.table(table)).items()
         }
 
 

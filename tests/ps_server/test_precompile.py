@@ -83,7 +83,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
         push = through(
             PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=0, shard_map_epoch=1)
         )
-        store.push_chunk(push.chunk, push_id, at=0).result()
+        store.engine.push_chunk(push.chunk, push_id, at=0).result()
     pull = through(
         PULL_SPARSE.request,
         PullSparse(keys={"t": keys}, missing=Missing.ZEROS, at=1, shard_map_epoch=1),
@@ -123,7 +123,7 @@ def admit_keys(admission: AdmissionSpec) -> None:
         grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
         sparse = [(name, grad) for name in ("first", "second")]
         request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id, shard_map_epoch=1)
-        store.push_chunk(through(PUSH_GRAD.request, request).chunk, push_id).result()
+        store.engine.push_chunk(through(PUSH_GRAD.request, request).chunk, push_id).result()
     assert store.status().tables["second"].rows == keys.size
 
 
@@ -206,7 +206,7 @@ class WatchedKernels(Kernels):
 def test_kernels_of_a_table_are_compiled_before_it_is_there_in_a_thread():
     store = ParameterStore()
     kernels = WatchedKernels(store)
-    handlers = Handlers(store, kernels=kernels)
+    handlers = Handlers(store.engine, kernels=kernels)
     spec = table_of("momentum")
 
     assert handlers.work(CREATE_TABLE, spec) == math.inf
@@ -235,7 +235,7 @@ def test_table_is_not_ready_while_its_kernels_are_compiled(monkeypatch):
 
 
 def test_unknown_optimizer_is_refused_and_compiles_nothing():
-    handlers = Handlers(ParameterStore(), kernels=Kernels())
+    handlers = Handlers(ParameterStore().engine, kernels=Kernels())
     spec = replace(table_of("adam"), optimizer=OptimizerSpec(name="nadam", params={}))
 
     assert handlers.work(CREATE_TABLE, spec) == 0
@@ -245,7 +245,7 @@ def test_unknown_optimizer_is_refused_and_compiles_nothing():
 
 @pytest.mark.parametrize("threshold", [math.nan, math.inf])
 def test_impossible_admission_is_refused_and_compiles_nothing(threshold: float) -> None:
-    handlers = Handlers(ParameterStore(), kernels=Kernels())
+    handlers = Handlers(ParameterStore().engine, kernels=Kernels())
     admission = AdmissionSpec(threshold=threshold, counter="bloom", expected_keys=9)
     spec = replace(table_of("adam"), statistics=StatisticsSpec(), admission=admission)
 

@@ -148,14 +148,14 @@ def test_bad_push_in_chunks_is_refused_again(again: int, at: int | None) -> None
         PushChunk(sparse=[("deep", grad)], dense=[], chunk=number, num_chunks=2)
         for number, grad in enumerate((good, bad))
     ]
-    store.push_chunk(chunks[0], push, at=at).result()
+    store.engine.push_chunk(chunks[0], push, at=at).result()
     with pytest.raises(GradientError, match="not finite"):
-        store.push_chunk(chunks[1], push, at=at)
+        store.engine.push_chunk(chunks[1], push, at=at)
 
     with pytest.raises(GradientError, match="not finite"):
-        store.push_chunk(chunks[again], push, at=at)
+        store.engine.push_chunk(chunks[again], push, at=at)
 
-    assert store.waiting() == []
+    assert store.engine.job.waiting() == []
     store.push_grad(push_of(), push_id(), at=at)
     assert store.digest() == trained_once()
 
@@ -380,7 +380,9 @@ def test_digests_of_servers_are_those_of_the_whole_store() -> None:
     tower = np.empty(6, np.float32)
     whole.pull_dense({"tower": tower})
     digests = {
-        shard: digest for server in servers for shard, digest in server.shard_digests().items()
+        shard: digest
+        for server in servers
+        for shard, digest in server.engine.parameters.shard_digests().items()
     }
     assert model_digest({"tower": tower}, digests) == whole.digest()
     with pytest.raises(ProtocolError, match="cannot see the whole model"):
@@ -393,13 +395,13 @@ def test_next_job_finds_the_parameters_and_no_workers() -> None:
     store.push_grad(push_of(), push_id(1), at=0)
     store.leave(0, step=1)
     store.leave(1, step=1)
-    assert store.all_left()
+    assert store.engine.job.all_left()
     before = store.digest()
 
-    store.begin_job()
+    store.engine.begin_job()
 
     assert store.digest() == before
-    assert not store.all_left()
+    assert not store.engine.job.all_left()
     status = store.status()
     assert (status.version, status.examples, status.left) == (0, {}, frozenset())
     assert status.staleness == Staleness()
@@ -411,10 +413,10 @@ def test_store_is_over_when_the_last_worker_has_left() -> None:
 
     store.leave(1, step=0)
     store.leave(1, step=0)  # sent again
-    assert not store.all_left()
+    assert not store.engine.job.all_left()
     store.leave(0, step=0)
 
-    assert store.all_left()
+    assert store.engine.job.all_left()
 
 
 def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
@@ -437,7 +439,7 @@ def test_push_that_could_not_be_applied_leaves_steps_as_they_were(monkeypatch) -
     def no_memory(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(store._parameters.table("deep"), "push", no_memory)
+    monkeypatch.setattr(store.engine.parameters.table("deep"), "push", no_memory)
     with pytest.raises(MemoryError):
         store.push_grad(Gradients({"deep": rows(3)}), push_id())
 

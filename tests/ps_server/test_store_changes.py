@@ -69,7 +69,7 @@ def test_next_job_gets_all_rows() -> None:
     before = store.digest()
     assert num_changed(store, 1) == 50
 
-    store.begin_job()
+    store.engine.begin_job()
 
     assert [num_changed(store, worker) for worker in range(2)] == [50, 50]
     assert store.digest() == before
@@ -85,7 +85,7 @@ def test_record_takes_memory_of_its_own() -> None:
 def test_push_during_a_pull_of_changes_is_not_in_its_version(monkeypatch) -> None:
     """The rows may have more than the version says, never less."""
     store = trained(RECORDING)
-    table = store._parameters.table("t")
+    table = store.engine.parameters.table("t")
     take = table.take_changed
 
     def push_and_take(worker: int, max_rows: int):

@@ -342,7 +342,7 @@ def test_a_failed_save_gives_its_passes_and_removals_to_the_next(
 
     store.shrink()
     with monkeypatch.context() as patch:
-        patch.setattr("ps_server.store.write_share", fail)
+        patch.setattr("ps_server.engine.engine.write_share", fail)
         with pytest.raises(KeyError):
             store.save(SaveRequest(url=str(tmp_path / "1"), base=base))
     store.shrink()

@@ -29,9 +29,9 @@ class HeldStep:
         self._may_end = threading.Event()
         self._error: BaseException | None = None
         self._threads = threads
-        self._apply = self.store._parameters.apply
+        self._apply = self.store.engine.parameters.apply
         self.num_applied = 0
-        monkeypatch.setattr(self.store._parameters, "apply", self._apply_when_told)
+        monkeypatch.setattr(self.store.engine.parameters, "apply", self._apply_when_told)
 
     def _apply_when_told(self, gradients: Gradients, source: int, *, step: int) -> None:
         self.has_begun.set()
@@ -103,7 +103,7 @@ def test_status_and_arrivals_are_answered_while_a_step_is_applied(held: HeldStep
     assert not now.rows["wide"].any()
     assert is_pending(barrier)
     assert not push.done()
-    assert not held.store.all_left()
+    assert not held.store.engine.job.all_left()
 
 
 def test_pull_of_the_next_version_waits_until_its_step_is_applied(held: HeldStep) -> None:
@@ -160,19 +160,19 @@ def test_snapshot_has_a_step_as_a_whole(held: HeldStep, tmp_path: Path) -> None:
     assert loaded.digest() == saved_digest
 
 
-@pytest.mark.parametrize(("at", "record"), [(None, "note_applied"), (0, "step_applied")])
+@pytest.mark.parametrize(("at", "record"), [(None, "arrival_applied"), (0, "step_applied")])
 def test_no_snapshot_is_taken_between_a_change_and_its_record(
     at: int | None, record: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = in_process(wait_limit_s=0.001)
-    recorded = getattr(store._coordinator, record)
+    recorded = getattr(store.engine.job.pushes, record)
 
-    def record_after_a_snapshot(change: object) -> None:
+    def record_after_a_snapshot(change: object) -> object:
         with pytest.raises(WaitTimeoutError):
-            store.snapshot("token")
-        recorded(change)
+            store.engine.snapshot("token")
+        return recorded(change)
 
-    monkeypatch.setattr(store._coordinator, record, record_after_a_snapshot)
+    monkeypatch.setattr(store.engine.job.pushes, record, record_after_a_snapshot)
 
     assert store.push_grad(random_gradients(0), push_id(), at=at).result() == 1
 
@@ -182,14 +182,14 @@ def test_leave_returns_when_the_steps_that_it_completes_are_applied(held: HeldSt
     leave = held.start(lambda: held.store.leave(1, step=0))
     assert held.has_begun.wait(LIMIT_S)
     last = held.start(lambda: held.store.leave(0, step=1))
-    assert not held.store.all_left()
+    assert not held.store.engine.job.all_left()
 
     held.end()
 
     for call in (leave, last):
         call.result(LIMIT_S)
     assert held.store.status().version == 1
-    assert held.store.all_left()
+    assert held.store.engine.job.all_left()
 
 
 def test_leave_waits_for_a_step_that_another_call_applies(held: HeldStep) -> None:
@@ -224,7 +224,7 @@ def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Pat
 
 def test_large_steps_are_applied_in_the_executor(held: HeldStep, threads) -> None:
     """The caller, an event loop, is never held: the push is answered later."""
-    held.store.apply_steps_in(threads, inline_values=0)
+    held.store.engine.apply_steps_in(threads, inline_values=0)
     first = held.store.push_grad(random_gradients(0), push_id(0), at=0)
     second = held.store.push_grad(random_gradients(1), push_id(1), at=0)
     assert held.has_begun.wait(LIMIT_S)
@@ -239,7 +239,7 @@ def test_large_steps_are_applied_in_the_executor(held: HeldStep, threads) -> Non
 def test_step_that_fails_in_the_executor_is_logged_and_raised(
     held: HeldStep, threads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held.store.apply_steps_in(threads, inline_values=0)
+    held.store.engine.apply_steps_in(threads, inline_values=0)
     for worker in range(2):
         push = held.store.push_grad(random_gradients(worker), push_id(worker), at=0)
 
@@ -254,7 +254,7 @@ def test_step_that_completes_while_another_is_applied_follows_it_in_the_executor
     held: HeldStep,
 ) -> None:
     with ThreadPoolExecutor(1) as executor:
-        held.store.apply_steps_in(executor, inline_values=0)
+        held.store.engine.apply_steps_in(executor, inline_values=0)
         for step in range(2):
             for worker in range(2):
                 held.store.push_grad(random_gradients(worker), push_id(worker, step), at=step)
@@ -267,7 +267,7 @@ def test_step_that_completes_while_another_is_applied_follows_it_in_the_executor
 
 def test_small_steps_are_applied_by_the_call_that_completes_them(threads) -> None:
     store = in_process()
-    store.apply_steps_in(threads, inline_values=10_000)
+    store.engine.apply_steps_in(threads, inline_values=10_000)
 
     push = store.push_grad(random_gradients(0), push_id(0), at=0)
 
@@ -283,9 +283,9 @@ def test_push_in_chunks_is_a_push() -> None:
     assert len(others) > 2
 
     for chunk in others:
-        assert store.push_chunk(chunk, push_id(sequence=0)).result() == 0
+        assert store.engine.push_chunk(chunk, push_id(sequence=0)).result() == 0
     assert store.status().examples == {}
-    assert store.push_chunk(first, push_id(sequence=0)).result() == 1
+    assert store.engine.push_chunk(first, push_id(sequence=0)).result() == 1
 
     assert store.digest() == whole.digest()
     assert store.status().examples == whole.status().examples
@@ -295,13 +295,13 @@ def test_chunks_of_the_last_job_are_forgotten() -> None:
     store = in_process()
     first, *others = split_push(random_gradients(0), 500)
     for chunk in others:
-        store.push_chunk(chunk, push_id(sequence=0))
+        store.engine.push_chunk(chunk, push_id(sequence=0))
 
-    store.begin_job()
+    store.engine.begin_job()
 
-    assert store.push_chunk(first, push_id(sequence=0)).result() == 0
+    assert store.engine.push_chunk(first, push_id(sequence=0)).result() == 0
     with pytest.raises(ProtocolError, match="this job has 1 worker"):
-        store.push_chunk(first, push_id(worker=1))
+        store.engine.push_chunk(first, push_id(worker=1))
 
 
 def test_abort_while_a_step_is_applied_tells_who_waits_its_reason(held: HeldStep) -> None:
@@ -324,7 +324,7 @@ def test_step_for_which_there_is_no_thread_fails_for_all(held: HeldStep) -> None
             raise RuntimeError("can't start new thread")
 
     held.end()
-    held.store.apply_steps_in(NoThreads(1), inline_values=0)
+    held.store.engine.apply_steps_in(NoThreads(1), inline_values=0)
     held.push(0, 0).result(LIMIT_S)
     waiting = held.store.wait_version(1)
 
@@ -341,7 +341,7 @@ def test_workers_leave_a_job_that_was_aborted(held: HeldStep) -> None:
     for worker in range(2):
         held.store.leave(worker, step=0)
 
-    assert held.store.all_left()
+    assert held.store.engine.job.all_left()
 
 
 def test_worker_that_has_left_cannot_abort_the_job(held: HeldStep) -> None:

@@ -39,7 +39,7 @@ def store_with(**settings: object) -> ParameterStore:
 def push(store: ParameterStore, start: int, stop: int, at: int | None = None) -> None:
     keys = np.arange(start, stop, dtype=np.uint64)
     counts: Counts | None = None
-    if store._parameters.table("t").spec.statistics is not None:
+    if store.engine.parameters.table("t").spec.statistics is not None:
         counts = np.ones((keys.size, 2), np.uint32)
     grad = SparseGrad(keys, np.ones((keys.size, DIM), np.float32), 1, counts)
     store.push_grad(Gradients({"t": grad}), push_id(), at=at).result()
@@ -140,7 +140,7 @@ def test_candidates_count() -> None:
 
 def test_store_without_a_limit_takes_everything() -> None:
     store = ParameterStore()
-    store.create_table(store_with()._parameters.table("t").spec)
+    store.create_table(store_with().engine.parameters.table("t").spec)
 
     push(store, 0, 100_000)
 

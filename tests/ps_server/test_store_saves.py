@@ -174,7 +174,7 @@ def test_load_comes_between_two_pushes(tmp_path: Path) -> None:
     """A push that is being applied would leave its second half in what was loaded."""
     store, url = twin_store(), str(tmp_path / "c")
     store.save(SaveRequest(url=url))
-    first = store._parameters.table("first")
+    first = store.engine.parameters.table("first")
 
     with ThreadPoolExecutor(1) as threads:
         loads: list[Future[None]] = []
@@ -211,10 +211,10 @@ def test_load_leaves_nothing_of_a_checkpoint_that_was_loaded_before(tmp_path: Pa
 def test_part_is_saved_of_a_snapshot_alone(tmp_path: Path) -> None:
     """As when a server was restarted between the two calls of a save."""
     store = in_process()
-    store.snapshot("some token")
+    store.engine.snapshot("some token")
 
     with pytest.raises(ProtocolError, match=r"no snapshot 'another token'.*save again"):
-        store.save_share(str(tmp_path), "another token")
+        store.engine.save_share(str(tmp_path), "another token")
 
 
 def test_status_tells_what_the_last_save_cost(tmp_path: Path) -> None:

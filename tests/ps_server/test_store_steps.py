@@ -119,7 +119,7 @@ def test_any_order_of_calls_gives_the_same_model(
     status = store.status()
     assert status == expected.status()
     assert status.version == sum(max(own) for own in zip(*passes, strict=True))
-    assert store.all_left()
+    assert store.engine.job.all_left()
 
 
 @pytest.mark.parametrize("num_workers", [2, 4])

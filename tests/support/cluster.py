@@ -86,7 +86,9 @@ class Cluster:
     ) -> tuple[Server, int]:
         async def start() -> tuple[Server, int]:
             own = ServerSettings(grace_s=0.0, **settings)
-            server = Server(store, own, address=address, backlog=backlog, credentials=credentials)
+            server = Server(
+                store.engine, own, address=address, backlog=backlog, credentials=credentials
+            )
             return server, await server.start()
 
         server, port = self._loop.run(start())
@@ -104,7 +106,7 @@ class Cluster:
         transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
-        for worker in range(self.stores[0].members.total if joins else 0):
+        for worker in range(self.stores[0].engine.members.total if joins else 0):
             client.join(worker, INCARNATION, terms={}).result()
         return client
 

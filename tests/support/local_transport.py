@@ -83,7 +83,7 @@ class LocalTransport:
         if self.joins:
             for store in self.stores:
                 joined(store)
-        self._handlers = [Handlers(store) for store in self.stores]
+        self._handlers = [Handlers(store.engine) for store in self.stores]
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
@@ -111,7 +111,7 @@ class LocalTransport:
 def joined_client(transport: LocalTransport, **settings: int) -> ClusterClient:
     """Returns a client that has joined as each worker, before the first of `transport.calls`."""
     client = ClusterClient(transport, **settings)
-    for worker in range(transport.stores[0].members.total):
+    for worker in range(transport.stores[0].engine.members.total):
         client.join(worker, INCARNATION, terms={}).result()
     transport.calls.clear()
     return client

@@ -51,5 +51,5 @@ def counted_on(stores: Iterable[ParameterStore], table: str) -> dict[int, Counte
     return {
         key: counted
         for store in stores
-        for key, counted in counted_by(store._parameters.table(table)).items()
+        for key, counted in counted_by(store.engine.parameters.table(table)).items()
     }

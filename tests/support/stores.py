@@ -57,7 +57,7 @@ def in_process(**settings) -> ParameterStore:
 
 def joined(store: ParameterStore) -> ParameterStore:
     """Returns a store whose workers have joined."""
-    for worker in range(store.members.total):
+    for worker in range(store.engine.members.total):
         store.join(worker, INCARNATION, terms={}).result()
     return store
 

@@ -54,18 +54,18 @@ def last_segment(folder: Path) -> Path:
 
 def begun_log(folder: Path, store: ParameterStore) -> tuple[Handlers, UpdateLog]:
     """Returns the handlers of a store that log its calls."""
-    handlers = Handlers(store)
-    head = state_records(store, handlers.completed(), base="")
+    handlers = Handlers(store.engine)
+    head = state_records(store.engine.state(), handlers.completed(), base="")
     log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
-    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    handlers.engine.journal = UpdateJournal(log, handlers.completed, wait_limit_s=LIMIT_S)
     return handlers, log
 
 
 def recovered(folder: Path, store: ParameterStore) -> Handlers:
     """Returns the handlers of an empty store after a recovery from the log."""
-    handlers = Handlers(store)
+    handlers = Handlers(store.engine)
     recover(
-        store,
+        store.engine,
         read_log(folder),
         replay=handlers.replay,
         restore_completed=handlers.restore_completed,

@@ -1,7 +1,7 @@
 """Metrics of a server for Prometheus, read at each scrape from what the server counts anyhow.
 
     service --CallCounts--.
-    store   --status()-----+--> ServerMetrics.collect --> /metrics
+    engine  --status()-----+--> ServerMetrics.collect --> /metrics
     update log, backlog ---'
 
 Names of calls are those of OpenTelemetry's semantic conventions for RPC where these have one
@@ -24,10 +24,10 @@ from prometheus_client.registry import Collector
 
 from protos.store import Staleness, StoreStatus, TableStatus, WorkerState
 from protos.wire.calls import SERVICE
+from ps_server.engine.engine import Engine
 from ps_server.rpc.backlog import Backlog
 from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
 from ps_server.rpc.recovery import Replayed
-from ps_server.store import ParameterStore
 
 TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
     "rows": ("Rows.", lambda table: table.rows),
@@ -82,7 +82,7 @@ class ServerMetrics(Collector):
 
     def __init__(
         self,
-        store: ParameterStore,
+        engine: Engine,
         calls: Mapping[str, CallCounts],
         backlog: Backlog,
         log: Callable[[], LogFigures | None],
@@ -93,14 +93,14 @@ class ServerMetrics(Collector):
         """Reads nothing yet.
 
         Args:
-            store: Of the server.
+            engine: Of the server.
             calls: Its counts, by name of the RPC.
             backlog: Of its service.
             log: Returns its update log; None: it has none.
             replayed: Returns what its recovery took; None: there was none.
             per_worker: Whether to make metrics with a label for the worker.
         """
-        self._store = store
+        self._engine = engine
         self._calls = calls
         self._backlog = backlog
         self._log = log
@@ -109,8 +109,8 @@ class ServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics as of now."""
-        status = self._store.status()
-        yield from _of_job(status, self._store.members.total)
+        status = self._engine.status()
+        yield from _of_job(status, self._engine.members.total)
         yield from _of_tables(status.tables)
         yield from _of_saves(status)
         yield from self._of_calls()

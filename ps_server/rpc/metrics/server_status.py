@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 
 from protos.metrics.status import Series, Status, Table, Value
+from protos.role import Members
 from protos.store import StoreStatus
+from ps_server.engine.engine import Engine
 from ps_server.rpc.metrics.call_metrics import CallCounts
 from ps_server.rpc.metrics.hot_keys import HotKeys
-from ps_server.store import ParameterStore
 
 MIB = 2**20
 NUM_HOT_KEYS = 10
@@ -18,19 +19,19 @@ _TABLE_COLUMNS = (
 
 
 def server_status(
-    store: ParameterStore, calls: Mapping[str, CallCounts], hot_keys: HotKeys | None
+    engine: Engine, calls: Mapping[str, CallCounts], hot_keys: HotKeys | None
 ) -> Status:
     """Returns the status of a server as of now.
 
     Args:
-        store: The server's.
+        engine: The server's.
         calls: Its counts, by name of the RPC.
         hot_keys: Those of its pulls; None: nobody has counted them.
     """
-    status, shards = store.status(), store.shard_map
+    status, owner = engine.status(), engine.owner
     num_calls = {name: _num_calls(counts) for name, counts in calls.items()}
     return Status(
-        title=f"ctr-ps server {store.server_index} of {shards.num_servers}",
+        title=f"ctr-ps server {owner.server_index} of {owner.num_servers}",
         figures={
             "version": status.version,
             "batches": status.batches,
@@ -54,7 +55,7 @@ def server_status(
             Series(name="staleness, total a second", value=status.staleness.total, kind="rate"),
         ],
         tables=[
-            _workers(store, status),
+            _workers(engine.members, status),
             _tables(status),
             Table(
                 title="Calls",
@@ -75,7 +76,7 @@ def server_status(
                 ],
             ),
         ],
-        fault=store.failure,
+        fault=engine.job.failure,
     )
 
 
@@ -90,14 +91,14 @@ def _save_figures(status: StoreStatus) -> dict[str, Value]:
     }
 
 
-def _workers(store: ParameterStore, status: StoreStatus) -> Table:
+def _workers(members: Members, status: StoreStatus) -> Table:
     rows: list[list[Value]] = []
     behind = status.steps_behind()
-    for worker in range(store.members.total):
+    for worker in range(members.total):
         progress = status.progress.get(worker)
         rows.append(
             [
-                store.members.name(worker),
+                members.name(worker),
                 str(status.state_of(worker)),
                 None if progress is None else progress.step,
                 behind.get(worker),

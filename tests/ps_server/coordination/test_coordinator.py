@@ -16,6 +16,7 @@ from protos.errors import (
     JobError,
     LostPushesError,
     NoMemoryError,
+    PlaceLostError,
     ProtocolError,
     WaitTimeoutError,
 )
@@ -36,7 +37,9 @@ from protos.store import (
 )
 from ps_server.coordination.coordinator import Coordinator
 from ps_server.coordination.job_state import WaitingArrival
+from ps_server.coordination.pending_calls import answer_all
 from ps_server.coordination.push_ledger import progress_of
+from ps_server.coordination.steps import CompleteStep
 from tests.support.stores import INCARNATION, member
 
 
@@ -49,9 +52,19 @@ def workers_of(num_workers: int, wait_limit_s: float = 10.0, *, num_heter: int =
 
 
 def apply_on_arrival(workers: Coordinator, push_id: PushId) -> None:
-    workers.begin_arrival(push_id)
-    workers.note_applied(push_id)
-    workers.end_arrival(push_id)
+    workers.pushes.begin_arrival(push_id)
+    answer_all(workers.pushes.arrival_applied(push_id))
+
+
+def enter_part(workers: Coordinator, push_id: PushId, step: int = 0) -> CompleteStep | None:
+    """Enters a worker's part of a step, and returns the step to be applied then."""
+    return workers.pushes.enter_part(Gradients(), push_id, step).complete
+
+
+def heard(workers: Coordinator, who: Member) -> None:
+    """A process calls."""
+    if not workers.admit(who):
+        workers.bring_back(who)
 
 
 def push_id(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> PushId:
@@ -69,7 +82,7 @@ def push_id(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> PushId:
 def test_call_is_answered_without_the_lock() -> None:
     """The answer asks for what needs the lock."""
     workers = workers_of(1)
-    waiting = workers.at_version(1, lambda: workers.status({}, None).version)
+    waiting = workers.pushes.at_version(1, lambda: workers.status({}, None).version)
 
     apply_on_arrival(workers, push_id())
 
@@ -78,7 +91,7 @@ def test_call_is_answered_without_the_lock() -> None:
 
 def test_call_that_gave_up_is_forgotten() -> None:
     workers = workers_of(2, wait_limit_s=0.001)
-    waiting = workers.at_version(1, lambda: pytest.fail("answered"))
+    waiting = workers.pushes.at_version(1, lambda: pytest.fail("answered"))
 
     with pytest.raises(WaitTimeoutError, match=r"version 1 .* step 0 .* workers \[0, 1\]"):
         waiting.result()
@@ -87,7 +100,7 @@ def test_call_that_gave_up_is_forgotten() -> None:
 
 def test_call_that_was_cancelled_is_forgotten_by_the_next_change() -> None:
     workers = workers_of(1)
-    waiting = workers.at_version(5, lambda: None)
+    waiting = workers.pushes.at_version(5, lambda: None)
     assert isinstance(waiting, WaitingFuture)
     remembered = weakref.ref(waiting)
 
@@ -103,11 +116,10 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
     workers = workers_of(2)
 
     for worker in range(2):
-        workers.push_part(Gradients(), push_id(worker, batches=1 + worker), 0)
-    step = workers.take_complete_step()
+        step = enter_part(workers, push_id(worker, batches=1 + worker))
     before = workers.applied()
     assert step is not None
-    workers.step_applied(step)
+    workers.pushes.step_applied(step)
 
     assert before == Applied()
     after = workers.applied()
@@ -116,36 +128,33 @@ def test_part_of_a_step_is_progress_when_the_step_is_applied() -> None:
 
 
 def test_pushes_that_were_acknowledged_and_are_missing_are_an_error() -> None:
-    workers = workers_of(2)
-    apply_on_arrival(workers, push_id())
-    process = Member(0, push_id().incarnation)
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    apply_on_arrival(workers, replace(push_id(), incarnation=INCARNATION))
 
-    workers.require_acknowledged(process, Acknowledged(pushes=1))
+    assert workers.admit(member(0), Acknowledged(pushes=1))
 
     with pytest.raises(LostPushesError, match=r"acknowledged to it: 2 pushes, there: 1"):
-        workers.require_acknowledged(process, Acknowledged(pushes=2))
+        workers.admit(member(0), Acknowledged(pushes=2))
     with pytest.raises(LostPushesError, match=r"acknowledged to it: 1 push, there: 0"):
-        workers.require_acknowledged(Member(1, 5), Acknowledged(pushes=1))
+        workers.admit(member(1), Acknowledged(pushes=1))
 
 
 def test_parts_of_steps_that_were_acknowledged_and_are_missing_are_an_error() -> None:
-    workers = workers_of(2)
-    workers.push_part(Gradients(), push_id(), 0)
-    process = Member(0, push_id().incarnation)
+    workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
+    enter_part(workers, replace(push_id(), incarnation=INCARNATION))
 
-    workers.require_acknowledged(process, Acknowledged(steps=1))
+    assert workers.admit(member(0), Acknowledged(steps=1))
 
     with pytest.raises(LostPushesError, match="part of step 1 was acknowledged"):
-        workers.require_acknowledged(process, Acknowledged(steps=2))
+        workers.admit(member(0), Acknowledged(steps=2))
 
 
 def test_push_is_progress_when_it_is_applied() -> None:
     workers = workers_of(1)
-    workers.begin_arrival(push_id())
+    workers.pushes.begin_arrival(push_id())
     assert workers.applied() == Applied()
 
-    workers.note_applied(push_id())
-    workers.end_arrival(push_id())
+    answer_all(workers.pushes.arrival_applied(push_id()))
 
     after = workers.applied()
     assert (after.version, after.batches) == (1, 1)
@@ -154,30 +163,28 @@ def test_push_is_progress_when_it_is_applied() -> None:
 
 def test_push_that_was_abandoned_does_not_count() -> None:
     workers = workers_of(1)
-    workers.begin_arrival(push_id())
+    workers.pushes.begin_arrival(push_id())
 
-    workers.abandon_arrival(push_id())
+    workers.pushes.abandon_arrival(push_id())
 
     assert workers.applied() == Applied()
-    workers.push_part(Gradients(), push_id(), 0)
+    enter_part(workers, push_id())
 
 
 def test_calls_wait_until_a_complete_step_is_applied() -> None:
     """Pulls of its version and barriers behind it; and no other is taken meanwhile."""
     workers = workers_of(2)
-    pull = workers.at_version(1, lambda: workers.version)
+    pull = workers.pushes.at_version(1, lambda: workers.pushes.version)
     for worker in range(2):
-        workers.push_part(Gradients(), push_id(worker), 0)
-    step = workers.take_complete_step()
-    barriers = [workers.barrier("b", worker, step=1) for worker in range(2)]
-    waiting = [pull, workers.when_applied(), *barriers]
+        step = enter_part(workers, push_id(worker))
+    barriers = [workers.rendezvous.barrier("b", worker, step=1) for worker in range(2)]
+    waiting = [pull, workers.pushes.when_applied(), *barriers]
 
     assert step is not None
-    assert workers.take_complete_step() is None
+    assert workers.pushes.take_complete_step() is None
     assert workers.status({}, None).version == 0
     assert not any(isinstance(call, WaitingFuture) and call.done() for call in waiting)
-    workers.step_applied(step)
-    workers.answer_ready()
+    answer_all(workers.pushes.step_applied(step).answers)
 
     assert [call.result() for call in waiting] == [1, 1, 1, 1]
 
@@ -185,28 +192,26 @@ def test_calls_wait_until_a_complete_step_is_applied() -> None:
 def test_pull_of_a_later_version_does_not_hide_that_a_step_was_applied() -> None:
     """It comes when the version is new and those who wait for it are still to be answered."""
     workers = workers_of(2, wait_limit_s=0.001)
-    pull = workers.at_version(1, lambda: workers.version)
+    pull = workers.pushes.at_version(1, lambda: workers.pushes.version)
     for worker in range(2):
-        workers.push_part(Gradients(), push_id(worker), 0)
-    step = workers.take_complete_step()
+        step = enter_part(workers, push_id(worker))
     assert step is not None
-    workers.step_applied(step)
+    applied = workers.pushes.step_applied(step)
 
-    workers.at_version(2, lambda: None)
-    workers.answer_ready()
+    workers.pushes.at_version(2, lambda: None)
+    answer_all(applied.answers)
 
     assert pull.result() == 1
 
 
 def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
     workers = workers_of(1, wait_limit_s=0.001)
-    workers.push_part(Gradients(), push_id(), 0)
-    workers.take_complete_step()
+    assert enter_part(workers, push_id()) is not None
 
     with pytest.raises(WaitTimeoutError, match="step 0 is still being applied; see the server's"):
-        workers.at_version(1, lambda: None).result()
+        workers.pushes.at_version(1, lambda: None).result()
     with pytest.raises(WaitTimeoutError, match="all workers came, but steps were not applied"):
-        workers.barrier("b", 0, step=1).result()
+        workers.rendezvous.barrier("b", 0, step=1).result()
 
 
 @pytest.mark.parametrize(
@@ -228,56 +233,55 @@ def test_step_that_could_not_be_applied_fails_every_call(
     error: Exception, raised: type[CtrPsError], text: str
 ) -> None:
     workers = workers_of(2)
-    pull = workers.at_version(1, lambda: pytest.fail("answered"))
-    workers.push_part(Gradients(), push_id(0), 0)
-    barrier = workers.barrier("b", 1, step=0)
-    step = workers.take_complete_step()
+    pull = workers.pushes.at_version(1, lambda: pytest.fail("answered"))
+    enter_part(workers, push_id(0))
+    barrier = workers.rendezvous.barrier("b", 1, step=0)
+    step = workers.pushes.take_complete_step()
     assert step is not None
 
     workers.step_failed(step, error)
 
     later = [
-        lambda: workers.at_version(1, lambda: None),
-        lambda: workers.push_part(Gradients(), push_id(0), 1),
-        lambda: workers.begin_arrival(push_id()),
-        lambda: workers.barrier("b", 0, step=1),
-        lambda: workers.advance(0, 1, at_least=0),
-        lambda: workers.at_version(None, lambda: None),
+        lambda: workers.pushes.at_version(1, lambda: None),
+        lambda: enter_part(workers, push_id(0), 1),
+        lambda: workers.pushes.begin_arrival(push_id()),
+        lambda: workers.rendezvous.barrier("b", 0, step=1),
+        lambda: workers.rendezvous.advance(0, 1, at_least=0),
+        lambda: workers.pushes.at_version(None, lambda: None),
         workers.applied,
     ]
     for call in (pull.result, barrier.result, *later):
         with pytest.raises(raised, match=text):
             call()
-    assert workers.take_complete_step() is None
+    assert workers.pushes.take_complete_step() is None
     assert workers.status({}, None).version == 0
 
 
 def test_chunk_of_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="this job has 1 worker"):
-        workers_of(1).assemble(PushChunk([], [], 0, 2), push_id(3))
+        workers_of(1).pushes.take(PushChunk([], [], 0, 2), push_id(3), None)
 
 
 def test_push_that_comes_again_is_applied_once_and_answered() -> None:
     workers = workers_of(1)
     apply_on_arrival(workers, push_id())
 
-    assert not workers.begin_arrival(push_id())
+    assert not workers.pushes.begin_arrival(push_id())
 
-    assert workers.when_pushed(push_id(), None).result() == 1
-    assert workers.version == 1
+    assert workers.pushes.when_pushed(push_id(), None).result() == 1
+    assert workers.pushes.version == 1
     assert workers.status({}, None).examples == {0: 1}
 
 
 def test_push_that_comes_again_while_it_is_applied_is_answered_with_it() -> None:
     workers = workers_of(1)
-    assert workers.begin_arrival(push_id())
+    assert workers.pushes.begin_arrival(push_id())
 
-    assert not workers.begin_arrival(push_id())
-    again = workers.when_pushed(push_id(), None)
+    assert not workers.pushes.begin_arrival(push_id())
+    again = workers.pushes.when_pushed(push_id(), None)
     assert isinstance(again, WaitingFuture)
     assert not again.done()
-    workers.note_applied(push_id())
-    workers.end_arrival(push_id())
+    answer_all(workers.pushes.arrival_applied(push_id()))
 
     assert again.result() == 1
 
@@ -285,14 +289,14 @@ def test_push_that_comes_again_while_it_is_applied_is_answered_with_it() -> None
 def test_push_that_comes_again_while_it_fails_fails_too() -> None:
     """So it does not seem to be applied; its sender may send it once more."""
     workers = workers_of(1)
-    workers.begin_arrival(push_id())
-    again = workers.when_pushed(push_id(), None)
+    workers.pushes.begin_arrival(push_id())
+    again = workers.pushes.when_pushed(push_id(), None)
 
-    workers.abandon_arrival(push_id())
+    workers.pushes.abandon_arrival(push_id())
 
     with pytest.raises(ProtocolError, match="push 0 of worker 0 failed"):
         again.result()
-    assert workers.begin_arrival(push_id())
+    assert workers.pushes.begin_arrival(push_id())
 
 
 CHUNKS = [PushChunk([], [], number, 2) for number in range(2)]
@@ -301,8 +305,8 @@ CHUNKS = [PushChunk([], [], number, 2) for number in range(2)]
 def assembled_workers() -> Coordinator:
     """Returns a coordinator that has all chunks of a push, which is not entered yet."""
     workers = workers_of(1)
-    assert workers.assemble(CHUNKS[0], push_id()) is None
-    assert workers.assemble(CHUNKS[1], push_id()) == CHUNKS
+    assert workers.pushes.take(CHUNKS[0], push_id(), None).result() == 0
+    assert workers.pushes.take(CHUNKS[1], push_id(), None) == CHUNKS
     return workers
 
 
@@ -313,19 +317,16 @@ def test_chunk_that_comes_again_while_its_push_is_checked_is_answered_with_it(
     """As the first chunk of a push, it would be answered at once, even if that one is refused."""
     workers = assembled_workers()
 
-    assert workers.has_push(push_id(), step)
-    again = workers.when_pushed(push_id(), step)
+    again = workers.pushes.take(CHUNKS[0], push_id(), step)
     assert isinstance(again, WaitingFuture)
     assert not again.done()
     if step is None:
         apply_on_arrival(workers, push_id())
     else:
-        workers.push_part(Gradients(), push_id(), step)
-        complete = workers.take_complete_step()
+        complete = enter_part(workers, push_id(), step)
         assert complete is not None
         assert not again.done()
-        workers.step_applied(complete)
-        workers.answer_ready()
+        answer_all(workers.pushes.step_applied(complete).answers)
 
     assert again.result() == 1
     assert workers.waiting() == []
@@ -333,36 +334,34 @@ def test_chunk_that_comes_again_while_its_push_is_checked_is_answered_with_it(
 
 def test_chunk_that_comes_again_while_its_push_is_refused_is_refused() -> None:
     workers = assembled_workers()
-    again = workers.when_pushed(push_id(), None)
+    again = workers.pushes.take(CHUNKS[0], push_id(), None)
 
-    workers.refuse_push(push_id(), GradientError("not finite"))
+    workers.pushes.refuse(push_id(), GradientError("not finite"))
 
     with pytest.raises(GradientError, match="not finite"):
         again.result()
-    assert not workers.has_push(push_id(), None)
+    with pytest.raises(GradientError, match="not finite"):
+        workers.pushes.take(CHUNKS[1], push_id(), None)
     assert workers.waiting() == []
 
 
 def test_part_of_a_step_that_comes_again_counts_once() -> None:
     workers = workers_of(2)
     for _ in range(2):
-        workers.push_part(Gradients(), push_id(0), 0)
-    assert workers.take_complete_step() is None, "the other worker's part is missing"
-    workers.push_part(Gradients(), push_id(1), 0)
-    step = workers.take_complete_step()
+        assert enter_part(workers, push_id(0)) is None, "the other worker's part is missing"
+    step = enter_part(workers, push_id(1))
     assert step is not None
 
-    workers.push_part(Gradients(), push_id(0), 0)  # while it is applied
-    again = workers.when_applied()
+    enter_part(workers, push_id(0))  # while it is applied
+    again = workers.pushes.when_applied()
     assert isinstance(again, WaitingFuture)
     assert not again.done()
-    workers.step_applied(step)
-    workers.answer_ready()
-    workers.push_part(Gradients(), push_id(0), 0)  # after it was
+    answer_all(workers.pushes.step_applied(step).answers)
+    enter_part(workers, push_id(0))  # after it was
 
     assert again.result() == 1
     assert [each.worker for each in step.push_ids] == [0, 1]
-    assert workers.take_complete_step() is None
+    assert workers.pushes.take_complete_step() is None
     assert workers.status({}, None).examples == {0: 1, 1: 1}
 
 
@@ -386,7 +385,7 @@ def lose(workers: Coordinator, lost: int, num_workers: int = 3) -> None:
     """All workers but one give signs of life, until its lease is over."""
     assert workers.pass_time(2.9) == []
     for worker in set(range(num_workers)) - {lost}:
-        workers.hear_of(member(worker))
+        heard(workers, member(worker))
     assert workers.pass_time(0.1) == [lost]
     workers.lose([lost])
 
@@ -394,7 +393,7 @@ def lose(workers: Coordinator, lost: int, num_workers: int = 3) -> None:
 def test_lost_worker_ends_the_job_if_that_is_to_fail() -> None:
     failures: list[str] = []
     workers = joined_workers(WorkerLoss.FAIL, failures)
-    barrier = workers.barrier("b", 0, step=0)
+    barrier = workers.rendezvous.barrier("b", 0, step=0)
 
     lose(workers, 1)
 
@@ -429,14 +428,14 @@ def test_others_go_on_without_a_lost_worker() -> None:
     """From the step on of which they do not have its part."""
     failures: list[str] = []
     workers = joined_workers(WorkerLoss.CONTINUE, failures)
-    workers.push_part(Gradients(), replace(push_id(1), incarnation=INCARNATION), 0)
+    enter_part(workers, replace(push_id(1), incarnation=INCARNATION))
 
     lose(workers, 1)
 
     assert not workers.failure
     assert workers.pass_time(0.0) == [], "said once"
-    barriers = [workers.barrier("b", worker, step=0) for worker in (0, 2)]
-    assert workers.take_complete_step() is not None, "its part of step 0 counts"
+    barriers = [workers.rendezvous.barrier("b", worker, step=0) for worker in (0, 2)]
+    assert workers.pushes.take_complete_step() is not None, "its part of step 0 counts"
     assert failures == []
     assert len(barriers) == 2
 
@@ -457,7 +456,7 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
     workers = joined_workers(WorkerLoss.WAIT, failures, num_workers=2)
     for number, name in enumerate(("start", "pass"), 1):
         for worker in range(2):
-            workers.barrier(name, worker, step=0, number=number)
+            workers.rendezvous.barrier(name, worker, step=0, number=number)
 
     replacement = Member(1, INCARNATION + 1)
     asks = join(workers, replacement, WorkerLoss.WAIT, only_asks=True)
@@ -468,13 +467,13 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
     assert asks.result().barriers_passed == 2
     assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 2
     assert not workers.failure
-    workers.hear_of(replacement)
+    heard(workers, replacement)
     with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
-        workers.hear_of(member(1))
+        heard(workers, member(1))
     # It comes to the same barriers again, where nobody waits for it, and then to those of the others.
-    assert workers.barrier("start", 1, step=0, number=1).result() == 0
-    assert workers.barrier("pass", 1, step=0, number=2).result() == 0
-    third = [workers.barrier("end", worker, step=0, number=3) for worker in range(2)]
+    assert workers.rendezvous.barrier("start", 1, step=0, number=1).result() == 0
+    assert workers.rendezvous.barrier("pass", 1, step=0, number=2).result() == 0
+    third = [workers.rendezvous.barrier("end", worker, step=0, number=3) for worker in range(2)]
     assert [each.result() for each in third] == [0, 0]
 
 
@@ -484,35 +483,34 @@ def test_process_in_the_place_of_one_at_a_barrier_comes_to_it_by_itself(
 ) -> None:
     """Worker 0 loads before the first barrier, and so does a process in its place."""
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
-    before = workers.all_reduce("start", 0, np.ones(1), ReduceOp.SUM, step=0, number=1)
+    before = workers.rendezvous.all_reduce("start", 0, np.ones(1), ReduceOp.SUM, step=0, number=1)
     replacement = Member(0, INCARNATION + 1)
     if is_waited_for:
         join(workers, replacement, WorkerLoss.WAIT, only_asks=True)
     lose(workers, 0, num_workers=2)
     assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 0
 
-    other = workers.all_reduce("start", 1, np.ones(1), ReduceOp.SUM, step=0, number=1)
+    other = workers.rendezvous.all_reduce("start", 1, np.ones(1), ReduceOp.SUM, step=0, number=1)
 
     assert not other.done()
     assert [each.worker for each in workers.waiting()] == [1]
     with pytest.raises(ProtocolError, match="another process has taken the place of worker 0"):
         before.result()
-    workers.all_reduce("start", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=1)
+    workers.rendezvous.all_reduce("start", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=1)
     assert other.result().values == 6.0
 
 
 def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> None:
     """That one had ended its steps; a server that is restarted meanwhile knows that, too."""
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
-    workers.barrier("pass", 0, step=0, number=1)
+    workers.rendezvous.barrier("pass", 0, step=0, number=1)
     lose(workers, 0, num_workers=2)
     join(workers, Member(0, INCARNATION + 1), WorkerLoss.WAIT).result()
     restarted = workers_of(2)
     restarted.restore(workers.state())
 
     for each in (workers, restarted):
-        each.push_part(Gradients(), replace(push_id(1), incarnation=INCARNATION), 0)
-        assert each.take_complete_step() is not None
+        assert enter_part(each, replace(push_id(1), incarnation=INCARNATION)) is not None
 
 
 def test_first_barrier_is_answered_after_many_passes_with_figures() -> None:
@@ -521,10 +519,10 @@ def test_first_barrier_is_answered_after_many_passes_with_figures() -> None:
     workers = workers_of(num_workers)
     for worker in range(num_workers):
         told = np.array([float(worker)])
-        workers.all_reduce("start", worker, told, ReduceOp.MAX, step=0, number=1)
+        workers.rendezvous.all_reduce("start", worker, told, ReduceOp.MAX, step=0, number=1)
     for number in range(2, 2 + num_passes):
         for worker in range(num_workers):
-            total = workers.all_reduce(
+            total = workers.rendezvous.all_reduce(
                 "pass", worker, figures, ReduceOp.SUM, step=0, remember=False, number=number
             )
     assert total.result().values[0] == num_workers
@@ -532,8 +530,8 @@ def test_first_barrier_is_answered_after_many_passes_with_figures() -> None:
     restarted.restore(workers.state())
 
     for each in (workers, restarted):
-        first = each.all_reduce("start", 5, np.zeros(1), ReduceOp.MAX, step=0, number=1).result()
-        assert first.values.tolist() == [num_workers - 1.0]
+        first = each.rendezvous.all_reduce("start", 5, np.zeros(1), ReduceOp.MAX, step=0, number=1)
+        assert first.result().values.tolist() == [num_workers - 1.0]
         passed = each.state().passed
         digits = sum(len(one.values or "") for one in passed)
         assert digits == 16 * (1 + figures.size), "of the last pass"
@@ -544,15 +542,17 @@ def test_all_reduce_is_remembered_if_one_worker_needs_it() -> None:
     for number in (1, 2):
         for worker in range(2):
             remember = worker == number == 1
-            workers.all_reduce(
+            workers.rendezvous.all_reduce(
                 "sum", worker, np.ones(1), ReduceOp.SUM, step=0, remember=remember, number=number
             )
-    workers.barrier("end", 0, step=0, number=3)
+    workers.rendezvous.barrier("end", 0, step=0, number=3)
     assert workers.waiting(), "until the other comes"
-    workers.barrier("end", 1, step=0, number=3)
+    workers.rendezvous.barrier("end", 1, step=0, number=3)
 
     again = [
-        workers.all_reduce("sum", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=number)
+        workers.rendezvous.all_reduce(
+            "sum", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=number
+        )
         for number in (1, 2)
     ]
 
@@ -563,7 +563,9 @@ def test_all_reduce_is_remembered_if_one_worker_needs_it() -> None:
 def test_waiting_worker_says_whether_its_all_reduce_must_be_remembered(remember: bool) -> None:
     workers = workers_of(2)
 
-    workers.all_reduce("sum", 1, np.ones(1), ReduceOp.SUM, step=0, remember=remember, number=1)
+    workers.rendezvous.all_reduce(
+        "sum", 1, np.ones(1), ReduceOp.SUM, step=0, remember=remember, number=1
+    )
 
     (arrival,) = workers.waiting()
     assert isinstance(arrival, WaitingArrival)
@@ -579,8 +581,8 @@ def test_resumption_that_comes_late_forgets_no_push() -> None:
 
     workers.resume(5, {0: progress_of(replace(push_id(), step=4))}, batches=9)
 
-    assert not workers.begin_arrival(first), "it was applied"
-    assert (workers.version, workers.batches) == (5, 9)
+    assert not workers.pushes.begin_arrival(first), "it was applied"
+    assert (workers.pushes.version, workers.pushes.batches) == (5, 9)
 
 
 def replaced_worker() -> tuple[Coordinator, PushId, PushId]:
@@ -598,18 +600,38 @@ def test_late_push_of_a_replaced_process_is_refused() -> None:
     workers, old, new = replaced_worker()
     apply_on_arrival(workers, new)
     entries = (
-        lambda: workers.begin_arrival(old),
-        lambda: workers.push_part(Gradients(), old, 1),
-        lambda: workers.has_push(old, None),
-        lambda: workers.has_push(old, 0),
-        lambda: workers.assemble(PushChunk([], [], 0, 2), old),
+        lambda: workers.pushes.begin_arrival(old),
+        lambda: enter_part(workers, old, 1),
+        lambda: workers.pushes.take(PushChunk([], [], 0, 2), old, None),
+        lambda: workers.pushes.take(PushChunk([], [], 0, 2), old, 0),
     )
 
     for enter in entries:
         with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
             enter()
 
-    assert not workers.begin_arrival(new), "it was applied"
+    assert not workers.pushes.begin_arrival(new), "it was applied"
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_late_push_of_a_worker_without_which_the_others_go_on_is_refused(
+    is_restarted: bool,
+) -> None:
+    """It was let in before its worker was lost; after a restart no call of it is let in."""
+    workers = joined_workers(WorkerLoss.CONTINUE, [])
+    lose(workers, 1)
+    late = replace(push_id(1), incarnation=INCARNATION)
+    if is_restarted:
+        state, workers = workers.state(), workers_of(3)
+        workers.restore(state)
+
+    for enter in (
+        lambda: workers.pushes.begin_arrival(late),
+        lambda: enter_part(workers, late),
+        lambda: workers.admit(member(1)),
+    ):
+        with pytest.raises(PlaceLostError, match="the others have gone on without it"):
+            enter()
 
 
 @pytest.mark.parametrize("is_applied", [True, False])
@@ -619,32 +641,31 @@ def test_push_that_ends_after_its_process_was_replaced_leaves_the_pushes_of_the_
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
     old = replace(push_id(1), incarnation=INCARNATION)
     new = replace(old, incarnation=INCARNATION + 1)
-    workers.begin_arrival(old)
+    workers.pushes.begin_arrival(old)
     lose(workers, 1, num_workers=2)
     join(workers, Member(1, new.incarnation), WorkerLoss.WAIT).result()
     apply_on_arrival(workers, new)
 
     if is_applied:
-        workers.note_applied(old)
-        workers.end_arrival(old)
+        answer_all(workers.pushes.arrival_applied(old))
     else:
-        workers.abandon_arrival(old)
+        workers.pushes.abandon_arrival(old)
 
-    assert not workers.begin_arrival(new), "it was applied"
+    assert not workers.pushes.begin_arrival(new), "it was applied"
 
 
 def test_process_in_the_place_of_one_that_has_left_comes_to_the_same_end() -> None:
     """That one was killed between the servers that it had to leave."""
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
     for worker in range(2):
-        workers.barrier("end", worker, step=0, number=1)
+        workers.rendezvous.barrier("end", worker, step=0, number=1)
     workers.leave(1, step=0)
 
     replacement = Member(1, INCARNATION + 1)
     assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 1
 
-    workers.hear_of(replacement)
-    assert workers.barrier("end", 1, step=0, number=1).result() == 0
+    heard(workers, replacement)
+    assert workers.rendezvous.barrier("end", 1, step=0, number=1).result() == 0
     workers.leave(1, step=0)
     workers.leave(0, step=0)
     assert workers.all_left()
@@ -654,7 +675,7 @@ def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() ->
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
     joins = join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT, only_asks=True)
 
-    workers.hear_of(member(1))
+    heard(workers, member(1))
     workers.pass_time(0.1)
 
     with pytest.raises(
@@ -668,10 +689,10 @@ def test_lost_worker_that_is_back_keeps_its_place() -> None:
     workers = joined_workers(WorkerLoss.WAIT, failures)
     lose(workers, 1)
 
-    workers.hear_of(member(1))
+    heard(workers, member(1))
 
     for worker in range(3):
-        workers.hear_of(member(worker))
+        heard(workers, member(worker))
     assert workers.pass_time(0.1) == []
     assert failures == []
 
@@ -682,13 +703,12 @@ def test_restored_workers_are_where_they_were() -> None:
     for worker in range(4):
         apply_on_arrival(workers, replace(push_id(worker, pulled=0), incarnation=INCARNATION))
     for worker in range(4):
-        workers.barrier("pass", worker, step=4, number=1)
-    workers.begin_arrival(ahead := replace(push_id(), incarnation=INCARNATION, sequence=2))
-    workers.note_applied(ahead)
-    workers.end_arrival(ahead)
-    workers.advance(0, 7, at_least=0)
-    workers.post("rows", Message(sender=0, receiver=1, sequence=0, content=b"a"))
-    workers.take("rows", 1, received=1)
+        workers.rendezvous.barrier("pass", worker, step=4, number=1)
+    workers.pushes.begin_arrival(ahead := replace(push_id(), incarnation=INCARNATION, sequence=2))
+    answer_all(workers.pushes.arrival_applied(ahead))
+    workers.rendezvous.advance(0, 7, at_least=0)
+    workers.rendezvous.post("rows", Message(sender=0, receiver=1, sequence=0, content=b"a"))
+    workers.rendezvous.take("rows", 1, received=1)
     workers.leave(3, step=5)
     lose(workers, 2, num_workers=4)
     join(workers, Member(1, INCARNATION + 1), WorkerLoss.WAIT, only_asks=True)
@@ -705,12 +725,12 @@ def test_restored_workers_are_where_they_were() -> None:
 def test_workers_that_others_wait_for_are_named(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     coordinator = workers_of(3)
-    coordinator.barrier("start", 0, step=0)
-    coordinator.barrier("start", 2, step=0)
+    coordinator.rendezvous.barrier("start", 0, step=0)
+    coordinator.rendezvous.barrier("start", 2, step=0)
 
     coordinator.pass_time(6.0)
-    coordinator.barrier("start", 1, step=0)
-    coordinator.push_part(Gradients(), push_id(worker=1), 0)
+    coordinator.rendezvous.barrier("start", 1, step=0)
+    enter_part(coordinator, push_id(worker=1))
     coordinator.pass_time(40.0)
     coordinator.pass_time(40.0)
 
@@ -726,16 +746,16 @@ def test_heter_trainers_that_others_wait_for_are_named_as_such(
 ) -> None:
     caplog.set_level("INFO")
     coordinator = workers_of(2, wait_limit_s=0.01, num_heter=1)
-    start = coordinator.barrier("start", 0, step=0)
+    start = coordinator.rendezvous.barrier("start", 0, step=0)
     coordinator.pass_time(6.0)
 
     with pytest.raises(WaitTimeoutError, match=r"workers \[1\], heter trainer 0 did not come"):
         start.result()
-    coordinator.push_part(Gradients(), push_id(worker=1), 0)
+    enter_part(coordinator, push_id(worker=1))
     with pytest.raises(
         WaitTimeoutError, match="step 0 lacks the gradients of heter trainer 0; see"
     ):
-        coordinator.at_version(1, lambda: None).result()
+        coordinator.pushes.at_version(1, lambda: None).result()
 
     assert caplog.messages == [
         "waiting for workers [1], heter trainer 0 at=barrier start waited_s=6"
@@ -751,7 +771,7 @@ def test_lost_heter_trainer_ends_the_job_by_its_name() -> None:
 
     assert coordinator.failure.startswith("nothing was heard of heter trainer 0 for 3 s")
     with pytest.raises(AbortedError, match="heter trainer 0"):
-        coordinator.at_version(1, lambda: None)
+        coordinator.pushes.at_version(1, lambda: None)
 
 
 def test_heter_trainer_that_aborts_the_job_is_named() -> None:
@@ -768,9 +788,8 @@ def differ(workers: Coordinator) -> None:
 
 
 def fail_at_a_step(workers: Coordinator, error: Exception) -> None:
-    workers.push_part(Gradients(), push_id(0), 0)
-    workers.push_part(Gradients(), push_id(1), 0)
-    step = workers.take_complete_step()
+    enter_part(workers, push_id(0))
+    step = enter_part(workers, push_id(1))
     assert step is not None
     workers.step_failed(step, error)
 

@@ -14,6 +14,7 @@ from protos.gradients import Gradients
 from protos.role import Members
 from protos.store import Future, PushId, Version
 from ps_server.coordination.coordinator import Coordinator
+from ps_server.coordination.pending_calls import answer_all
 
 SIZES = (16, 32, 64)
 
@@ -53,12 +54,10 @@ def in_sync(workers: Coordinator, num_workers: int, step: Version) -> None:
     """All push their parts, and wait for rows and dense parameters of the next step."""
     waiting: list[Future[None]] = []
     for worker in range(num_workers):
-        workers.push_part(Gradients(), push_id(worker, step), step)
-        waiting += [workers.at_version(step + 1, lambda: None) for _ in range(2)]
-    complete = workers.take_complete_step()
-    assert complete is not None
-    workers.step_applied(complete)
-    workers.answer_ready()
+        entered = workers.pushes.enter_part(Gradients(), push_id(worker, step), step)
+        waiting += [workers.pushes.at_version(step + 1, lambda: None) for _ in range(2)]
+    assert entered.complete is not None
+    answer_all(workers.pushes.step_applied(entered.complete).answers)
     for answer in waiting:
         answer.result()
 
@@ -66,15 +65,16 @@ def in_sync(workers: Coordinator, num_workers: int, step: Version) -> None:
 def in_async(workers: Coordinator, num_workers: int, step: Version) -> None:
     """All push a batch, to be applied on arrival."""
     for worker in range(num_workers):
-        workers.begin_arrival(push_id(worker, step))
-        workers.note_applied(push_id(worker, step))
-        workers.end_arrival(push_id(worker, step))
+        workers.pushes.begin_arrival(push_id(worker, step))
+        answer_all(workers.pushes.arrival_applied(push_id(worker, step)))
 
 
 def in_bounded_staleness(workers: Coordinator, num_workers: int, step: Version) -> None:
     """All finish a step, and wait for the slowest."""
     clock = step + 1
-    waiting = [workers.advance(worker, clock, at_least=clock) for worker in range(num_workers)]
+    waiting = [
+        workers.rendezvous.advance(worker, clock, at_least=clock) for worker in range(num_workers)
+    ]
     for answer in waiting:
         assert answer.result() == clock
 
@@ -82,7 +82,7 @@ def in_bounded_staleness(workers: Coordinator, num_workers: int, step: Version) 
 def at_a_barrier(workers: Coordinator, num_workers: int, step: Version) -> None:
     """All come to a barrier."""
     waiting = [
-        workers.barrier(f"b{step}", worker, step=0, number=step + 1)
+        workers.rendezvous.barrier(f"b{step}", worker, step=0, number=step + 1)
         for worker in range(num_workers)
     ]
     for answer in waiting:

@@ -61,11 +61,11 @@ class Table(threading.Event):
     def __init__(self, store: ParameterStore) -> None:
         super().__init__()
         self.num_begun = 0
-        self._lock = store._parameters.table("t")._locks[0]
+        self._lock = store.engine.parameters.table("t")._locks[0]
         self._store = store
-        self._apply = store._parameters.apply
+        self._apply = store.engine.parameters.apply
         self._waited_for = 0
-        store._parameters.apply = self._begin
+        store.engine.parameters.apply = self._begin
 
     def _begin(self, *arguments: object, **moment: int) -> None:
         self.num_begun += 1

@@ -33,11 +33,9 @@ from protos.wire.calls import Call
 from ps_server.coordination.push_ledger import progress_of
 from ps_server.durability.saved_log import read_log
 from ps_server.durability.update_log import UpdateLog
+from ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.journal import (
-    BACK,
-    BACK_JSON,
-    NO_JOURNAL,
     CompletedState,
     UpdateJournal,
     state_records,
@@ -68,14 +66,14 @@ def test_calls_are_carried_out_while_the_log_is_synced(
 ) -> None:
     """A log of minutes takes seconds to sync; only what comes meanwhile is synced while calls wait."""
     store = ParameterStore()
-    head = state_records(store, CompletedState(), base="")
+    head = state_records(store.engine.state(), CompletedState(), base="")
     log = UpdateLog.create(read_log(tmp_path), sync=LogSync.OS, head=head)
-    journal = UpdateJournal(log, store, CompletedState, wait_limit_s=LIMIT_S)
+    journal = UpdateJournal(log, CompletedState, wait_limit_s=LIMIT_S)
     carried_out = threading.Event()
     found: list[bool] = []
 
     def call() -> None:
-        with journal.new_job():
+        with journal.written(NEW_JOB, b""):
             carried_out.set()
 
     thread = threading.Thread(target=call)
@@ -86,9 +84,8 @@ def test_calls_are_carried_out_while_the_log_is_synced(
             found.append(carried_out.wait(LIMIT_S))
 
     monkeypatch.setattr(log, "sync", sync)
-    journal.snapshot(
-        "token", lambda around, on_taken: store.snapshot("token", "", around, on_taken)
-    )
+    store.engine.journal = journal
+    store.engine.snapshot("token")
     thread.join()
     log.close()
 
@@ -99,10 +96,10 @@ def test_calls_are_carried_out_while_the_log_is_synced(
 def test_snapshot_that_is_asked_for_twice_begins_one_segment(tmp_path: Path) -> None:
     """A second one would have pushes that came since, which the checkpoint has not."""
     store = ParameterStore()
-    head = state_records(store, CompletedState(), base="")
+    head = state_records(store.engine.state(), CompletedState(), base="")
     log = UpdateLog.create(read_log(tmp_path), sync=LogSync.OS, head=head)
-    handlers = Handlers(store)
-    handlers.keep_journal(UpdateJournal(log, store, CompletedState, wait_limit_s=LIMIT_S))
+    handlers = Handlers(store.engine)
+    handlers.engine.journal = UpdateJournal(log, CompletedState, wait_limit_s=LIMIT_S)
     store.join(0, INCARNATION, terms={}).result()
     snapshot = requests.Snapshot(token="token", member=member())
 
@@ -127,15 +124,15 @@ def test_snapshot_is_taken_while_a_call_waits_until_it_is_saved(
     handlers, log = begun_log(tmp_path / "log", store)
     join(handlers, member()).result()
     waits = threading.Event()
-    between_saves = store._snapshots.between_saves
+    between_saves = store.engine.snapshots.between_saves
 
     def tell(what: str) -> AbstractContextManager[None]:
         waits.set()
         return between_saves(what)
 
-    monkeypatch.setattr(store._snapshots, "between_saves", tell)
+    monkeypatch.setattr(store.engine.snapshots, "between_saves", tell)
     thread = threading.Thread(target=lambda: handlers.start(call, requested[call.name]).result())
-    drop = store._snapshots._drop
+    drop = store.engine.snapshots._drop
 
     def start_the_other() -> None:
         """The snapshot has its turn, and not yet the journal."""
@@ -143,9 +140,9 @@ def test_snapshot_is_taken_while_a_call_waits_until_it_is_saved(
         thread.start()
         assert waits.wait(LIMIT_S)
 
-    monkeypatch.setattr(store._snapshots, "_drop", start_the_other)
+    monkeypatch.setattr(store.engine.snapshots, "_drop", start_the_other)
     handlers.start(calls.SNAPSHOT, requests.Snapshot(token="token", member=member())).result()
-    with store._snapshots.writing("token"):
+    with store.engine.snapshots.writing("token"):
         assert thread.is_alive()
     thread.join()
     log.close()
@@ -156,10 +153,10 @@ def test_snapshot_is_taken_while_a_call_waits_until_it_is_saved(
 def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) -> None:
     """A server that went on without the checkpoint it had loaded would have fresh rows."""
     first = ParameterStore()
-    head = state_records(first, CompletedState(), base="")
+    head = state_records(first.engine.state(), CompletedState(), base="")
     log = UpdateLog.create(read_log(tmp_path / "log"), sync=LogSync.OS, head=head)
-    handlers = Handlers(first)
-    handlers.keep_journal(UpdateJournal(log, first, CompletedState, wait_limit_s=LIMIT_S))
+    handlers = Handlers(first.engine)
+    handlers.engine.journal = UpdateJournal(log, CompletedState, wait_limit_s=LIMIT_S)
     handlers.start(calls.JOIN, requests.Join(member=member(), terms={})).result()
     load = requests.Load(url=f"{tmp_path}/away", member=member(), number=1)
     with pytest.raises(CheckpointError):
@@ -167,16 +164,21 @@ def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) ->
     log.close()
 
     store = ParameterStore()
-    replay = Handlers(store).replay
+    replay = Handlers(store.engine).replay
     with pytest.raises(
         LogError, match=r"Load of the update log cannot be carried out again: .*away"
     ):
-        recover(store, read_log(tmp_path / "log"), replay=replay, restore_completed=lambda _: None)
+        recover(
+            store.engine,
+            read_log(tmp_path / "log"),
+            replay=replay,
+            restore_completed=lambda _: None,
+        )
 
 
 def begin_segment(handlers: Handlers, log: UpdateLog, store: ParameterStore) -> None:
     """Begins a segment, as a snapshot does, of a store whose parameters are fresh."""
-    log.begin_segment(state_records(store, handlers.completed(), base=""))
+    log.begin_segment(state_records(store.engine.state(), handlers.completed(), base=""))
 
 
 def join(
@@ -204,7 +206,7 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
         store = in_process()
         handlers = recovered(tmp_path / "log", store)
     else:
-        handlers.keep_journal(NO_JOURNAL)
+        handlers.engine.journal = NO_JOURNAL
     train(store, 5)
     trained = store.digest()
 
@@ -264,7 +266,7 @@ def test_values_that_were_given_are_there_after_a_restart(
     declaration = requests.CreateDense(spec=spec, values=values)
     handlers.start(calls.CREATE_DENSE, declaration).result()
     if in_new_segment:
-        log.begin_segment(state_records(store, handlers.completed(), base=""))
+        log.begin_segment(state_records(store.engine.state(), handlers.completed(), base=""))
     log.close()
 
     store = in_process()
@@ -317,7 +319,7 @@ def test_changed_rows_that_are_asked_for_late_are_not_taken() -> None:
     """A delayed copy of a call: nobody reads its answer, and the rows would count as known."""
     store = ParameterStore(num_workers=2)
     store.create_table(replace(DEEP, records_changes=True))
-    handlers = Handlers(store)
+    handlers = Handlers(store.engine)
     join(handlers, member()).result()
     ask = requests.PullChanged(
         tables=["deep"], member=member(), max_rows=100, shard_map_epoch=FIRST_EPOCH, number=1
@@ -366,9 +368,9 @@ def test_place_has_the_same_process_after_a_restart(events: str, tmp_path: Path)
                 with suppress(ProtocolError):
                     join(handlers, NEW, WAIT)
             case "silent":
-                handlers.pass_time(WAIT.seconds)
+                handlers.engine.pass_time(WAIT.seconds)
             case "tick":
-                handlers.pass_time(0.25)
+                handlers.engine.pass_time(0.25)
             case "ends":
                 handlers.start(calls.RENEW, requests.Renew(member=OLD, is_last=True))
             case "segment":
@@ -379,9 +381,9 @@ def test_place_has_the_same_process_after_a_restart(events: str, tmp_path: Path)
     log.close()
 
     for each in (store, recovered_store(tmp_path)):
-        each.require_place(holder)
+        each.engine.job.require_place(holder)
         with pytest.raises(ProtocolError, match="another process by now"):
-            each.require_place(OLD if holder is NEW else NEW)
+            each.engine.job.require_place(OLD if holder is NEW else NEW)
 
 
 def recovered_store(folder: Path) -> ParameterStore:
@@ -401,7 +403,7 @@ def test_arrival_of_a_replaced_process_does_not_count_after_a_restart(
         join(handlers, each, WAIT)
     arrival = requests.Barrier(name="start", member=OLD, step=0, number=1)
     handlers.start(calls.BARRIER, arrival)
-    handlers.pass_time(WAIT.seconds)
+    handlers.engine.pass_time(WAIT.seconds)
     join(handlers, NEW, WAIT).result()
     if in_new_segment:
         begin_segment(handlers, log, store)
@@ -422,7 +424,7 @@ def test_sign_of_life_of_a_process_without_a_place_is_refused_again(tmp_path: Pa
     log.append(BACK, BACK_JSON.dump_json(NEW))
     log.close()
 
-    recovered_store(tmp_path).require_place(OLD)
+    recovered_store(tmp_path).engine.job.require_place(OLD)
 
 
 def test_push_that_was_refused_for_want_of_memory_is_refused_again(tmp_path: Path) -> None:
@@ -450,13 +452,13 @@ def test_logged_call_of_a_lost_process_is_no_sign_of_life(tmp_path: Path) -> Non
     store = in_process()
     handlers, log = begun_log(tmp_path, store)
     join(handlers, OLD, WAIT).result()
-    handlers.pass_time(WAIT.seconds)
+    handlers.engine.pass_time(WAIT.seconds)
     advance = requests.Advance(member=OLD, clock=1, at_least=0, after_barrier=0)
     handlers._carry_out(calls.ADVANCE, advance)
     join(handlers, NEW, WAIT).result()
     log.close()
 
-    recovered_store(tmp_path).require_place(NEW)
+    recovered_store(tmp_path).engine.job.require_place(NEW)
 
 
 def chunk_of_gradients(chunk: int) -> requests.PushGrad:
@@ -560,7 +562,7 @@ def push_of_all(sequence: int) -> requests.PushGrad:
 def test_shrink_of_the_next_job_is_another_one() -> None:
     """Workers of a server that stays number their shrinks from 1 in each job."""
     store = in_process()
-    handlers = Handlers(store)
+    handlers = Handlers(store.engine)
     for job in range(2):
         join(handlers, member()).result()
         handlers.start(calls.PUSH_GRAD, push_of_all(job)).result()
@@ -570,7 +572,7 @@ def test_shrink_of_the_next_job_is_another_one() -> None:
 
         assert store.status().tables["deep"].rows == 0
         handlers.start(calls.LEAVE, requests.Leave(member=member(), step=0)).result()
-        handlers.begin_job()
+        handlers.engine.begin_job()
 
 
 def test_run_that_was_resumed_goes_on_at_its_version_after_a_restart(tmp_path: Path) -> None:
@@ -635,7 +637,7 @@ def test_jobs_of_a_server_that_stays_are_counted_through_a_restart(tmp_path: Pat
     handlers, log = begun_log(tmp_path, in_process())
     join(handlers, member()).result()
     handlers.start(calls.LEAVE, requests.Leave(member=member(), step=0)).result()
-    handlers.begin_job()
+    handlers.engine.begin_job()
     log.close()
 
     store = recovered_store(tmp_path)
@@ -651,9 +653,9 @@ def test_worker_is_not_lost_where_the_log_cannot_say_so(tmp_path: Path) -> None:
     log.close()
 
     with pytest.raises(LogError):
-        handlers.pass_time(WAIT.seconds)
+        handlers.engine.pass_time(WAIT.seconds)
 
-    assert not store.would_return(OLD)
+    assert store.engine.job.admit(OLD), "it is not lost"
 
 
 def saving_client(folder: Path) -> tuple[ClusterClient, LocalTransport, UpdateLog]:
@@ -662,9 +664,9 @@ def saving_client(folder: Path) -> tuple[ClusterClient, LocalTransport, UpdateLo
     transport = LocalTransport([store])
     client = joined_client(transport)
     (handlers,) = transport._handlers
-    head = state_records(store, handlers.completed(), base="")
+    head = state_records(store.engine.state(), handlers.completed(), base="")
     log = UpdateLog.create(read_log(folder), sync=LogSync.OS, head=head)
-    handlers.keep_journal(UpdateJournal(log, store, handlers.completed, wait_limit_s=LIMIT_S))
+    handlers.engine.journal = UpdateJournal(log, handlers.completed, wait_limit_s=LIMIT_S)
     declare(client)
     return client, transport, log
 
@@ -700,13 +702,13 @@ def test_checkpoint_for_inference_is_none_to_recover_from(tmp_path: Path) -> Non
 def test_process_in_the_place_of_a_lost_one_asks_for_changed_rows_from_the_first_on() -> None:
     store = ParameterStore(num_workers=1)
     store.create_table(replace(DEEP, records_changes=True))
-    handlers = Handlers(store)
+    handlers = Handlers(store.engine)
     join(handlers, OLD, WAIT).result()
     ask = requests.PullChanged(
         tables=["deep"], member=OLD, max_rows=100, shard_map_epoch=FIRST_EPOCH, number=5
     )
     handlers.start(calls.PULL_CHANGED, ask).result()
-    handlers.pass_time(WAIT.seconds)
+    handlers.engine.pass_time(WAIT.seconds)
     join(handlers, NEW, WAIT).result()
 
     first = replace(ask, member=NEW, number=1)

@@ -133,7 +133,7 @@ State = tuple[list[Record], str]
 
 def state_of(store: ParameterStore, handlers: Handlers) -> State:
     """Returns all that a server knows, as a segment begins with it, and the digest of what it holds."""
-    return state_records(store, handlers.completed(), base=""), store.digest()
+    return state_records(store.engine.state(), handlers.completed(), base=""), store.digest()
 
 
 def before_and_after_a_restart(name: str, folder: Path) -> tuple[State, State]:

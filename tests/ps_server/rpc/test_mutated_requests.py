@@ -73,7 +73,7 @@ def test_refused_requests_leave_no_trace(call: Call[Any, Any], tmp_path, monkeyp
             gc.collect()
             resident = resident_bytes()
         stores = new_store(str(tmp_path)), new_store(str(tmp_path))
-        handlers, others = map(Handlers, stores)
+        handlers, others = (Handlers(store.engine) for store in stores)
         for sequence in range((REQUESTS if is_cheap else REQUESTS // 10) // ROUNDS):
             message = fill(call.request.message(), rng)
             if call.name in PUSHES and rng.random() < 0.9:

@@ -37,6 +37,7 @@ from protos.wire import calls, requests
 from protos.wire.calls import Call
 from protos.wire.grpc_status import error_of
 from ps_server.durability.saved_log import read_log
+from ps_server.engine.engine import Engine
 from ps_server.rpc import server as server_module
 from ps_server.rpc.health import SERVICE, why_not_serving
 from ps_server.rpc.recovery import Progress
@@ -76,7 +77,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
         started = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
             serve(
-                joined(ParameterStore(num_workers=2)),
+                joined(ParameterStore(num_workers=2)).engine,
                 settings(),
                 lambda _, port: started.set_result(port),
                 address=FREE,
@@ -94,7 +95,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
 def test_server_that_stays_is_ready_for_the_next_job():
     async def body() -> None:
         store = ParameterStore(num_workers=1)
-        server = Server(store, settings(stay=True), address=FREE)
+        server = Server(store.engine, settings(stay=True), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for _ in range(2):
@@ -112,7 +113,7 @@ def test_server_that_stays_is_ready_for_the_next_job():
 def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: bool, caplog):
     async def body() -> None:
         store = joined(ParameterStore(num_workers=2))
-        server = Server(store, settings(stay=stays, linger_s=0.1), address=FREE)
+        server = Server(store.engine, settings(stay=stays, linger_s=0.1), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await ask(
@@ -142,7 +143,10 @@ def test_server_without_a_call_ends():
     with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
         run(
             serve(
-                joined(ParameterStore()), settings(idle_limit_s=0.05), lambda *_: None, address=FREE
+                joined(ParameterStore()).engine,
+                settings(idle_limit_s=0.05),
+                lambda *_: None,
+                address=FREE,
             )
         )
 
@@ -154,7 +158,7 @@ def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
         store.abort(0, "the disk is gone")
 
     with pytest.raises(AbortedError, match="the disk is gone"):
-        run(serve(store, settings(idle_limit_s=0.05, linger_s=1e3), fail, address=FREE))
+        run(serve(store.engine, settings(idle_limit_s=0.05, linger_s=1e3), fail, address=FREE))
 
 
 def test_calls_put_the_idle_limit_off():
@@ -163,7 +167,10 @@ def test_calls_put_the_idle_limit_off():
 
     async def body() -> None:
         server = Server(
-            joined(ParameterStore()), settings(idle_limit_s=1e4), address=FREE, clock=lambda: now[0]
+            joined(ParameterStore()).engine,
+            settings(idle_limit_s=1e4),
+            address=FREE,
+            clock=lambda: now[0],
         )
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -185,7 +192,7 @@ def test_calls_put_the_idle_limit_off():
 
 def test_health_checks_are_no_sign_of_life():
     async def body() -> None:
-        server = Server(joined(ParameterStore()), settings(idle_limit_s=0.2), address=FREE)
+        server = Server(joined(ParameterStore()).engine, settings(idle_limit_s=0.2), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             waiting = asyncio.create_task(server.wait())
@@ -201,9 +208,9 @@ def test_health_checks_are_no_sign_of_life():
 
 def test_port_in_use_is_refused():
     async def body() -> None:
-        first = Server(joined(ParameterStore()), settings(), address=FREE)
+        first = Server(joined(ParameterStore()).engine, settings(), address=FREE)
         port = await first.start()
-        second = Server(joined(ParameterStore()), settings(), address=f"127.0.0.1:{port}")
+        second = Server(joined(ParameterStore()).engine, settings(), address=f"127.0.0.1:{port}")
         with pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port}: the port is in use"):
             await second.start()
         await first.stop()
@@ -213,10 +220,10 @@ def test_port_in_use_is_refused():
 
 def test_port_is_free_again_after_the_stop():
     async def body() -> None:
-        first = Server(joined(ParameterStore()), settings(), address=FREE)
+        first = Server(joined(ParameterStore()).engine, settings(), address=FREE)
         port = await first.start()
         await first.stop()
-        second = Server(joined(ParameterStore()), settings(), address=f"127.0.0.1:{port}")
+        second = Server(joined(ParameterStore()).engine, settings(), address=f"127.0.0.1:{port}")
         assert await second.start() == port
         await second.stop()
 
@@ -232,7 +239,7 @@ def asking_in_a_thread():
 
 def test_health_says_whether_it_serves():
     async def body() -> None:
-        server = Server(joined(ParameterStore()), settings(), address=FREE)
+        server = Server(joined(ParameterStore()).engine, settings(), address=FREE)
         endpoint = f"127.0.0.1:{await server.start()}"
         with asking_in_a_thread() as ask:
             assert await ask(endpoint) == ""
@@ -268,7 +275,7 @@ class HeldRecovery:
 async def logging_server(folder: Path) -> tuple[Server, str]:
     """Returns a server with an update log that is bound, and its endpoint."""
     store = ParameterStore(num_workers=1, has_update_log=True)
-    server = Server(store, settings(update_log=str(folder)), address=FREE)
+    server = Server(store.engine, settings(update_log=str(folder)), address=FREE)
     return server, f"127.0.0.1:{await server.start()}"
 
 
@@ -385,7 +392,7 @@ def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
         server, endpoint = await logging_server(tmp_path)
         await server.recover()
         store = ParameterStore(num_workers=1, has_update_log=True)
-        second = Server(store, settings(update_log=str(tmp_path)), address=endpoint)
+        second = Server(store.engine, settings(update_log=str(tmp_path)), address=endpoint)
         with pytest.raises(LogError, match="in use by process"):
             await second.start()
         await server.stop()
@@ -396,17 +403,17 @@ def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
 def test_call_in_flight_is_answered_when_a_server_stops():
     async def body() -> None:
         store = joined(ParameterStore(num_workers=2))
-        server = Server(store, settings(grace_s=10.0), address=FREE)
+        server = Server(store.engine, settings(grace_s=10.0), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             arrived = asyncio.Event()
-            store_barrier = store.barrier
+            engine_barrier = store.engine.barrier
 
             def barrier(*arguments: Any, **named: Any) -> Any:
                 arrived.set()
-                return store_barrier(*arguments, **named)
+                return engine_barrier(*arguments, **named)
 
-            store.barrier = barrier
+            store.engine.barrier = barrier
             request = requests.Barrier(name="end", member=member(0), step=0, number=1)
             waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
             await arrived.wait()
@@ -426,7 +433,7 @@ async def call_of(call: Any) -> Any:
 
 def test_watches_of_health_are_told_of_the_end_and_put_it_off_by_nothing():
     async def body() -> None:
-        server = Server(joined(ParameterStore()), settings(grace_s=60.0), address=FREE)
+        server = Server(joined(ParameterStore()).engine, settings(grace_s=60.0), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
@@ -453,7 +460,9 @@ def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeyp
     async def life(*, until_joined: bool) -> float:
         """Returns for how long the server was up until its worker was lost, in seconds."""
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store, settings(update_log=str(tmp_path), linger_s=0.0), address=FREE)
+        server = Server(
+            store.engine, settings(update_log=str(tmp_path), linger_s=0.0), address=FREE
+        )
         port, start = await server.start(), time.monotonic()
         await server.recover()
         if until_joined:
@@ -482,7 +491,9 @@ def test_restarted_server_does_not_load_again(tmp_path):
     async def life(*, trains: bool) -> str:
         store = ParameterStore(num_workers=1, has_update_log=True)
         load = str(tmp_path / "model")
-        server = Server(store, settings(update_log=str(tmp_path / "log"), load=load), address=FREE)
+        server = Server(
+            store.engine, settings(update_log=str(tmp_path / "log"), load=load), address=FREE
+        )
         port = await server.start()
         await server.recover()
         if trains:
@@ -506,7 +517,7 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
 
     async def life(*, is_over: bool) -> None:
         store = ParameterStore(num_workers=2, has_update_log=True)
-        server = Server(store, settings(update_log=str(log)), address=FREE)
+        server = Server(store.engine, settings(update_log=str(log)), address=FREE)
         port = await server.start()
         await server.recover()
         barrier = requests.Barrier(name="b", member=member(), step=0, number=1)
@@ -550,12 +561,12 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=has_log)
         log = str(tmp_path) if has_log else None
-        server = Server(store, settings(update_log=log), address=FREE)
+        server = Server(store.engine, settings(update_log=log), address=FREE)
         port = await server.start()
         await server.recover()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            monkeypatch.setattr(store, "create_table", fail)
+            monkeypatch.setattr(store.engine.parameters, "create_table", fail)
             for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
                 with pytest.raises(grpc.aio.AioRpcError, match="no memory left") as refused:
                     await ask(channel, call, argument)
@@ -588,14 +599,16 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
         server = Server(
-            store, settings(update_log=str(tmp_path), stay=True, linger_s=600), address=FREE
+            store.engine, settings(update_log=str(tmp_path), stay=True, linger_s=600), address=FREE
         )
         port = await server.start()
         await server.recover()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            monkeypatch.setattr(store._parameters, "apply", fail)
-            monkeypatch.setattr(store, "_inline_values", -1)  # as a large step, in a thread
+            monkeypatch.setattr(store.engine.parameters, "apply", fail)
+            monkeypatch.setattr(
+                store.engine._applier, "_inline_values", -1
+            )  # as a large step, in a thread
             with pytest.raises(grpc.aio.AioRpcError, match="no memory left"):
                 await ask(channel, calls.PUSH_GRAD, step)
             with pytest.raises(NoMemoryError, match="step 0 could not be applied: no memory left"):
@@ -612,7 +625,7 @@ def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
 
     async def body() -> None:
         await make_log(tmp_path)
-        monkeypatch.setattr(ParameterStore, "join", fail)
+        monkeypatch.setattr(Engine, "join", fail)
         server, _ = await logging_server(tmp_path)
         with pytest.raises(NoMemoryError, match="Unable to allocate"):
             await server.recover()
@@ -648,7 +661,7 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
 
     def begun() -> Server:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        return Server(store, settings(update_log=str(tmp_path)), address=FREE)
+        return Server(store.engine, settings(update_log=str(tmp_path)), address=FREE)
 
     async def life_that_dies_as_its_job_fails() -> None:
         failed = asyncio.Event()
@@ -707,7 +720,7 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
 
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store, settings(update_log=str(log), stay=True), address=FREE)
+        server = Server(store.engine, settings(update_log=str(log), stay=True), address=FREE)
         port = await server.start()
         await server.recover()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -717,13 +730,13 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
             )
             await ask(channel, calls.ABORT, abort)
             assert bool(list(log.glob("segment-*"))) == is_kept
-            assert ("start all servers and workers again" in store.failure) == is_kept
+            assert ("start all servers and workers again" in store.engine.job.failure) == is_kept
 
             await leave(channel, 0)  # it is not in the log
         await server.stop()
 
         again = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(again, settings(update_log=str(log)), address=FREE)
+        server = Server(again.engine, settings(update_log=str(log)), address=FREE)
         await server.start()
         await server.recover()
         assert again.status().left == frozenset()
@@ -741,7 +754,7 @@ def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
     lease = Lease(seconds=1.0, on_worker_loss=WorkerLoss.CONTINUE)
 
     async def body() -> None:
-        server = Server(ParameterStore(num_workers=2), settings(), address=FREE)
+        server = Server(ParameterStore(num_workers=2).engine, settings(), address=FREE)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             for worker in range(2):

@@ -6,6 +6,7 @@ import math
 import threading
 import tracemalloc
 from collections.abc import Callable, Coroutine
+from operator import attrgetter
 from typing import Any
 
 import grpc
@@ -24,6 +25,7 @@ from protos.wire import calls, requests
 from protos.wire.calls import Call
 from protos.wire.grpc_status import METADATA_KEY
 from ps_server.checkpoint.files.manifest import Share
+from ps_server.engine.journal import NoJournal
 from ps_server.rpc.activity import Activity
 from ps_server.rpc.handlers import Handlers
 from ps_server.rpc.service import INLINE_VALUES, abort_with
@@ -64,7 +66,7 @@ class Service:
         )
         self.activity = Activity(lambda: 0.0)
         self.num_times_all_left = 0
-        self.handlers = Handlers(self.store, self._on_all_left)
+        self.handlers = Handlers(self.store.engine, self._on_all_left)
         self.service = RpcService(self.handlers, self.activity)
 
     def _on_all_left(self) -> None:
@@ -124,7 +126,7 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
     def fail() -> None:
         raise ZeroDivisionError("a secret")
 
-    service.store.status = fail
+    service.store.engine.status = fail
     with pytest.raises(AbortedError), caplog.at_level(logging.ERROR):
         asyncio.run(service.call(calls.GET_STATUS, None, context))
 
@@ -245,7 +247,8 @@ def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     """They wait for the same sync of the update log."""
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
-    service.handlers.durable = lambda: durable
+    service.store.engine.journal = journal = NoJournal()
+    journal.durable = lambda: durable
 
     async def body() -> None:
         cancelled, waiting = (asyncio.create_task(service.push()) for _ in range(2))
@@ -303,7 +306,7 @@ def test_large_call_has_the_answer_of_a_small_one():
 @pytest.mark.parametrize(
     ("call", "argument", "method", "answer"),
     [
-        (calls.SHRINK, requests.Shrink(member=member(), number=1), "shrink", {}),
+        (calls.SHRINK, requests.Shrink(member=member(), number=1), "parameters.shrink", {}),
         (calls.LEAVE, requests.Leave(member=member(0), step=0), "leave", None),
         (calls.CHECK_FOLDER, requests.CheckFolder(folder="f", token="t"), "check_folder", None),
         (calls.SNAPSHOT, requests.Snapshot(token="t", member=member()), "snapshot", None),
@@ -314,13 +317,13 @@ def test_large_call_has_the_answer_of_a_small_one():
             Share(entries=()),
         ),
         (calls.LOAD, requests.Load(url="u", member=member(), number=1), "load", None),
-        (calls.GET_DIGEST, None, "shard_digests", {}),
+        (calls.GET_DIGEST, None, "parameters.shard_digests", {}),
         (
             calls.PULL_CHANGED,
             requests.PullChanged(
                 tables=[], member=member(0), max_rows=1, shard_map_epoch=FIRST_EPOCH, number=1
             ),
-            "pull_changed",
+            "pulls.changed",
             Answered(Changed({}, 0, False)),
         ),
     ],
@@ -334,7 +337,8 @@ def test_long_call_does_not_hold_the_loop(call, argument, method, answer):
         assert loop_runs.wait(5), "the loop was held"
         return answer
 
-    setattr(service.store, method, look)
+    *path, name = method.split(".")
+    setattr(attrgetter(*path)(service.store.engine) if path else service.store.engine, name, look)
 
     async def body() -> None:
         task = asyncio.create_task(service.call(call, argument))
@@ -413,7 +417,7 @@ def test_lifecycle_is_logged_once(caplog):
         await service.push()
         await service.push()
         for _ in range(2):
-            await service.call(calls.CREATE_TABLE, service.store._parameters.table("t").spec)
+            await service.call(calls.CREATE_TABLE, service.store.engine.parameters.table("t").spec)
 
     with caplog.at_level(logging.INFO):
         run(body)
@@ -441,7 +445,7 @@ def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
 
         def begin_next() -> None:
             threads.append(threading.get_ident())
-            service.store.begin_job()
+            service.store.engine.begin_job()
 
         service.handlers._on_all_left = begin_next
         for _ in range(20):

@@ -7,7 +7,7 @@ from protos.errors import ProtocolError
 from protos.gradients import Gradients, SparseGrad, Values
 from protos.spec import ExpirySpec, InitializerSpec, StatisticsSpec, TableSpec
 from protos.store import Lease, Missing, WorkerLoss
-from ps_server.coordination.coordinator import Coordinator
+from ps_server.coordination.pushes import PushIntake, StepApplied
 from ps_server.coordination.steps import CompleteStep
 from ps_server.store import ParameterStore
 from tests.support.optimizers import plain_optimizer
@@ -51,17 +51,17 @@ def rows_at(store: ParameterStore, version: int) -> Values:
 
 def step_that_is_read_halfway(store: ParameterStore, keys: np.ndarray) -> Values:
     """Takes step 1; returns what is read of version 1 when the step is applied, but not yet the version."""
-    apply, read = Coordinator.step_applied, []
+    apply, read = PushIntake.step_applied, []
 
-    def read_first(coordinator: Coordinator, step: CompleteStep) -> None:
+    def read_first(pushes: PushIntake, step: CompleteStep) -> StepApplied:
         try:
             read.append(rows_at(store, 1))
         except ProtocolError as error:
             read.append(error)
-        apply(coordinator, step)
+        return apply(pushes, step)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Coordinator, "step_applied", read_first)
+        patched.setattr(PushIntake, "step_applied", read_first)
         take_step(store, keys, 1)
     if isinstance(read[0], ProtocolError):
         raise read[0]

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
@@ -66,8 +66,12 @@ class Store:
             wait_limit_s=wait_limit_s, hold_limit_s=60.0, monotonic=clock or Clock()
         )
 
-    def take(self, token: str, **around) -> None:
-        self.snapshots.take(token, lambda: snapshot_all([self.table], [], Applied()), **around)
+    def take(self, token: str, then: Callable[[], None] = lambda: None) -> None:
+        with self.snapshots.taking(token) as taking:
+            if taking is not None:
+                with taking.moment():
+                    taking.snapshot = snapshot_all([self.table], [], Applied())
+                then()
 
 
 def weights_of(snapshot: StoreSnapshot) -> float:
@@ -137,13 +141,11 @@ def test_snapshot_after_which_something_fails_ends() -> None:
     """As when the update log cannot begin a segment; the token may be asked for again."""
     store = Store()
 
-    @contextmanager
-    def failing() -> Iterator[None]:
-        yield
+    def fail() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        store.take("a", around=failing)
+        store.take("a", fail)
     assert num_changed(store.table) == KEYS.size
 
     store.take("a")
@@ -195,17 +197,15 @@ def test_push_drops_a_snapshot_that_nobody_came_to_write() -> None:
 
 def test_pushes_that_a_snapshot_waited_for_do_not_count_as_time_in_which_nobody_came() -> None:
     clock = Clock()
-    table = new_table()
+    store = Store(clock)
 
-    def take_snapshot() -> StoreSnapshot:
+    def pass_time() -> None:
         clock.now += 61
-        return snapshot_all([table], [], Applied())
 
-    snapshots = Snapshots(wait_limit_s=LIMIT_S, hold_limit_s=60.0, monotonic=clock)
-    snapshots.take("a", take_snapshot)
+    store.take("a", pass_time)
 
-    with snapshots.changing():
-        assert table._regions.snapshot.is_in_snapshot
+    with store.snapshots.changing():
+        assert store.table._regions.snapshot.is_in_snapshot
 
 
 def test_snapshot_waits_for_a_save_and_for_pushes_no_longer_than_the_limit_together(

@@ -461,7 +461,7 @@ def test_pass_ends_when_the_checkpoint_before_is_written(
         threading.Event().wait(0.2)
         return write_share(*arguments, **named)
 
-    monkeypatch.setattr("ps_server.store.write_share", write_slowly)
+    monkeypatch.setattr("ps_server.engine.engine.write_share", write_slowly)
     settings = ["checkpoint.every_steps=1", "life.statistics=true", "strategy.mode=async"]
     plan = plan_of(job_of(clicks, tmp_path, *settings))
 

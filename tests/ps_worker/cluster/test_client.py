@@ -87,29 +87,29 @@ FIRST, SECOND = 5, 50
 def test_process_that_is_alive_for_one_server_keeps_its_place_on_all() -> None:
     """It was cut off from server 0 for longer than its lease, when a second one was started."""
     transport, first, second = two_processes()
-    transport.stores[0].lose([0])
+    transport.stores[0].engine.lose([0])
     joining = second.join(0, SECOND, terms={}, lease=WAIT)
 
     first.renew(0)
     for store in transport.stores:
-        assert not store.pass_time(0.25)
+        assert not store.engine.job.pass_time(0.25)
 
     with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
         joining.result()
     for store in transport.stores:
-        store.require_place(Member(0, FIRST))
+        store.engine.job.require_place(Member(0, FIRST))
         assert not store.status().lost
 
 
 def test_place_that_is_lost_on_all_servers_is_taken_on_all() -> None:
     transport, first, second = two_processes()
     for store in transport.stores:
-        store.lose([0])
+        store.engine.lose([0])
 
     second.join(0, SECOND, terms={}, lease=WAIT).result()
 
     for store in transport.stores:
-        store.require_place(Member(0, SECOND))
+        store.engine.job.require_place(Member(0, SECOND))
     with pytest.raises(PlaceLostError, match="another process by now"):
         first.renew(0)
 
@@ -118,15 +118,15 @@ def test_place_that_is_taken_on_some_servers_is_given_back() -> None:
     """The process before is back on server 1, between the question and the answer."""
     transport, _, second = two_processes()
     for store in transport.stores:
-        store.lose([0])
+        store.engine.lose([0])
     joining = second.join(0, SECOND, terms={}, lease=WAIT)
-    transport.stores[1].hear_of(Member(0, FIRST))
+    transport.stores[1].engine.admit(Member(0, FIRST))
 
     with pytest.raises(ProtocolError, match="another process, which is alive"):
         joining.result()
 
-    assert transport.stores[0].pass_time(0.25) == [0], "its lease is over"
-    transport.stores[1].require_place(Member(0, FIRST))
+    assert transport.stores[0].engine.job.pass_time(0.25) == [0], "its lease is over"
+    transport.stores[1].engine.job.require_place(Member(0, FIRST))
 
 
 def test_of_two_processes_that_come_for_a_free_place_one_has_it_on_all_servers() -> None:
@@ -140,7 +140,7 @@ def test_of_two_processes_that_come_for_a_free_place_one_has_it_on_all_servers()
     with pytest.raises(ProtocolError, match="another process, which is alive"):
         joining[1].result()
     for store in transport.stores:
-        store.require_place(Member(0, FIRST))
+        store.engine.job.require_place(Member(0, FIRST))
 
 
 def test_process_that_one_server_refuses_for_its_job_tells_the_others() -> None:
@@ -650,7 +650,7 @@ def test_server_that_was_restarted_does_not_know_the_worker() -> None:
     restarted = ParameterStore(server_index=1, num_servers=2)
     for spec in client._routing.tables.values():
         restarted.create_table(spec)
-    transport._handlers[1] = Handlers(restarted)
+    transport._handlers[1] = Handlers(restarted.engine)
 
     with pytest.raises(ProtocolError, match="worker 0 has not joined this job: was this server"):
         client.push_grad(gradients(), PUSH_ID).result()
@@ -658,7 +658,7 @@ def test_server_that_was_restarted_does_not_know_the_worker() -> None:
 
 def test_servers_of_different_pasts_do_not_serve_one_job() -> None:
     transport = transport_to(2)
-    transport.stores[0].begin_job()
+    transport.stores[0].engine.begin_job()
 
     with pytest.raises(ProtocolError, match=r"jobs before this one \(ps-0:1 1, ps-1:1 0\)"):
         ClusterClient(transport).join(0, INCARNATION, terms={}).result()

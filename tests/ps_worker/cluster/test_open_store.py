@@ -29,7 +29,7 @@ def test_store_of_a_role_without_servers_is_in_process() -> None:
     assert LOCAL.is_in_process
     with open_store(LOCAL, ClusterSection()) as store:
         assert isinstance(store, ParameterStore)
-        assert store.members.total == 1
+        assert store.engine.members.total == 1
 
 
 def test_store_in_process_waits_as_long_as_the_job_says() -> None:

@@ -28,7 +28,12 @@ def answers(limit_bytes: int = 2000) -> Answers:
     store = in_process()
     train(store, 0, 1)
     return [
-        (part, store.pull_state_chunk(part.request.keys, part.request.stretches).result())
+        (
+            part,
+            store.engine.pulls.state_chunk(
+                store.engine.job, part.request.keys, part.request.stretches
+            ).result(),
+        )
         for part in parts_of_pull(routing(limit_bytes), ALL, ["tower"])
     ]
 

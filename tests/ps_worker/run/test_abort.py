@@ -6,7 +6,7 @@ import pytest
 
 from protos.errors import AbortedError, CheckpointError, DataError, JobError
 from protos.role import WorkerRole
-from ps_server.store import ParameterStore
+from ps_server.engine.engine import Engine
 from ps_worker.cluster import connect
 from ps_worker.cluster.open_store import LOCAL
 from ps_worker.run.abort import job_ends_by_errors
@@ -35,13 +35,13 @@ def test_error_before_joining_ends_the_job_on_all_servers(
 ) -> None:
     """They are told whether it comes again, by which they decide on their update logs."""
     told_of: list[bool] = []
-    abort_store = ParameterStore.abort
+    abort = Engine.abort
 
-    def note(store: ParameterStore, worker: int, reason: str, *, comes_again: bool) -> None:
+    def note(engine: Engine, worker: int, reason: str, *, comes_again: bool) -> None:
         told_of.append(comes_again)
-        abort_store(store, worker, reason, comes_again=comes_again)
+        abort(engine, worker, reason, comes_again=comes_again)
 
-    monkeypatch.setattr(ParameterStore, "abort", note)
+    monkeypatch.setattr(Engine, "abort", note)
     with cluster(num_servers=2, num_workers=2) as servers:
         waiting = [store.barrier("start", 0, step=0) for store in servers.stores]
 

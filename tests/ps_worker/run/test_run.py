@@ -31,7 +31,7 @@ def run_of(
         small_model(),
         settings,
         worker=worker,
-        num_workers=store.members.num_workers,
+        num_workers=store.engine.members.num_workers,
         is_in_process=is_in_process,
     )
 
@@ -115,7 +115,7 @@ def test_worker_that_ends_early_leaves_its_place_and_no_gradient(
         next(steps)
         worker.end_early()
 
-        lost = store.pass_time(0.25)
+        lost = store.engine.job.pass_time(0.25)
         status = store.status()
         first.leave()
 

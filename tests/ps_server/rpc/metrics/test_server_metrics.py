@@ -56,10 +56,14 @@ class Server:
         self.backlog = Backlog(max_calls=1)
         self.hot_keys = HotKeys()
         self.service = Service(
-            Handlers(self.store), Activity(), backlog=self.backlog, hot_keys=self.hot_keys
+            Handlers(self.store.engine), Activity(), backlog=self.backlog, hot_keys=self.hot_keys
         )
         self.metrics = ServerMetrics(
-            self.store, self.service.counts, self.backlog, lambda: None, per_worker=per_worker
+            self.store.engine,
+            self.service.counts,
+            self.backlog,
+            lambda: None,
+            per_worker=per_worker,
         )
 
     async def call(self, call: calls.Call, argument: object) -> None:
@@ -92,7 +96,7 @@ class Server:
         await self.call(calls.PULL_SPARSE, request)
 
     def status(self) -> Status:
-        return server_status(self.store, self.service.counts, self.service.hot_keys)
+        return server_status(self.store.engine, self.service.counts, self.service.hot_keys)
 
     def scrape(self) -> Samples:
         registry = CollectorRegistry()
@@ -281,14 +285,14 @@ def test_workers_are_counted_by_state() -> None:
         return {name: value(samples, "ctr_ps_workers", state=name) for name in names}
 
     assert states() == {"present": 2, "left": 1, "lost": 0, "missing": 0}
-    server.store.pass_time(5.0)
+    server.store.engine.pass_time(5.0)
     assert value(server.scrape(), "ctr_ps_silence_max_seconds") == 5.0
     assert value(server.scrape(), "ctr_ps_job_worker_silence_seconds", worker="2") == 5.0
 
 
 def test_silence_is_that_of_the_worker_that_is_silent_for_longest() -> None:
     server = Server(num_workers=2)
-    server.store.pass_time(5.0)
+    server.store.engine.pass_time(5.0)
     asyncio.run(server.push(3, worker=1))
 
     assert value(server.scrape(), "ctr_ps_silence_max_seconds") == 5.0
@@ -300,7 +304,7 @@ def test_lease_is_there_where_workers_have_one() -> None:
     assert ("ctr_ps_lease_seconds", ()) not in server.scrape()
 
     store.join(0, INCARNATION, terms={}, lease=lease).result()
-    server.metrics = ServerMetrics(store, {}, server.backlog, lambda: None)
+    server.metrics = ServerMetrics(store.engine, {}, server.backlog, lambda: None)
 
     assert value(server.scrape(), "ctr_ps_lease_seconds") == 30.0
 
@@ -364,7 +368,7 @@ def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None
 
     server = Server(per_worker=True)
     server.metrics = ServerMetrics(
-        server.store,
+        server.store.engine,
         server.service.counts,
         server.backlog,
         Log,
@@ -392,7 +396,7 @@ def test_figures_of_the_update_log_are_its_own() -> None:
 
     server = Server()
     server.metrics = ServerMetrics(
-        server.store,
+        server.store.engine,
         server.service.counts,
         server.backlog,
         Log,
@@ -477,7 +481,7 @@ def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
 
     asyncio.run(body())
     server.store.leave(2, step=0)
-    server.store.pass_time(4.0)
+    server.store.engine.pass_time(4.0)
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
     status = server.status()
 

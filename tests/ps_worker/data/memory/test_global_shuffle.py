@@ -87,7 +87,7 @@ def test_rows_go_through_real_servers_which_keep_nothing() -> None:
         dealt = shuffle(fleets, shares)
 
         assert_each_row_once(shares, dealt, within=0.02)
-        assert [store.waiting() for store in servers.stores] == [[], []]
+        assert [store.engine.job.waiting() for store in servers.stores] == [[], []]
 
 
 @pytest.mark.slow

@@ -1,0 +1,340 @@
+"""Pushes from their first chunk until they count: assembled, entered once, applied in order, recorded.
+
+    chunk --take--> waits for others | known: answered as the first time | ready: all of the push
+    ready --refuse--> refused again when it comes again
+          --enter_part--> a part of a step --step complete--> applied by the caller --> step_applied
+          --begin_arrival--> applied by the caller --> arrival_applied, or abandon_arrival
+
+Each arrow takes the lock once. Nothing of a push changes parameters before all of it was checked.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from protos.errors import LostPushesError, ProtocolError, counted
+from protos.futures import Answered
+from protos.gradients import Gradients
+from protos.store import (
+    Acknowledged,
+    Applied,
+    Future,
+    Member,
+    PushId,
+    Staleness,
+    Version,
+    WorkerProgress,
+)
+from ps_server.coordination.arrivals import Answer
+from ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
+from ps_server.coordination.membership import Membership
+from ps_server.coordination.pending_calls import PendingCalls, T, answer_all, raise_error
+from ps_server.coordination.push_assembly import PushAssembler
+from ps_server.coordination.push_ledger import (
+    MAX_VERSION,
+    PushLedger,
+    PushState,
+    lost_pushes,
+    require_plausible,
+)
+from ps_server.coordination.steps import CompleteStep, StepAggregator
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A part of a step that was taken.
+
+    Attributes:
+        complete: The step that the caller applies now; None: none is complete, or another thread applies one.
+        at: The version once all steps that are complete now are applied.
+    """
+
+    complete: CompleteStep | None
+    at: Version
+
+
+@dataclass(frozen=True, slots=True)
+class StepApplied:
+    """What follows from a step that was applied.
+
+    Attributes:
+        answers: To the calls that it makes ready; `answer_all` answers them.
+        complete: The next step that the caller applies; None: it is not complete.
+    """
+
+    answers: list[Answer]
+    complete: CompleteStep | None
+
+
+class PushIntake:
+    """All pushes of a job, to be applied on arrival or as parts of steps. Thread-safe.
+
+    Attributes:
+        ledger: Which pushes are applied; needs the lock, as the others do.
+        examples: Of applied pushes, by worker.
+        staleness: Of applied pushes.
+    """
+
+    def __init__(self, members: Membership, steps: StepAggregator, calls: PendingCalls) -> None:
+        self._members = members
+        self._steps = steps
+        self._calls = calls
+        self._assembler = PushAssembler(members.all)
+        self.ledger = PushLedger(members.all)
+        self.examples: dict[int, int] = {}
+        self.staleness = Staleness()
+
+    @property
+    def version(self) -> Version:
+        """Steps applied."""
+        return self._steps.version
+
+    @property
+    def batches(self) -> int:
+        """Batches applied, those of the runs that this one resumes included."""
+        return self._steps.batches
+
+    # Entering
+
+    def require_push(self, push_id: PushId) -> None:
+        """Raises ProtocolError unless the job has the worker, and the push id's numbers are plausible."""
+        self._members.require(push_id.worker)
+        require_plausible(self._members.name(push_id.worker), push_id)
+
+    def take(
+        self, chunk: Chunk, push_id: PushId, step: Version | None
+    ) -> list[Chunk] | Future[Version]:
+        """Takes a chunk of a push.
+
+        Args:
+            chunk: One of those of the push.
+            push_id: Its identity.
+            step: Of which it is the worker's part; None: it is applied on arrival.
+
+        Returns:
+            All chunks of the push, in order, if none is missing any more: the caller checks it, and enters or
+            refuses it. Else the answer: now if others are missing, as to the first if it came before.
+
+        Raises:
+            ProtocolError: If it contradicts other chunks of the push, comes too late, the worker is not of
+                this job, or another process has its place.
+            Exception: That for which the push was refused.
+        """
+        self.require_push(push_id)
+        if chunk.num_chunks == 1 and not chunk.chunk:
+            return [chunk]
+        with self._calls.lock:
+            self._members.require_not_gone(push_id)
+            came_before = self._has_entered(push_id, step) or self._assembler.is_complete(push_id)
+            chunks = None if came_before else self._assembler.add(push_id, chunk)
+        if came_before:
+            return self.when_pushed(push_id, step)
+        return Answered(self.version) if chunks is None else chunks
+
+    def _has_entered(self, push_id: PushId, step: Version | None) -> bool:
+        if step is not None:
+            return self._steps.has_part(push_id.worker, step)
+        return self.ledger.state(push_id) is not PushState.NEW
+
+    def refuse(self, push_id: PushId, error: Exception) -> None:
+        """A push that was taken in several chunks was refused: they are refused if they come again."""
+        with self._calls.change(even_if_failed=True):
+            if not self._members.is_gone(push_id):
+                self._assembler.refuse(push_id, error)
+
+    def when_pushed(self, push_id: PushId, step: Version | None) -> Future[Version]:
+        """Answers a push that came before as that one is: once it is applied, or its step waits for others.
+
+        The future raises what that one raised.
+        """
+        name = f"push {push_id.sequence} of {self._members.name(push_id.worker)}"
+
+        def poll() -> Callable[[], Version] | None:
+            if self._assembler.is_complete(push_id):
+                return None
+            if not self._has_entered(push_id, step):
+                refusal = self._assembler.refusal(push_id)
+                return partial(
+                    raise_error, refusal or ProtocolError(f"{name} failed, see the server's log")
+                )
+            is_applying = (
+                self._steps.num_complete > self._steps.version
+                if step is not None
+                else self.ledger.state(push_id) is PushState.APPLYING
+            )
+            return None if is_applying else (lambda: self.version)
+
+        return self._calls.wait(poll, lambda: f"{name} is still being applied")
+
+    # On arrival
+
+    def begin_arrival(self, push_id: PushId) -> bool:
+        """A push begins to be applied on arrival; ends with `arrival_applied` or `abandon_arrival`.
+
+        Returns:
+            Whether it is new; else it came before, and `when_pushed` answers it.
+
+        Raises:
+            ProtocolError: If a synchronous step waits for parts or is being applied, the worker is not of
+                this job, or another process has its place.
+        """
+        with self._calls.lock:
+            self._calls.require_no_failure()
+            self._members.require_not_gone(push_id)
+            if self.ledger.begin(push_id) is not PushState.NEW:
+                return False
+            try:
+                self._steps.begin_arrival(push_id.worker)
+            except ProtocolError:
+                self.ledger.abandon(push_id)
+                raise
+            self._assembler.enter(push_id)
+            return True
+
+    def arrival_applied(self, push_id: PushId) -> list[Answer]:
+        """Counts a push that was applied on arrival; see the invariants for the lock around it.
+
+        Returns:
+            Answers to the calls that it makes ready; `answer_all` answers them.
+        """
+        with self._calls.lock:
+            self.ledger.note(push_id)
+            self._count(push_id, version=self._steps.version, batches=push_id.batches)
+            self._steps.end_arrival(push_id.batches)
+            return self._calls.take_ready()
+
+    def abandon_arrival(self, push_id: PushId) -> None:
+        """A push could not be applied on arrival: it does not count."""
+        with self._calls.change(even_if_failed=True):
+            self.ledger.abandon(push_id)
+            self._steps.end_arrival(0)
+
+    def _count(self, push_id: PushId, *, version: Version, batches: int) -> None:
+        """Counts a push that is applied to `version`; needs the lock."""
+        self.staleness = self.staleness.add(max(0, version - push_id.pulled), batches)
+        self.examples[push_id.worker] = self.examples.get(push_id.worker, 0) + push_id.examples
+
+    # Steps
+
+    def enter_part(self, gradients: Gradients, push_id: PushId, step: Version) -> Entered:
+        """Takes a worker's part of a synchronous step, once.
+
+        Raises:
+            ProtocolError: If the worker is not at this step or has gradients of no examples, or another
+                process has its place.
+        """
+        has_own = gradients.dense and all(grad.examples for grad in gradients.dense.values())
+        if push_id.divisor <= 0 and (gradients.sparse or (gradients.dense and not has_own)):
+            raise ProtocolError(
+                f"{self._members.name(push_id.worker)} pushed gradients for step {step} that says it has "
+                f"{push_id.divisor:g} examples: a step is divided by the examples of its push ids"
+            )
+        with self._calls.lock:
+            self._calls.require_no_failure()
+            self._members.require_not_gone(push_id)
+            if self._steps.has_part(push_id.worker, step):
+                self.ledger.duplicates += 1
+            else:
+                self._steps.add(push_id, step, gradients)
+            self._assembler.enter(push_id)
+            entered = Entered(self._steps.take_complete_step(), self._steps.num_complete)
+            answers = self._calls.take_ready()
+        answer_all(answers)
+        return entered
+
+    def take_complete_step(self) -> CompleteStep | None:
+        """Returns the next step to apply; its taker then calls `step_applied`, or `Coordinator.step_failed`.
+
+        None if none is complete, or another is being applied: who applies that takes the next one, too.
+        """
+        with self._calls.lock:
+            return None if self._calls.failure else self._steps.take_complete_step()
+
+    def step_applied(self, step: CompleteStep) -> StepApplied:
+        """Moves the version on; see the invariants for the lock around it."""
+        with self._calls.lock:
+            for push_id in step.push_ids:
+                self.ledger.note_part(push_id)
+                self._count(push_id, version=step.step, batches=1)
+            self._steps.step_applied(sum(push_id.batches for push_id in step.push_ids))
+            answers = self._calls.take_ready()
+            following = None if self._calls.failure else self._steps.take_complete_step()
+            return StepApplied(answers, following)
+
+    def at_version(self, at: Version | None, answer: Callable[[], T]) -> Future[T]:
+        """Answers once the version is `at`; None answers now.
+
+        The future raises WaitTimeoutError if the version does not come, naming the workers that are behind.
+        """
+        self._calls.require_no_failure()
+        if at is None:
+            return Answered(answer())
+
+        def describe() -> str:
+            step = self._steps.version
+            late = f"version {at} did not come within {self._calls.wait_limit_s:g} s: step {step}"
+            if self._steps.num_complete > step:
+                return f"{late} is still being applied; see the server's log"
+            return (
+                f"{late} lacks the gradients of {self._members.names(self._steps.behind(step))}; "
+                f"see their logs"
+            )
+
+        return self._calls.wait(
+            lambda: answer if self._steps.version >= at else None,
+            describe,
+            self._calls.for_version,
+        )
+
+    def when_applied(self, at: Version | None = None) -> Future[Version]:
+        """Answers with the version, once it is `at`; None: once all steps complete now are applied."""
+        at = self._steps.num_complete if at is None else at
+        version = self._steps.version
+        return Answered(version) if version >= at else self.at_version(at, lambda: self.version)
+
+    # State; all of this needs the lock
+
+    def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
+        """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
+        if (pushes := self.ledger.num_applied(member)) < acknowledged.pushes:
+            raise self._lost(
+                member,
+                f"acknowledged to it: {counted(acknowledged.pushes, 'push')}, there: {pushes}",
+            )
+        if (step := self._steps.next_step(member.worker)) < acknowledged.steps:
+            raise self._lost(
+                member,
+                f"its part of step {acknowledged.steps - 1} was acknowledged, and that of step {step} is "
+                f"not there",
+            )
+
+    def _lost(self, member: Member, lost: str) -> LostPushesError:
+        return lost_pushes(self._members.name(member.worker), lost)
+
+    def applied(self) -> Applied:
+        """Returns what is applied."""
+        return Applied(version=self.version, batches=self.batches, workers=self.ledger.progress())
+
+    def waiting(self) -> list[WaitingPart | WaitingChunk]:
+        """Returns the parts of steps that are not applied, and the chunks of pushes that lack others."""
+        return [*self._steps.waiting(), *self._assembler.waiting()]
+
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], batches: int
+    ) -> None:
+        """Resumes an earlier run; its workers' progress holds until they push.
+
+        Raises:
+            ProtocolError: If this run has begun, or the other had more workers.
+        """
+        if max(version, batches) > MAX_VERSION:
+            raise ProtocolError(
+                f"a run cannot resume at version {version} with {batches} batches, above {MAX_VERSION}"
+            )
+        for worker, each in progress.items():
+            self._members.require(worker)
+            require_plausible(self._members.name(worker), each)
+        self._steps.resume(version, batches)
+        # Else it comes late: pushes that complete no batch leave the version as it is.
+        if not self.ledger.has_begun:
+            self.ledger.restore(progress)

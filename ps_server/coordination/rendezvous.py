@@ -1,0 +1,229 @@
+"""Where workers wait for each other: barriers, all-reduces, clocks and the mailbox.
+
+    arrive, advance, post, take --> a future, answered by the event that makes it ready
+
+Each call is an event under the lock of the job, and an answer without it.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from protos.errors import PlaceLostError, ProtocolError, WaitTimeoutError, counted
+from protos.futures import Answered, WaitingFuture
+from protos.limits import CHUNK_BYTES
+from protos.store import (
+    Future,
+    Message,
+    Numbers,
+    Reduced,
+    ReduceOp,
+    Version,
+    require_numbers,
+)
+from ps_server.coordination.all_reduce import Contribution
+from ps_server.coordination.arrivals import Arrivals
+from ps_server.coordination.clocks import Clocks
+from ps_server.coordination.job_state import WaitingArrival, WaitingMessage
+from ps_server.coordination.mailbox import Mailbox
+from ps_server.coordination.membership import Membership
+from ps_server.coordination.pending_calls import PendingCalls, raise_error
+from ps_server.coordination.push_ledger import require_number
+from ps_server.coordination.steps import StepAggregator
+
+
+class Rendezvous:
+    """The calls by which the workers of a job wait for each other. Thread-safe.
+
+    Attributes:
+        mailbox: Messages between workers; needs the lock.
+    """
+
+    def __init__(
+        self,
+        members: Membership,
+        steps: StepAggregator,
+        clocks: Clocks,
+        arrivals: Arrivals,
+        calls: PendingCalls,
+        *,
+        inbox_bytes: int,
+    ) -> None:
+        """Nobody waits yet; `inbox_bytes` limits the messages that wait for one worker."""
+        self._members = members
+        self._steps = steps
+        self._clocks = clocks
+        self._arrivals = arrivals
+        self._calls = calls
+        self.mailbox = Mailbox(members, inbox_bytes=inbox_bytes)
+
+    def barrier(
+        self, name: str, worker: int, *, step: Version, number: int | None = None
+    ) -> Future[Version]:
+        """See `protos.store.Store`; `number` is that of the barrier among those of the worker, from 1."""
+        return self._arrive(name, worker, step, number, None)
+
+    def all_reduce(
+        self,
+        name: str,
+        worker: int,
+        values: Numbers,
+        op: ReduceOp,
+        *,
+        step: Version,
+        remember: bool = True,
+        number: int | None = None,
+    ) -> Future[Reduced]:
+        """See `protos.store.Store`; `number` is as for `barrier`."""
+        require_numbers(name, values)
+        own = values.copy()
+        own.flags.writeable = False
+        return self._arrive(name, worker, step, number, Contribution(own, op, remember))
+
+    def _arrive(
+        self,
+        name: str,
+        worker: int,
+        step: Version,
+        number: int | None,
+        contribution: Contribution | None,
+    ) -> Future[Any]:
+        future: WaitingFuture[Any] = WaitingFuture(
+            self._calls.wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
+        )
+        with self._calls.change():
+            require_number(self._members.name(worker), "step", step)
+            outcome = self._arrivals.arrive(name, worker, step, number, contribution, future)
+        if outcome is None:
+            return future
+        return Answered(outcome.answer(None if contribution is None else contribution.values))
+
+    def _barrier_timeout(
+        self, name: str, worker: int, future: WaitingFuture[Any]
+    ) -> WaitTimeoutError:
+        with self._calls.lock:
+            places = self._arrivals.places_of_missing(name)
+            is_applying = self._steps.num_complete > self._steps.version
+            self._arrivals.give_up(name, worker, future)
+        limit_s = self._calls.wait_limit_s
+        if not places and is_applying:
+            return WaitTimeoutError(
+                f"barrier {name!r}: all workers came, but steps were not applied within {limit_s:g} s; see "
+                f"the server's log"
+            )
+        elsewhere = "".join(
+            f"; {self._members.name(other)} waits at {place!r}"
+            for other, place in places.items()
+            if place
+        )
+        return WaitTimeoutError(
+            f"barrier {name!r}: {self._members.names(list(places))} did not come within {limit_s:g} s; see "
+            f"their logs{elsewhere}"
+        )
+
+    def advance(
+        self, worker: int, clock: int, *, at_least: int, after_barrier: int | None = None
+    ) -> Future[int]:
+        """See `protos.store.Store`; `after_barrier` is the number of the barrier that it came to last.
+
+        A call from before a barrier that the worker has left sets no clock.
+        """
+
+        def poll() -> Callable[[], int] | None:
+            slowest = self._clocks.slowest()
+            if slowest is None:
+                return lambda: at_least
+            return None if slowest < at_least else lambda: slowest
+
+        def describe() -> str:
+            behind = ", ".join(
+                f"{self._members.name(worker)} only {clock}"
+                for worker, clock in self._clocks.behind(at_least).items()
+            )
+            return (
+                f"not all workers finished {counted(at_least, 'step')} within "
+                f"{self._calls.wait_limit_s:g} s: {behind}; see their logs"
+            )
+
+        with self._calls.change():
+            if after_barrier is not None and after_barrier < self._arrivals.passed.newest(worker):
+                return Answered(at_least)  # it comes late, and its worker has counted from 0 since
+            require_number(self._members.name(worker), "clock", clock)
+            self._clocks.advance(worker, clock, at_least)
+        return self._calls.wait(poll, describe, self._calls.for_clocks)
+
+    def post(self, exchange: str, message: Message) -> Future[None]:
+        """See `protos.store.Store`."""
+
+        def poll() -> Callable[[], None] | None:
+            if (fault := self.mailbox.fault_of_post(exchange, message)) is not None:
+                return partial(raise_error, _broken(fault))
+            return _nothing if self.mailbox.is_accepted(exchange, message) else None
+
+        def describe() -> str:
+            return (
+                f"exchange {exchange!r}: worker {message.receiver} took no messages within "
+                f"{self._calls.wait_limit_s:g} s, so there is no room for more; see its log"
+            )
+
+        with self._calls.change():
+            self.mailbox.post(exchange, message)
+        return self._calls.wait(poll, describe)
+
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
+        """See `protos.store.Store`."""
+
+        def poll() -> Callable[[], Sequence[Message]] | None:
+            messages = self.mailbox.take(exchange, worker, CHUNK_BYTES)
+            if messages is not None:
+                return lambda: messages
+            fault = self.mailbox.fault_of_take(exchange, worker)
+            return None if fault is None else partial(raise_error, _broken(fault))
+
+        def describe() -> str:
+            missing = self._members.names(self.mailbox.missing(exchange, worker))
+            return (
+                f"exchange {exchange!r}: nothing came for worker {worker} within "
+                f"{self._calls.wait_limit_s:g} s: {missing} have not posted their last message; see their "
+                f"logs"
+            )
+
+        with self._calls.change():
+            self.mailbox.acknowledge(exchange, worker, received)
+        return self._calls.wait(poll, describe)
+
+    # All of this needs the lock
+
+    def leave(self, worker: int) -> None:
+        """Nobody waits for a worker that has left."""
+        self._arrivals.leave(worker)
+        self._clocks.pause(worker)
+        self.mailbox.leave(worker)
+
+    def forget_arrivals(self, worker: int) -> None:
+        """Another process has a worker's place, and comes by itself to where that one waits.
+
+        At the first barrier it may not have loaded yet. In the steps and clocks the worker stays absent: that
+        one had ended its steps before the barrier, so there are none for the new process to take part in.
+        """
+        error = PlaceLostError(
+            f"another process has taken the place of {self._members.name(worker)} while this one waited"
+        )
+        for future in self._arrivals.take(worker):
+            self._calls.refuse(future, error)
+
+    def missing(self) -> dict[str, list[int]]:
+        """Returns the workers that others wait for, by the barrier where they do."""
+        return {f"barrier {name}": of for name, of in self._arrivals.missing().items()}
+
+    def waiting(self) -> list[WaitingArrival | WaitingMessage]:
+        """Returns the arrivals that wait, and the messages that are to be taken."""
+        return [*self._arrivals.waiting(), *self.mailbox.waiting()]
+
+
+def _nothing() -> None:
+    return None
+
+
+def _broken(fault: str) -> ProtocolError:
+    return ProtocolError(f"{fault}; all workers must take part in an exchange to its end")

@@ -1,0 +1,477 @@
+"""The engine of a server: what happens comes in, what is decided and answered goes out.
+
+    call or tick --> journal: written first --> coordinator: decided under its lock --> answered
+                                                     `--> applier: parameters changed, then counted
+
+The server is a state machine. Its ground state is a checkpoint, its history the update log; its inputs are
+the methods here, in the order in which the journal has them. Time comes in as `pass_time` and as two clocks,
+the disk as a journal and as folders of checkpoints, so any number of engines can run in one process.
+`ps_server.store.ParameterStore` is the in-process `Store` over an engine, `ps_server.rpc` the shell over
+gRPC.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+from protos.chunking import PushChunk, join_push
+from protos.gradients import Gradients
+from protos.placement import ShardMap
+from protos.role import Members
+from protos.store import (
+    Acknowledged,
+    Future,
+    InferenceSettings,
+    Joined,
+    Lease,
+    Member,
+    Message,
+    ModelState,
+    Numbers,
+    PushId,
+    Reduced,
+    ReduceOp,
+    StateChunk,
+    StoreStatus,
+    Version,
+    WorkerProgress,
+)
+from protos.store.state_chunks import join_state
+from ps_server.checkpoint.files.manifest import Share
+from ps_server.checkpoint.inference import write_inference_share
+from ps_server.checkpoint.roots import Roots
+from ps_server.checkpoint.writer import check_folder, shared_folder, write_share
+from ps_server.coordination.coordinator import Coordinator
+from ps_server.coordination.job_state import JobState
+from ps_server.coordination.mailbox import INBOX_BYTES
+from ps_server.engine.applier import Applier
+from ps_server.engine.journal import (
+    BACK,
+    BACK_JSON,
+    LOST,
+    LOST_JSON,
+    NEW_JOB,
+    NO_JOURNAL,
+    EngineState,
+    Journal,
+    Owner,
+)
+from ps_server.engine.pulls import Pulls
+from ps_server.parameters import Parameters
+from ps_server.settings import DEFAULT_WAIT_LIMIT_S
+from ps_server.snapshot.snapshots import Snapshots
+from ps_server.table.rows.statistics import Clock, wall_clock
+
+
+class Engine:
+    """Tables, dense blocks and coordination of one process. Thread-safe.
+
+    Attributes:
+        owner: Which server of which job this is.
+        shard_map: The servers of shards and pieces.
+        members: Workers of a job, and its heter trainers.
+        jobs_before: Jobs that were served before this one.
+        job: Coordination of the present job.
+        parameters: What is trained.
+        pulls: Reads them.
+        snapshots: Keeps saves and changes of them apart.
+        places: Held around what decides who has the place of a worker, and around its record, so that the
+            journal has these in the order in which they happen.
+        journal: Told of all that changes this, before it does.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_workers: int = 1,
+        num_heter: int = 0,
+        server_index: int = 0,
+        num_servers: int = 1,
+        wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
+        inbox_bytes: int = INBOX_BYTES,
+        memory_limit: int | None = None,
+        checkpoint_roots: Sequence[str] = (),
+        clock: Clock = wall_clock,
+        monotonic: Callable[[], float] = time.monotonic,
+        has_update_log: bool = False,
+    ) -> None:
+        """Makes an empty engine.
+
+        Args:
+            num_workers: Workers of the job.
+            num_heter: Its heter trainers, numbered behind the workers.
+            server_index: Which server of the cluster this is.
+            num_servers: Servers of the cluster; 1 holds everything.
+            wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
+            inbox_bytes: Limit of the messages that wait for one worker.
+            memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
+            checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
+            clock: The time at which rows are seen.
+            monotonic: The clock for saves, in seconds.
+            has_update_log: Its calls are logged, so that a process after this one can go on where it was.
+        """
+        self.owner = Owner(
+            server_index=server_index,
+            num_servers=num_servers,
+            num_workers=num_workers,
+            num_heter=num_heter,
+        )
+        self.shard_map = ShardMap.of(num_servers)
+        self.members = Members(num_workers, num_heter)
+        self.parameters = Parameters(
+            num_workers=self.members.total,
+            server_index=server_index,
+            shard_map=self.shard_map,
+            memory_limit=memory_limit,
+            clock=clock,
+        )
+        self.snapshots = Snapshots(wait_limit_s=wait_limit_s, monotonic=monotonic)
+        self._applier = Applier(self.members, self.parameters, self.snapshots)
+        self.pulls = Pulls(self.parameters, self._applier)
+        self.places = threading.Lock()
+        self.journal: Journal = NO_JOURNAL
+        self._wait_limit_s = wait_limit_s
+        self._inbox_bytes = inbox_bytes
+        self._has_update_log = has_update_log
+        self._roots = Roots(checkpoint_roots)
+        self._on_shard: Callable[[], None] = lambda: None  # of a recovery
+        self._on_failure: Callable[[str], None] = lambda _: None
+        self._begin_job(0)
+
+    @property
+    def keeps_log(self) -> bool:
+        """Whether what happens is written, so that a process after this one can carry it out again."""
+        return self.journal is not NO_JOURNAL
+
+    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
+        """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
+        self._on_failure = on_failure
+        self.job.call_on_failure(on_failure)
+
+    def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
+        """Applies complete synchronous steps of more than `inline_values` gradient values in an executor.
+
+        Otherwise they are applied by the call that completes them, as for a store in process. `leave` always
+        returns after the steps that it completes.
+        """
+        self._applier.use_executor(executor, inline_values=inline_values)
+
+    # Jobs and recovery
+
+    def begin_job(self) -> None:
+        """Keeps the parameters, and forgets the workers of the last job and what was seen of them."""
+        with self.journal.written(NEW_JOB, b""):
+            self._begin_job(self.jobs_before + 1)
+
+    def _begin_job(self, jobs_before: int) -> None:
+        self.jobs_before = jobs_before
+        self.job = Coordinator(
+            self.members,
+            wait_limit_s=self._wait_limit_s,
+            inbox_bytes=self._inbox_bytes,
+            on_failure=self._on_failure,
+            jobs_before=jobs_before,
+            has_update_log=self._has_update_log,
+        )
+        self.parameters.reset_subscribers()
+
+    def state(self) -> EngineState:
+        """Returns what `restore` and the calls that wait make of an engine with the same parameters.
+
+        To be called while nothing changes them.
+        """
+        tables, blocks = self.parameters.declared()
+        return EngineState(
+            owner=self.owner,
+            epoch=self.shard_map.epoch,
+            jobs_before=self.jobs_before,
+            job=self.job.state(),
+            waiting=self.job.waiting(),
+            tables=tables,
+            blocks=blocks,
+        )
+
+    def restore(self, jobs_before: int, state: JobState) -> None:
+        """Takes over the state of a server before this one, whose parameters it has."""
+        self._begin_job(jobs_before)
+        self.job.restore(state)
+
+    @contextmanager
+    def recovering(self, on_shard: Callable[[], None]) -> Iterator[None]:
+        """Each step is applied by the call that completes it, and loads call `on_shard`, within the block."""
+        before, self._on_shard = self._on_shard, on_shard
+        try:
+            with self._applier.inline():
+                yield
+        finally:
+            self._on_shard = before
+
+    # Who takes part
+
+    def join(
+        self,
+        member: Member,
+        *,
+        terms: Mapping[str, str],
+        lease: Lease | None = None,
+        only_asks: bool = False,
+    ) -> Future[Joined]:
+        """A process takes the place of a worker here, or asks for it; the caller holds `places`."""
+        return self.job.join(member, terms, lease, only_asks=only_asks)
+
+    def admit(self, member: Member, acknowledged: Acknowledged | None = None) -> None:
+        """A process calls, which is a sign of life; see `Coordinator.admit`."""
+        with self.places:
+            if self.job.admit(member, acknowledged):
+                return
+            with self.journal.written(BACK, BACK_JSON.dump_json(member)):
+                self.job.bring_back(member)
+            self.job.admit(member, acknowledged)
+
+    def renew(self, worker: int, *, is_last: bool = False) -> None:
+        """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
+        self.job.require_no_failure()
+        if is_last:
+            self.job.end_lease(worker)
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes, by which workers may be lost of which nothing is heard."""
+        with self.places:
+            if lost := self.job.pass_time(seconds):
+                with self.journal.written(LOST, LOST_JSON.dump_json(lost)):
+                    self.lose(lost)
+
+    def lose(self, workers: Sequence[int]) -> None:
+        """Workers are lost: by the rule of the job it ends, or they leave, or others take their places."""
+        self.job.lose(workers)
+        self._apply_complete_steps()
+
+    def leave(self, worker: int, *, step: Version) -> None:
+        """See `protos.store.Store`."""
+        job = self.job
+        job.leave(worker, step=step)
+        self._apply_complete_steps(by_caller=True)
+        if not job.failure:
+            job.pushes.when_applied().result()
+
+    def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
+        """See `protos.store.Store`."""
+        self.job.abort(worker, reason, comes_again=comes_again)
+
+    # Pushes
+
+    def push_chunk(
+        self, chunk: PushChunk | StateChunk, push_id: PushId, *, at: Version | None = None
+    ) -> Future[Version]:
+        """Takes a chunk of a push; the last to come pushes, the others are answered at once.
+
+        Raises:
+            ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`
+                or `push_state` of `protos.store.Store`.
+        """
+        pushes = self.job.pushes
+        taken = pushes.take(chunk, push_id, at)
+        if not isinstance(taken, list):
+            return taken
+        try:
+            if states := [each for each in taken if isinstance(each, StateChunk)]:
+                return self.push_state(join_state(states), push_id)
+            parts = [each for each in taken if isinstance(each, PushChunk)]
+            return self.push(join_push(parts), push_id, at)
+        except Exception as error:
+            if chunk.num_chunks > 1:
+                pushes.refuse(push_id, error)
+            raise
+
+    def push(self, gradients: Gradients, push_id: PushId, at: Version | None) -> Future[Version]:
+        """Takes all of a push, whose push id was checked: `push_grad` of `protos.store.Store`."""
+        job, parameters = self.job, self.parameters
+        parameters.check(gradients)
+        if at is None:
+            return self._applier.apply_arrival(
+                job,
+                push_id,
+                lambda: parameters.apply(
+                    gradients,
+                    push_id.worker,
+                    step=job.pushes.batches,
+                    staleness=max(0, job.pushes.version - push_id.pulled),
+                ),
+            )
+        entered = job.pushes.enter_part(gradients, push_id, at)
+        self._applier.apply_steps(job, entered.complete)
+        return job.pushes.when_applied(entered.at)
+
+    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
+        """Takes all of a push of state, whose push id was checked."""
+        self.parameters.check_state(state)
+        return self._applier.apply_arrival(
+            self.job, push_id, lambda: self.parameters.write_state(state)
+        )
+
+    def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
+        """Applies the steps that are complete since a worker takes no part in them."""
+        job = self.job
+        self._applier.apply_steps(job, job.pushes.take_complete_step(), by_caller=by_caller)
+
+    # Where workers wait for each other
+
+    def wait_version(self, at: Version) -> Future[Version]:
+        """See `protos.store.Store`; of this process's parameters."""
+        pushes = self.job.pushes
+        return pushes.at_version(at, lambda: pushes.version)
+
+    def barrier(
+        self, name: str, worker: int, *, step: Version, number: int | None = None
+    ) -> Future[Version]:
+        """See `Rendezvous`."""
+        future = self.job.rendezvous.barrier(name, worker, step=step, number=number)
+        self._apply_complete_steps()
+        return future
+
+    def all_reduce(
+        self,
+        name: str,
+        worker: int,
+        values: Numbers,
+        op: ReduceOp,
+        *,
+        step: Version,
+        remember: bool = True,
+        number: int | None = None,
+    ) -> Future[Reduced]:
+        """See `Rendezvous`."""
+        future = self.job.rendezvous.all_reduce(
+            name, worker, values, op, step=step, remember=remember, number=number
+        )
+        self._apply_complete_steps()
+        return future
+
+    def advance(
+        self, worker: int, clock: int, *, at_least: int, after_barrier: int | None = None
+    ) -> Future[int]:
+        """See `Rendezvous`."""
+        return self.job.rendezvous.advance(
+            worker, clock, at_least=at_least, after_barrier=after_barrier
+        )
+
+    def post(self, exchange: str, message: Message) -> Future[None]:
+        """See `Rendezvous`."""
+        return self.job.rendezvous.post(exchange, message)
+
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
+        """See `Rendezvous`."""
+        return self.job.rendezvous.take(exchange, worker, received=received)
+
+    # Checkpoints
+
+    def check_folder(self, folder: str, token: str) -> None:
+        """Checks that `save_share` could write into a folder.
+
+        Raises:
+            CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
+                be written.
+        """
+        self._roots.require([folder])
+        check_folder(folder, token, self.owner.server_index)
+
+    def snapshot(self, token: str, base: str = "") -> None:
+        """Takes a snapshot of this process's parameters, for the `save_share` with the same token.
+
+        That has to follow soon; after a minute, or when another snapshot is taken, this one is dropped.
+        A segment of the update log begins with it.
+
+        Args:
+            token: Of the save to come.
+            base: Token of the save on which it is based, as a delta; empty: it is a full one.
+
+        Raises:
+            CheckpointError: If memory is short.
+            UnknownChangesError: If another save than the base was the last here.
+            WaitTimeoutError: If another save, or calls under way, do not end in time.
+            AbortedError: If the job has ended by an error: parameters may have a part of a step.
+            LogError: If the segment cannot be written.
+        """
+        self.journal.prepare_segment()
+        self.parameters.prepare_snapshot()
+        with self.snapshots.taking(token) as taking:
+            if taking is None:
+                return
+            with self.journal.alone():
+                with taking.moment():
+                    applied = self.job.applied()
+                    taking.snapshot = self.parameters.take_snapshot(applied, base)
+                    state = self.state() if self.keeps_log else None
+                if state is not None:
+                    self.journal.begin_segment(token, state)
+
+    def save_share(
+        self, folder: str, token: str, inference: InferenceSettings | None = None
+    ) -> Share:
+        """Writes this process's shards and pieces into a folder, and returns the entries written.
+
+        They are as of the snapshot of the same token, which ends with this.
+
+        Args:
+            folder: Of a save in progress.
+            token: Of that save.
+            inference: Contents of an inference checkpoint; None: everything.
+
+        Raises:
+            CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
+                be written; for inference also if a table keeps no scores, or weights are too large for the
+                dtype.
+            ProtocolError: If there is no such snapshot.
+        """
+        with self.snapshots.writing(token, is_base=inference is None) as snapshot:
+            self._roots.require([folder])
+            shared = shared_folder(folder, token)
+            where = (shared, self.owner.server_index, snapshot.tables, snapshot.blocks)
+            applied = snapshot.applied
+            if inference is not None:
+                entries = write_inference_share(*where, inference)
+                return Share(
+                    entries=tuple(entries), version=applied.version, batches=applied.batches
+                )
+            entries = write_share(
+                *where,
+                candidates=snapshot.candidates,
+                counters=snapshot.counters,
+                removed=snapshot.removed,
+            )
+            self.parameters.base = token
+        return Share(
+            entries=tuple(entries),
+            version=applied.version,
+            batches=applied.batches,
+            workers=applied.workers,
+        )
+
+    def load(
+        self,
+        url: str,
+        *,
+        only: Collection[str] = (),
+        token: str = "",
+        on_shard: Callable[[], None] | None = None,
+    ) -> None:
+        """Reads this process's shards and pieces: `load` of `protos.store.Store`.
+
+        The caller holds `snapshots.between_saves`, unless it is starting. `on_shard` is called after each
+        shard.
+        """
+        checkpoint = self._roots.open(url)
+        checkpoint.require_token(token)
+        self.parameters.load(checkpoint, only, self.snapshots.alone, on_shard or self._on_shard)
+
+    def resume(
+        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
+    ) -> None:
+        """See `protos.store.Store`."""
+        self.job.resume(version, progress, batches)
+
+    def status(self) -> StoreStatus:
+        """See `protos.store.Store`."""
+        return self.job.status(self.parameters.table_status(), self.snapshots.last)

@@ -1,0 +1,115 @@
+"""The journal of an engine: events, each written before it is carried out, and the heads of segments."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import TypeAdapter
+
+from protos.futures import Answered, Future
+from protos.gradients import Values
+from protos.role import Members
+from protos.spec import DenseSpec, TableSpec
+from protos.store import Member
+from ps_server.coordination.job_state import JobState, Waiting
+
+LOST, BACK, NEW_JOB = "lost", "back", "new job"
+"""Kinds of records of events that are no calls."""
+
+LOST_JSON = TypeAdapter(list[int])
+BACK_JSON = TypeAdapter(Member)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The server that writes a log: which one of how many, for which job."""
+
+    server_index: int
+    num_servers: int
+    num_workers: int
+    num_heter: int = 0
+
+    def __str__(self) -> str:
+        """Returns the server for a message."""
+        members = Members(self.num_workers, self.num_heter)
+        return f"server {self.server_index} of {self.num_servers}, for {members}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """What an engine knows at one moment, besides its parameters.
+
+    Attributes:
+        owner: The server.
+        epoch: Of its shard map.
+        jobs_before: Jobs that it had served.
+        job: What its coordinator knew.
+        waiting: What is part of that, and waits for others or is to be taken by them.
+        tables: That were declared.
+        blocks: Dense blocks that were declared, with the values that were given.
+    """
+
+    owner: Owner
+    epoch: int
+    jobs_before: int
+    job: JobState
+    waiting: Sequence[Waiting]
+    tables: Sequence[TableSpec]
+    blocks: Sequence[tuple[DenseSpec, Values | None]]
+
+
+class Journal(Protocol):
+    """Told of all that changes an engine, before it does."""
+
+    def written(self, kind: str, payload: bytes) -> AbstractContextManager[None]:
+        """Held around an event, which is written first."""
+        ...
+
+    def durable(self) -> Future[None]:
+        """Returns a future that completes when every event so far is durable."""
+        ...
+
+    def prepare_segment(self) -> None:
+        """A segment is to begin soon: does what need not be done in `alone`."""
+        ...
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Held while no event is carried out; raises WaitTimeoutError if those under way do not end."""
+        ...
+
+    def begin_segment(self, token: str, state: EngineState) -> None:
+        """Begins the segment that needs none before it once the save `token` is published; in `alone`."""
+        ...
+
+    def saved(self, token: str, folder: str) -> None:
+        """This server's share of a checkpoint is written; `folder` is the checkpoint's data folder."""
+        ...
+
+
+class NoJournal:
+    """A journal of nothing: a server that ends loses what was not saved."""
+
+    def written(self, kind: str, payload: bytes) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def durable(self) -> Future[None]:
+        """See `Journal`."""
+        return Answered(None)
+
+    def prepare_segment(self) -> None:
+        """See `Journal`."""
+
+    def alone(self) -> AbstractContextManager[None]:
+        """See `Journal`."""
+        return nullcontext()
+
+    def begin_segment(self, token: str, state: EngineState) -> None:
+        """See `Journal`."""
+
+    def saved(self, token: str, folder: str) -> None:
+        """See `Journal`."""
+
+
+NO_JOURNAL = NoJournal()
