@@ -1,7 +1,9 @@
-"""A small model and random batches, and one worker's training with them."""
+"""Jobs that train in this process; a small model, random batches, and a worker's training with them."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 
@@ -10,8 +12,12 @@ from ctr_model.models.model import Model
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.store import Store
+from ps_server.store import ParameterStore
 from ps_worker.job import Job, override_job
+from ps_worker.run.plan import plan_of
 from ps_worker.run.run import Run
+from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.train_job import train_job
 from ps_worker.training.meter import Progress
 
 NUM_DENSE, NUM_SLOTS = 3, 4
@@ -29,7 +35,31 @@ def small_model() -> Model:
 
 def job(mode: str, *overrides: str) -> Job:
     """Returns a job for the small model."""
-    return override_job({}, [f"strategy.mode={mode}", *overrides], source="test")
+    return job_of(f"strategy.mode={mode}", *overrides)
+
+
+def job_of(*settings: str) -> Job:
+    """Returns the default job with these settings."""
+    return override_job({}, settings, source="test")
+
+
+def train_alone(job: Job) -> Summary:
+    """Runs a job with one worker on a store in this process."""
+    return train_job(plan_of(job), ParameterStore())
+
+
+def train_together(
+    job: Job, num_workers: int = 2, *, store: ParameterStore | None = None
+) -> list[Summary]:
+    """Runs a job with several workers on a store in this process; returns the summary of each."""
+    plan = plan_of(job)
+    store = store or ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
+    works = [
+        partial(train_job, plan, store, worker=worker, num_workers=num_workers)
+        for worker in range(num_workers)
+    ]
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(pool.map(lambda work: work(), works))
 
 
 def random_batches(num_batches: int, batch_size: int, *, seed: int) -> list[Batch]:
