@@ -103,10 +103,10 @@ def test_loss_that_may_yet_be_below_the_base_rates_is_not_warned_of(caplog, inte
 
 @pytest.mark.parametrize(("loss", "is_above"), [(0.4, True), (0.3, False)])
 def test_base_rate_is_that_of_the_weights(caplog, loss: float, is_above: bool) -> None:
-    """Half of the examples are clicks, which weigh 1 of 10: always predicting that has a loss of 0.325."""
+    """Half of the examples are clicks, which weigh 2 of 20: always predicting that has a loss of 0.325."""
     losses = Losses(caplog)
     labels = np.tile(np.float32([0, 1]), 50)
-    weights = np.where(labels > 0, np.float32(1), np.float32(9))
+    weights = np.where(labels > 0, np.float32(2), np.float32(18))
     for _ in range(20):
         losses.now_s += 1.0
         losses.progress.add(labels, np.full(100, 0.3, np.float32), loss * weights.sum(), weights)
