@@ -14,15 +14,13 @@ from ctr_model.batch import Batch
 from ctr_model.metrics import ClickMetrics
 from ctr_model.schema import Schema
 from protos.errors import CtrPsError, DataError
-from ps_server.store import ParameterStore
 from ps_worker import Predictor, Trainer
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.queue_dataset import QueueDataset
 from ps_worker.data.tools.convert import convert
 from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
+from tests.support.training import train_alone
 
 VALUES, SLOTS = 30, 3
 SCHEMA = Schema(dense=(), slots=("user", "item", "site"), label="click", other_labels=("bought",))
@@ -100,9 +98,7 @@ def trained(name: str, data: Path, tmp_path: Path, *settings: str) -> dict[str, 
             "dense": {"name": "adam", "learning_rate": 0.003},
         },
     }
-    return train_job(
-        plan_of(override_job(job, list(settings), source="test")), ParameterStore()
-    ).as_json()
+    return train_alone(override_job(job, list(settings), source="test")).as_json()
 
 
 @every_model

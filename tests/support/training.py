@@ -1,7 +1,8 @@
-"""A small model and random batches, and one worker's training with them."""
+"""Jobs that train in this process; a small model, random batches, and a worker's training with them."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,14 @@ from ctr_model.registry import build_model
 from ctr_model.schema import Schema
 from protos.role import WorkerRole
 from protos.store import Store
+from ps_server.store import ParameterStore
 from ps_worker.heter.trainers import HeterTrainers
 from ps_worker.job import Job, override_job
 from ps_worker.job.model import trained_model
-from ps_worker.run.plan import Plan, model_plan_of
+from ps_worker.run.plan import Plan, model_plan_of, plan_of
 from ps_worker.run.run import Run
+from ps_worker.run.training_job.summary import Summary
+from ps_worker.run.training_job.train_job import train_job
 from ps_worker.training.meter import Progress
 
 NUM_DENSE, NUM_SLOTS = 3, 4
@@ -33,7 +37,29 @@ def small_model() -> Model:
 
 
 def job(mode: str, *overrides: str) -> Job:
-    return override_job({}, [f"strategy.mode={mode}", *overrides], source="test")
+    """Returns a job for the small model."""
+    return job_of(f"strategy.mode={mode}", *overrides)
+
+
+def job_of(*settings: str) -> Job:
+    """Returns the default job with these settings."""
+    return override_job({}, settings, source="test")
+
+
+def train_alone(job: Job) -> Summary:
+    """Runs a job with one worker on a store in this process."""
+    return train_job(plan_of(job), ParameterStore())
+
+
+def train_together(
+    job: Job, num_workers: int = 2, *, store: ParameterStore | None = None
+) -> list[Summary]:
+    """Runs a job with several workers on a store in this process; returns the summary of each."""
+    plan = plan_of(job)
+    store = store or ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
+    plans = [plan_as(plan, worker, num_workers) for worker in range(num_workers)]
+    with ThreadPoolExecutor(num_workers) as pool:
+        return list(pool.map(lambda each: train_job(each, store), plans))
 
 
 def random_batches(num_batches: int, batch_size: int, *, seed: int) -> list[Batch]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from protos.errors import AbortedError, CheckpointError, JobError
+from protos.errors import CheckpointError, JobError
 from protos.store import InferenceSettings, SaveRequest
 from ps_server.checkpoint.files.manifest import manifest_to_json
 from ps_server.checkpoint.publish import open_data
@@ -405,40 +405,6 @@ def test_worker_that_had_ended_no_batch_needs_no_position(clicks: Path, tmp_path
 
     assert run_before is not None
     assert run_before.progress[1] == first
-
-
-def test_workers_that_do_not_agree_to_go_on_are_refused(clicks: Path, tmp_path: Path) -> None:
-    store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
-    works = [
-        partial(
-            train_job,
-            plan_of(
-                job_of(clicks, tmp_path, f"checkpoint.resume={resume}"), worker_role(worker, 2)
-            ),
-            store,
-        )
-        for worker, resume in enumerate(["true", "false"])
-    ]
-
-    with ThreadPoolExecutor(2) as pool:
-        errors = [ending.exception() for ending in [pool.submit(work) for work in works]]
-
-    assert {type(error) for error in errors} == {
-        JobError,
-        AbortedError,
-    }  # who came last, and who waited
-    assert all("checkpoint.resume" in str(error) for error in errors)
-
-
-def test_run_that_is_over_tells_its_checkpoint(clicks: Path, tmp_path: Path) -> None:
-    job = job_of(clicks, tmp_path)
-    ended = run(job)[0]
-
-    again = run(job)[0]
-
-    assert again.examples == 0
-    assert again.model_digest == ended.model_digest
-    assert again.checkpoint == ended.checkpoint == f"{tmp_path}/epoch-2"
 
 
 def test_what_a_killed_save_left_goes_at_the_next_start(clicks: Path, tmp_path: Path) -> None:

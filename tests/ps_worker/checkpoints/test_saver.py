@@ -157,24 +157,9 @@ def test_checkpoint_that_replaces_the_latest_is_no_delta_of_it(tmp_path: Path) -
     assert bases == ["", "epoch-1", "", "step-2"]
 
 
-def test_a_delta_that_is_not_possible_becomes_a_full_checkpoint(
+def test_delta_that_is_not_possible_becomes_a_full_checkpoint_from_which_deltas_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = in_process()
-    saver = saver_of(store, tmp_path, mode="delta")
-    saver.save("step-1", 1, {})
-    saver.finish()
-    store.save(SaveRequest(url=str(tmp_path / "other")))
-
-    saver.save("step-2", 2, {})
-    saver.save("step-3", 3, {})
-    saver.finish()
-
-    assert kinds(tmp_path) == {"other": None, "step-1": None, "step-2": None, "step-3": "step-2"}
-    assert "saves all rows checkpoint=" in caplog.text
-
-
-def test_deltas_are_counted_from_the_checkpoint_that_became_a_full_one(tmp_path: Path) -> None:
     store = in_process()
     saver = saver_of(store, tmp_path, mode="delta", full_every=3)
     saver.save("step-1", 1, {})
@@ -188,6 +173,7 @@ def test_deltas_are_counted_from_the_checkpoint_that_became_a_full_one(tmp_path:
     bases = (None, None, "step-2", "step-3", None)
     of_steps = {f"step-{step}": base for step, base in enumerate(bases, 1)}
     assert kinds(tmp_path) == {"other": None, **of_steps}
+    assert "saves all rows checkpoint=" in caplog.text
 
 
 def next_steps(saver: Saver) -> None:

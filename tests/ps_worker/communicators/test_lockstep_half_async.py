@@ -63,14 +63,6 @@ def test_two_threads_learn_what_one_learns_with_a_double_batch() -> None:
     assert threads.status().examples == double.status().examples
 
 
-def test_worker_goes_on_without_the_others() -> None:
-    store = new_store(num_workers=2)
-
-    train(HalfAsyncCommunicator(store, member=member(1), num_params=NUM_PARAMS))
-
-    assert store.status().examples == {1: sum(batch.size for batch in BATCHES)}
-
-
 def test_gradients_of_workers_are_stale_by_each_others_steps() -> None:
     store = new_store(num_workers=2)
     slow = HalfAsyncCommunicator(store, member=member(), num_params=NUM_PARAMS)

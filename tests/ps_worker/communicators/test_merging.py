@@ -28,14 +28,6 @@ def merger(sparse: int = 1, dense: int = 1, max_delay_s: float = 1.0) -> Gradien
     return GradientMerger(sparse_batches=sparse, dense_batches=dense, max_delay_s=max_delay_s)
 
 
-def test_nothing_is_taken_before_enough_batches_came() -> None:
-    pending = merger(sparse=2, dense=2)
-
-    pending.add(gradients(1, 1.0), 10, now=0.0, pulled=0)
-
-    assert pending.take(now=0.5) is None
-
-
 @pytest.mark.parametrize(("sparse", "dense"), [(2, 3), (3, 2)])
 def test_merger_is_full_with_the_batches_that_leave_together(sparse: int, dense: int) -> None:
     """Then the sender is woken, and no sooner, but for the first, from which the delay counts."""

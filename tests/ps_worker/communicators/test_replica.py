@@ -64,10 +64,6 @@ def rows_of(delta: Gradients) -> Weights:
     return dict(zip(grad.keys.tolist(), grad.values, strict=True))
 
 
-def test_untouched_rows_have_their_initial_values() -> None:
-    np.testing.assert_array_equal(read(new_replica(), 5, 7), initial(5, 7))
-
-
 def test_delta_is_this_workers_share_of_what_it_changed() -> None:
     replica = new_replica(num_workers=4)
     push(replica, {5: 1.0, 7: -2.0}, dense=3.0)

@@ -278,30 +278,3 @@ def test_streaming_goes_on_from_every_position_with_exactly_the_rest(name: str) 
             assert all_of(resumed.positioned()) == next_epoch
 
     check()
-
-
-@formats
-@pytest.mark.usefixtures("small_blocks")
-def test_memory_goes_on_from_every_position_with_exactly_the_rest(name: str) -> None:
-    @settings(max_examples=5 if name == "pipe" else 10)
-    @given(contents, st.integers(1, 5), st.integers(1, 3), st.integers(0, 2))
-    def check(contents: list[str], batch_size: int, num_splits: int, num_shuffles: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            splits = files_of(name, contents, Path(folder), num_splits)
-
-            def new() -> InMemoryDataset:
-                dataset = dataset_of(
-                    InMemoryDataset, name, splits, batch_size, bad_row_limit=99, seed=3
-                )
-                dataset.load_into_memory()
-                for _ in range(num_shuffles):
-                    dataset.local_shuffle()
-                return dataset
-
-            given_batches = all_of(new().positioned())
-            resumed = new()
-
-        for number, (_, position) in enumerate(given_batches, start=1):
-            assert all_of(resumed.positioned(position)) == given_batches[number:]
-
-    check()

@@ -1,6 +1,5 @@
 """The in-memory dataset: loading, shuffling, resuming."""
 
-import gzip
 import itertools
 import logging
 import re
@@ -25,7 +24,6 @@ from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.in_memory_dataset import InMemoryDataset
 from ps_worker.data.memory import loading
 from ps_worker.data.memory.rows import MAX_KEYS
-from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (
     NUM_DENSE,
@@ -89,19 +87,6 @@ def test_order_does_not_depend_on_readers(reader_num) -> None:
     files = [f"{start}-{start + 30}" for start in range(0, 300, 30)]
 
     assert numbers(dataset_of(*files, reader_num=reader_num)) == list(range(300))
-
-
-def test_real_files_are_read(tmp_path) -> None:
-    row = b"%d\t1\t2\tuser\tad\tword\n"
-    (tmp_path / "part-0").write_bytes(row % 1 + row % 0)
-    (tmp_path / "part-1.gz").write_bytes(gzip.compress(row % 1))
-    dataset = InMemoryDataset(SCHEMA, batch_size=2)
-    dataset.set_filelist([tmp_path / "part-0", tmp_path / "part-1.gz"])
-
-    dataset.load_into_memory()
-
-    labels = [batch.labels.tolist() for batch in dataset if batch.labels is not None]
-    assert labels == [[1.0, 0.0], [1.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -279,16 +264,6 @@ def test_error_of_the_background_is_raised_by_who_waits(tmp_path) -> None:
         iter(dataset)
 
 
-def test_bad_rows_are_counted(tmp_path) -> None:
-    (tmp_path / "part-0").write_text("bad\n1\t1\t1\ta\tb\tc\nbad\n")
-    dataset = InMemoryDataset(SCHEMA, 10, bad_row_limit=2)
-    dataset.set_filelist([tmp_path / "part-0"])
-
-    dataset.load_into_memory()
-
-    assert (dataset.get_memory_data_size(), dataset.bad_rows) == (1, 2)
-
-
 def test_list_that_is_too_long_names_its_file(tmp_path) -> None:
     path = tmp_path / "long.multislot"
     path.write_text(f"1 0 {MAX_KEYS + 1} {'7 ' * (MAX_KEYS + 1)} 1 1\n")
@@ -338,18 +313,6 @@ def test_files_without_rows_are_an_error_and_no_files_are_none(tmp_path, caplog)
     ):
         dataset.load_into_memory()
     assert "a file has no rows" in caplog.text
-
-
-def test_files_with_and_without_labels_are_both_named(tmp_path) -> None:
-    (tmp_path / "with").write_text("1\t1\t1\ta\tb\tc\n")
-    (tmp_path / "without").write_text("1\t1\ta\tb\tc\n")
-    dataset = InMemoryDataset(SCHEMA, 10)
-    dataset.set_filelist([tmp_path / "with", tmp_path / "without"])
-
-    with pytest.raises(
-        DataError, match=r"without has rows without labels, and .*with has rows with"
-    ):
-        dataset.load_into_memory()
 
 
 def test_loading_says_how_far_it_is(caplog) -> None:
@@ -417,20 +380,6 @@ def test_global_shuffle_deals_all_rows_in_an_order_of_the_seed() -> None:
     )  # each worker draws for itself
     assert shuffled(1, reader_num=2) == first
     assert shuffled(2) != first
-
-
-def test_worker_without_files_gets_its_share() -> None:
-    def work(fleet: StoreFleet) -> list[int]:
-        dataset = dataset_of(*(["0-20000"] if fleet.worker == 0 else []))
-        for _ in range(2):
-            dataset.global_shuffle(fleet, 12)
-        return numbers(dataset)
-
-    with cluster(num_servers=2, num_workers=2) as servers:
-        dealt = on_each(work, fleets_of([servers.client() for _ in range(2)]))
-
-    assert sorted(dealt[0] + dealt[1]) == list(range(20_000))
-    assert all(abs(len(each) - 10_000) < 200 for each in dealt)
 
 
 def test_global_shuffle_without_others_is_a_local_one() -> None:

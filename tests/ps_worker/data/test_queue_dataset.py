@@ -1,6 +1,5 @@
 """A dataset that reads its files while they are trained on."""
 
-import gzip
 import logging
 import os
 import re
@@ -10,19 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
 from ctr_model.schema import Schema
 from protos.errors import BadRowError, DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.blocks.position import DataPosition
 from ps_worker.data.blocks.reader import Block
 from ps_worker.data.files.file_split import FileSplit
 from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.text import line_blocks
 from ps_worker.data.text.criteo import CriteoReader
 from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
@@ -108,36 +103,6 @@ def changed(path: Path, how: str) -> None:
             path.unlink()
 
 
-def test_bad_rows_count_afresh_in_each_pass(files: list[Path]) -> None:
-    files[0].write_text("0\tone\tx\n")
-    dataset = dataset_of(files, bad_row_limit=1)
-
-    for _ in range(2):
-        assert [batch.size for batch in dataset] == [3]
-        assert (dataset.rows, dataset.bad_rows) == (3, 1)
-    with pytest.raises(BadRowError):
-        list(dataset_of(files))
-
-
-def test_bad_rows_are_reported_at_the_end(
-    files: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    files[0].write_text("0\tone\tx\n" * 2)
-    dataset = dataset_of(files, bad_row_limit=2)
-
-    list(dataset)
-
-    assert (
-        caplog.messages[-1] == f"malformed rows skipped: bad_rows=2 rows=3 most in: {files[0]} (2)"
-    )
-
-
-def test_splits_of_files_are_read(many: list[Path]) -> None:
-    cut = [FileSplit(str(many[11]), 0, 20), FileSplit(str(many[11]), 20), many[0]]
-
-    assert numbers(dataset_of(cut)) == [12] * 12 + [1]
-
-
 def test_readers_read_at_the_same_time(many: list[Path]) -> None:
     meeting = threading.Barrier(3, timeout=10.0)
 
@@ -196,17 +161,6 @@ def test_leaving_early_ends_the_readers(many: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("reader_num", [1, 2])
-def test_empty_file_among_others_is_a_warning(
-    files: list[Path], caplog: pytest.LogCaptureFixture, reader_num: int
-) -> None:
-    files[0].write_text("")
-
-    assert len(numbers(dataset_of(files, reader_num=reader_num))) == 3
-
-    assert caplog.messages == [f"a file has no rows: file={files[0]}"]
-
-
-@pytest.mark.parametrize("reader_num", [1, 2])
 def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> None:
     files[0].write_text("")
     files[1].write_text("x\n")
@@ -238,14 +192,6 @@ def test_files_with_and_without_labels_are_refused_by_name(
         list(dataset_of(files, reader_num=reader_num))
 
 
-def test_unreadable_file_ends_the_pass_after_the_batches_before_it(files: list[Path]) -> None:
-    batches = iter(dataset_of([files[0], "absent.tsv"], batch_size=3))
-
-    assert next(batches).size == 3
-    with pytest.raises(DataError, match=r"absent\.tsv"):
-        next(batches)
-
-
 def test_dataset_without_files_says_what_to_call() -> None:
     with pytest.raises(UsageError, match=r"set_filelist\(files\)"):
         iter(QueueDataset(SCHEMA, batch_size=4))
@@ -269,89 +215,8 @@ def test_unknown_format_is_refused_at_once() -> None:
         QueueDataset(SCHEMA, 1, format="critio")
 
 
-def test_reader_of_ones_own_reads(files: list[Path]) -> None:
-    class Twice(CriteoReader):
-        def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-            for block in super().blocks(split, offset):
-                yield from (block, block)
-
-    assert numbers(dataset_of(files, format=Twice)) == [1] * 6 + [2] * 6
-
-
 # Files of rows, good or malformed, of lengths that blocks of 64 bytes cut anywhere.
 rows = st.tuples(st.sampled_from([GOOD, GOOD, BAD]), st.text("ab", max_size=9))
-contents = st.lists(st.lists(rows, max_size=25), min_size=1, max_size=4)
-
-
-def write(folder: Path, content: list[list[tuple[str, str]]], suffix: str) -> list[str]:
-    paths = []
-    number = 0
-    for index, lines in enumerate(content):
-        text = ""
-        for kind, value in lines:
-            number += 1
-            text += f"{number % 2}\t{number}\t{value}\n" if kind == GOOD else f"{value}\n"
-        path = folder / f"{index}{suffix}"
-        path.write_bytes(gzip.compress(text.encode()) if suffix == ".gz" else text.encode())
-        paths.append(str(path))
-    return paths
-
-
-def plain(batch: Batch) -> tuple[object, ...]:
-    assert batch.labels is not None
-    return batch.labels.tolist(), batch.dense.tolist(), batch.keys.tolist(), batch.offsets.tolist()
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    content=contents,
-    suffix=st.sampled_from([".tsv", ".gz"]),
-    batch_size=st.integers(1, 7),
-    num_splits=st.integers(1, 4),
-    shuffle_files=st.booleans(),
-    epochs=st.integers(1, 3),
-    data=st.data(),
-)
-def test_resume_from_any_position_gives_exactly_the_remaining_batches(
-    tmp_path: Path,
-    content: list[list[tuple[str, str]]],
-    suffix: str,
-    batch_size: int,
-    num_splits: int,
-    shuffle_files: bool,
-    epochs: int,
-    data: st.DataObject,
-) -> None:
-    content[0].append((GOOD, ""))
-    paths = write(tmp_path, content, suffix)
-    splits = [
-        split
-        for path in paths
-        for split in CriteoReader(SCHEMA, BadRows()).splits(path, num_splits)
-    ]
-
-    def new() -> QueueDataset:
-        return dataset_of(
-            splits, batch_size, bad_row_limit=1000, shuffle_files=shuffle_files, seed=5
-        )
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(line_blocks.line_blocks, "__defaults__", (None, 64))
-        whole = new()
-        given_batches = [list(whole.positioned()) for _ in range(epochs)]
-        epoch = data.draw(st.integers(0, epochs - 1), label="epoch")
-        number = data.draw(st.integers(0, len(given_batches[epoch]) - 1), label="batch")
-        position = DataPosition.from_json(given_batches[epoch][number][1].to_json())
-        resumed = new()
-        rest = [list(resumed.positioned(position))]
-        rest += [list(resumed.positioned()) for _ in range(epochs - epoch - 1)]
-
-    good = sum(kind == GOOD for lines in content for kind, _ in lines)
-    assert sum(batch.size for batch, _ in given_batches[0]) == good
-    expected = [given_batches[epoch][number + 1 :], *given_batches[epoch + 1 :]]
-    for own, other in zip(rest, expected, strict=True):
-        assert [plain(batch) for batch, _ in own] == [plain(batch) for batch, _ in other]
-        assert [resumed_at.epoch for _, resumed_at in own] == [at.epoch for _, at in other]
 
 
 def test_position_after_the_last_batch_is_the_end_of_the_epoch(files: list[Path]) -> None:

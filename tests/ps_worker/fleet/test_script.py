@@ -72,13 +72,6 @@ def test_one_process_sends_nothing_in_the_background() -> None:
     assert not [thread for thread in threading.enumerate() if "communicator" in thread.name]
 
 
-def test_words_of_fleet_choose_the_mode() -> None:
-    settings = fleet.DistributedStrategy(a_sync=False)
-    fleet.distributed_optimizer(SGD, settings).minimize(small_model())
-
-    assert fleet.running.FLEET._task.job.strategy.mode == "sync"
-
-
 def test_steps_tell_the_loss_of_each_batch() -> None:
     executor = executor_of(mode="sync")
 
@@ -107,11 +100,6 @@ def test_dense_parameters_may_have_an_optimizer_of_their_own() -> None:
 
     section = fleet.running.FLEET._task.job.optimizer
     assert (section.sparse.spec().name, section.dense.spec().name) == ("adagrad_row", "adam")
-
-
-def test_optimizer_for_rows_only_is_refused_for_dense_parameters() -> None:
-    with pytest.raises(UsageError, match=r"optimizer\.dense: 'adagrad_row' is for rows only"):
-        executor_of(optimizer=fleet.optimizer.AdagradRow())
 
 
 def test_hyper_parameter_out_of_range_is_refused_by_name() -> None:
@@ -177,16 +165,6 @@ def test_handler_hears_how_training_goes() -> None:
     assert [fetched.examples for fetched in told] == [48]
     assert told[0].staleness.batches == 6
     assert math.isfinite(told[0].loss)
-
-
-def test_error_of_the_handler_ends_training() -> None:
-    def wrong(fetched: fleet.Fetched) -> None:
-        raise ZeroDivisionError(fetched.examples)
-
-    executor = executor_of(mode="async")
-
-    with pytest.raises(ZeroDivisionError, match="48"):
-        executor.train_from_dataset(BATCHES, fetch_handler=wrong, fetch_period=3600)
 
 
 def test_samples_are_trained_on_through_a_loader() -> None:
@@ -376,11 +354,6 @@ def test_batches_that_are_not_finite_are_skipped_if_the_script_says_so() -> None
     fleet.stop_worker()
 
 
-def test_unknown_choice_for_what_is_not_finite_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"train\.non_finite"):
-        fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="ignore")
-
-
 def test_script_may_train_in_bfloat16() -> None:
     pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
     figures = []
@@ -460,11 +433,6 @@ def test_fit_refuses_what_it_cannot_go_through_again() -> None:
         executor.fit(model, iter(BATCHES), epoch=2)
     with pytest.raises(UsageError, match="with the same model"):
         executor.fit(small_model(), BATCHES)
-
-
-def test_everything_that_is_public_is_there() -> None:
-    for name in fleet.__all__:
-        assert getattr(fleet, name) is not None
 
 
 @pytest.mark.parametrize("saved_after", [3, 5], ids=["in the middle", "at the end"])

@@ -93,10 +93,15 @@ def test_life_that_can_be_is_accepted(tmp_path: Path) -> None:
             r"job\.toml: .*'sgd' needs learning_rate.*name = \"sgd\", learning_rate =",
         ),
         ('"adam"', '{ name = "momentum" }', r"job\.toml: .*'momentum' needs learning_rate"),
-        ('{ name = "adam", rate = 0.1 }', '"adam"', r"job\.toml: .*did you mean"),
+        (
+            '{ name = "adam", rate = 0.1 }',
+            '"adam"',
+            r"job\.toml: optimizer\.sparse\.rate: .*did you",
+        ),
+        ('"adgrad"', '"adam"', r"job\.toml: optimizer\.sparse: unknown optimizer 'adgrad'"),
         ('"sum"', '"adam"', r"job\.toml: .*'sum' adds gradients"),
-        ('"adam"', '"adagrad_row"', r"job\.toml: .*'adagrad_row' is for rows only"),
-        ('"adam"', '{ name = "ftrl", l1 = -1.0 }', r"job\.toml: .*l1 .* is -1\.0"),
+        ('"adam"', '"adagrad_row"', r"job\.toml: optimizer\.dense: 'adagrad_row' is for rows only"),
+        ('"adam"', '{ name = "ftrl", l1 = -1.0 }', r"job\.toml: optimizer\.dense\.l1: .* is -1\.0"),
     ],
 )
 def test_optimizer_that_does_not_fit_is_refused_with_its_place(
@@ -147,7 +152,9 @@ def test_table_that_the_model_does_not_have_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text('[optimizer.tables]\nwide = "ftrl"\n')
 
-    with pytest.raises(JobError, match=r"job\.toml: .*no table 'wide', only embedding"):
+    with pytest.raises(
+        JobError, match=r"job\.toml: optimizer\.tables\.wide: .*no table 'wide', only embedding"
+    ):
         require_optimizers(load_job(path), small_model())
 
 

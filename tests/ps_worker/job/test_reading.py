@@ -6,13 +6,6 @@ import pytest
 from protos.errors import JobError
 from ps_worker.job import load_job, override_job, saved_job
 
-EXAMPLES = sorted(Path("examples").glob("*.toml"))
-
-
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_example_is_a_valid_job(path: Path) -> None:
-    assert load_job(path).data.train
-
 
 def test_override_is_parsed_to_the_type_of_its_key() -> None:
     job = override_job(

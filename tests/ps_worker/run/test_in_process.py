@@ -420,18 +420,6 @@ def test_rows_that_no_reader_chooses_are_refused_with_a_rate(clicks: Path, corre
     assert trainer.train(f"{clicks}/test/part-*").examples < 1000
 
 
-def test_loss_is_the_weighted_mean(tmp_path: Path) -> None:
-    schema = Schema(dense=(), slots=("item",), label="label", weight="weight")
-    rows = [(number % 3 == 0, number % 5) for number in range(100)]
-    losses = []
-    for weight in (1, 3):
-        file = tmp_path / f"{weight}.csv"
-        lines = [f"{int(label)},{weight},{item}" for label, item in rows]
-        file.write_text("\n".join(["label,weight,item", *lines, ""]))
-        losses.append(Trainer("lr", schema=schema).train(file).loss)
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
 def test_samples_without_weights_are_refused_where_the_schema_has_some() -> None:
     schema = Schema(dense=(), slots=("item",), label="label", weight="weight")
     trainer, samples = Trainer("lr", schema=schema), [(1, [], ["a"]), (0, [], ["b"])]

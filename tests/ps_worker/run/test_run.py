@@ -157,11 +157,6 @@ def test_workers_start_with_what_the_first_has_loaded(tmp_path) -> None:
     assert loads == [str(tmp_path / "model")]
 
 
-def test_folder_without_a_checkpoint_is_not_loaded(tmp_path) -> None:
-    with pytest.raises(CheckpointError):
-        run_of(ParameterStore(), 0).load(str(tmp_path))
-
-
 def test_checkpoint_is_loaded_as_it_was_read(tmp_path) -> None:
     url = str(tmp_path / "model")
     with run_of(ParameterStore(), 0) as worker:

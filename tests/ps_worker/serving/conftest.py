@@ -8,10 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ps_server.store import ParameterStore
-from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from tests.support.training import job_of, train_alone
 
 SCHEMA = """
 hash_version = 1
@@ -66,7 +63,7 @@ def of_parquet(tmp_path_factory: pytest.TempPathFactory) -> OfParquet:
         "model.name=lr",
         "train.batch_size=50",
     ]
-    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    train_alone(job_of(*settings))
     samples = [
         (None, [mobile], [user, "" if each is None else each])
         for mobile, user, each in zip(is_mobile, users, tags, strict=True)

@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from protos.errors import CtrPsError, UsageError
-from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
-from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.export import export
 from ps_worker.serving.inference import infer
 from ps_worker.serving.inference_server.served_model import ServedModel
 from ps_worker.serving.predictor import Predictor
 from ps_worker.serving.report.report import report
+from tests.support.training import job_of, train_alone
 
 MODEL = """
 from pathlib import Path
@@ -37,19 +34,15 @@ def trained(folder: Path, *settings: str) -> Path:
     """Trains `lr` or another model on 100 rows, with `folder` for all files; returns its last checkpoint."""
     if not (folder / "data").exists():
         generate(folder / "data", rows=100, test_rows=100, files=1, test_files=1, seed=1)
-    job = override_job(
-        {},
-        [
-            "model.name=lr",
-            f"data.train={folder}/data/train/*",
-            f"data.test={folder}/data/test/*",
-            f"run.dir={folder}/run",
-            f"checkpoint.dir={folder}/saved",
-            *settings,
-        ],
-        source="test",
+    job = job_of(
+        "model.name=lr",
+        f"data.train={folder}/data/train/*",
+        f"data.test={folder}/data/test/*",
+        f"run.dir={folder}/run",
+        f"checkpoint.dir={folder}/saved",
+        *settings,
     )
-    train_job(plan_of(job), ParameterStore())
+    train_alone(job)
     (folder / "has_run").unlink(missing_ok=True)
     return folder / "saved" / "epoch-1"
 

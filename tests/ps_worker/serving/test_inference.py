@@ -10,26 +10,28 @@ from protos.errors import BadRowError, DataError, UsageError
 from protos.store import InferenceSettings
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.tools.export import export_inference
-from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
-from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.inference import infer
 from ps_worker.serving.predictor import Predictor
+from tests.support.training import job_of, train_alone
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     generate(tmp_path, rows=48, test_rows=100, files=1, test_files=1, seed=1)
-    settings = [
-        f"data.train={tmp_path}/train/*",
-        f"checkpoint.dir={tmp_path}/model",
-        "model.hidden=[4]",
-        "train.batch_size=16",
-    ]
-    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
-    return str(tmp_path / "model")
+    return trained(tmp_path, "train/*", "model.hidden=[4]", "train.batch_size=16")
+
+
+def trained(folder: Path, data: str, *settings: str) -> str:
+    """Trains on files in a folder; returns its checkpoints."""
+    saves = f"checkpoint.dir={folder}/model"
+    train_alone(job_of(f"data.train={folder}/{data}", saves, *settings))
+    return f"{folder}/model"
+
+
+def trained_on_users(folder: Path, data: str, *settings: str) -> str:
+    """Trains `lr` on files of the columns in `schema.toml`."""
+    return trained(folder, data, f"data.schema={folder}/schema.toml", "model.name=lr", *settings)
 
 
 @pytest.fixture
@@ -72,18 +74,7 @@ def test_label_that_the_schema_names_may_be_absent(tmp_path: Path) -> None:
     )
     (tmp_path / "train.csv").write_text("user,bought\n" + "a,1\nb,0\n" * 8)
     (tmp_path / "new.csv").write_text("user\na\nb\nc\n")
-    job = override_job(
-        {},
-        [
-            f"data.train={tmp_path}/train.csv",
-            f"data.schema={tmp_path}/schema.toml",
-            f"checkpoint.dir={tmp_path}/model",
-            "model.name=lr",
-            "train.batch_size=4",
-        ],
-        source="test",
-    )
-    train_job(plan_of(job), ParameterStore())
+    trained_on_users(tmp_path, "train.csv", "train.batch_size=4")
 
     assert infer(f"{tmp_path}/model", [f"{tmp_path}/train.csv"])["auc"] is not None
     new = infer(f"{tmp_path}/model", [f"{tmp_path}/new.csv"])
@@ -104,15 +95,8 @@ def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:
     )
     rows = ["row,user,label", *(f"r{i},{'ab'[i % 2]},{i % 2}" for i in range(10))]
     (tmp_path / "a.csv").write_text("\n".join(rows) + "\n")
-    settings = [
-        f"data.train={tmp_path}/a.csv",
-        f"data.schema={tmp_path}/schema.toml",
-        f"checkpoint.dir={tmp_path}/model",
-        "model.name=lr",
-        "train.batch_size=4",
-    ]
-    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
-    model, data, output = f"{tmp_path}/model", [f"{tmp_path}/a.csv"], tmp_path / "predictions"
+    model = trained_on_users(tmp_path, "a.csv", "train.batch_size=4")
+    data, output = [f"{tmp_path}/a.csv"], tmp_path / "predictions"
 
     def lines(**options: str) -> list[list[str]]:
         infer(model, data, output=output, **options)
@@ -140,16 +124,9 @@ def test_predictions_in_text_are_the_float32_that_were_predicted(
     users = [f"u{i % 7}" for i in range(64)]
     rows = "".join(f"{user},{int(i == 7)}\n" for i, user in enumerate(users))
     (tmp_path / "a.csv").write_text(f"user,label\n{rows}")
-    settings = [
-        f"data.train={tmp_path}/a.csv",
-        f"data.schema={tmp_path}/schema.toml",
-        f"checkpoint.dir={tmp_path}/model",
-        "model.name=lr",
-        "train.base_rate=4e-8",
-        "optimizer.sparse={name='sgd', learning_rate=0.01}",
-        "optimizer.dense={name='sgd', learning_rate=0.01}",
-    ]
-    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    sgd = "{name='sgd', learning_rate=0.01}"
+    optimizers = [f"optimizer.sparse={sgd}", f"optimizer.dense={sgd}"]
+    trained_on_users(tmp_path, "a.csv", "train.base_rate=4e-8", *optimizers)
     output = tmp_path / "predictions.txt"
 
     infer(f"{tmp_path}/model", [f"{tmp_path}/a.csv"], output=output)

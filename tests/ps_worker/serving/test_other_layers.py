@@ -11,14 +11,12 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 from protos.errors import CheckpointError, UsageError
-from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.export import export
 from ps_worker.serving.inference import infer
 from ps_worker.serving.predictor import Predictor
+from tests.support.training import job_of, train_alone
 
 MODEL = """
 from torch import nn
@@ -57,7 +55,7 @@ def write(path: Path, code: str) -> None:
 def train_on(job: Job, *settings: str) -> None:
     """Trains a second epoch of the job, with these settings."""
     more = override_job(json.loads(job.to_json()), [*settings, "train.epochs=2"], source="test")
-    train_job(plan_of(more), ParameterStore())
+    train_alone(more)
 
 
 USES: dict[str, Use] = {
@@ -86,8 +84,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path, Path]:
         f"checkpoint.dir={folder}/saved",
         "train.batch_size=16",
     ]
-    job = override_job({}, settings, source="test")
-    train_job(plan_of(job), ParameterStore())
+    job = job_of(*settings)
+    train_alone(job)
     return job, path, folder / "saved" / "epoch-1"
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ctr_model.batch import Batch
-from ctr_model.models.model import Model
 from protos.errors import BadRowError, CheckpointError, DataError, UsageError
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.store import ParameterStore
@@ -20,10 +19,10 @@ from ps_worker.job import Job, override_job
 from ps_worker.job.datasets import streamed
 from ps_worker.run.in_process import Trainer
 from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving.predictor import Predictor
 from ps_worker.training.evaluation.evaluator import evaluate
 from tests.ps_worker.serving.conftest import OfParquet
+from tests.support.training import train_alone
 
 pytestmark = pytest.mark.usefixtures("data")
 
@@ -57,7 +56,7 @@ def job_of(data: Path, folder: Path, *settings: str) -> Job:
 def checkpoints(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """epoch-1 and epoch-2 of a run."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    train_job(plan_of(job_of(data, folder, "train.epochs=2")), ParameterStore())
+    train_alone(job_of(data, folder, "train.epochs=2"))
     return folder
 
 
@@ -83,7 +82,7 @@ def trainer_says(job: Job, url: Path) -> tuple[list[Batch], np.ndarray]:
 @pytest.mark.parametrize("model", ["ctr_dnn", "wide_deep", "deepfm"])
 def test_predicts_what_the_trainer_predicts(model: str, data: Path, tmp_path: Path) -> None:
     job = job_of(data, tmp_path, f"model.name={model}")
-    train_job(plan_of(job), ParameterStore())
+    train_alone(job)
     batches, expected = trainer_says(job, tmp_path / "epoch-1")
 
     predictor = Predictor.load(tmp_path, verify=True)
@@ -98,7 +97,7 @@ def test_predicts_what_the_trainer_predicts(model: str, data: Path, tmp_path: Pa
 def test_answers_from_a_chain_of_deltas(data: Path, tmp_path: Path) -> None:
     settings = ("train.epochs=3", "checkpoint.mode=delta")
     job = job_of(data, tmp_path, *settings)
-    train_job(plan_of(job), ParameterStore())
+    train_alone(job)
     batches, expected = trainer_says(job, tmp_path / "epoch-3")
 
     predictor = Predictor.load(tmp_path, verify=True)
@@ -107,7 +106,7 @@ def test_answers_from_a_chain_of_deltas(data: Path, tmp_path: Path) -> None:
     assert Checkpoint.open(tmp_path).manifest.base == "epoch-2"
     np.testing.assert_array_equal(found, expected)
     full = tmp_path / "full"
-    train_job(plan_of(job_of(data, full, "train.epochs=3")), ParameterStore())
+    train_alone(job_of(data, full, "train.epochs=3"))
     _, of_full = trainer_says(job, full / "epoch-3")
     np.testing.assert_array_equal(expected, of_full)
 
@@ -283,7 +282,7 @@ def test_each_batch_is_predicted_by_one_model_while_others_switch(
 
 def test_model_of_another_schema_is_refused(checkpoints: Path, data: Path, tmp_path: Path) -> None:
     settings = ["data.schema=criteo_min_max"]
-    train_job(plan_of(job_of(data, tmp_path, *settings)), ParameterStore())
+    train_alone(job_of(data, tmp_path, *settings))
     predictor = Predictor.load(checkpoints)
 
     with pytest.raises(UsageError, match="another schema"):
@@ -308,7 +307,7 @@ def alter_a_weight(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("at_load", [False, True])
 def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Path) -> None:
-    train_job(plan_of(job_of(data, tmp_path, "train.epochs=2")), ParameterStore())
+    train_alone(job_of(data, tmp_path, "train.epochs=2"))
     alter_a_weight(tmp_path / "epoch-2")
     predictor = Predictor.load(tmp_path / "epoch-1", verify=at_load)
 
@@ -325,7 +324,7 @@ def test_switch_verifies_as_the_load_did(at_load: bool, data: Path, tmp_path: Pa
 
 
 def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> None:
-    train_job(plan_of(job_of(data, tmp_path)), ParameterStore())
+    train_alone(job_of(data, tmp_path))
     alter_a_weight(tmp_path / "epoch-1")
 
     for maps in (False, True):
@@ -337,31 +336,6 @@ def test_damage_is_found_where_it_was_asked_for(data: Path, tmp_path: Path) -> N
     table.write_bytes(table.read_bytes()[:-9])
     with pytest.raises(CheckpointError, match="was it truncated"):
         Predictor.load(tmp_path)
-
-
-def test_key_without_a_row_reads_zeros(checkpoints: Path, data: Path) -> None:
-    job = job_of(data, checkpoints)
-    plan = plan_of(job)
-    batches, _ = trainer_says(job, checkpoints / "epoch-1")
-    known = batches[0]
-    unknown = Batch(
-        labels=None,
-        dense=known.dense,
-        keys=np.arange(1, known.keys.size + 1, dtype=np.uint64),
-        offsets=known.offsets,
-        num_slots=known.num_slots,
-    )
-    model: Model = plan.model
-    store = ParameterStore()
-    store.load(str(checkpoints / "epoch-1"))
-    expected: list[np.ndarray] = []
-    evaluate(
-        store, model, [unknown], batch_size=16, on_predictions=lambda p: expected.append(p.copy())
-    )
-
-    found = Predictor.load(checkpoints / "epoch-1").predict(unknown)
-
-    np.testing.assert_array_equal(found, expected[0])
 
 
 def overwrite(checkpoint: Path) -> None:

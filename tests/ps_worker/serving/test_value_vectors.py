@@ -16,13 +16,11 @@ from protos.store import Missing
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
 from ps_server.store import ParameterStore
-from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
 from ps_worker.serving import checkpoint_cli
 from ps_worker.serving.value_vectors import ExportedValues, export_values, import_vectors
 from tests.reference.features import key_of
 from tests.support.commands import in_this_process
+from tests.support.training import job_of, train_alone
 
 ADS = ["red shoe", "two\nlines", "blue", "", "größe 9", "100%", "blue"]
 DATA = {"train": "clicks.parquet", "schema": "schema.toml"}
@@ -59,7 +57,7 @@ def train_on(ads: pa.Array, folder: Path) -> None:
         "model.dim=3",
         "train.batch_size=2",
     ]
-    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    train_alone(job_of(*settings))
 
 
 def rows_of(model: Path, table: str = "embedding") -> dict[int, np.ndarray]:
@@ -251,8 +249,8 @@ def test_table_that_was_named_has_a_row_or_nothing_is_written(tmp_path: Path) ->
     settings = [f"data.{name}={tmp_path}/{file}" for name, file in DATA.items()]
     model = ["model.hidden=[4]", "model.dim=3", "model.slots={tag={dim=5}}"]
     saves = f"checkpoint.dir={tmp_path}/model"
-    job = override_job({}, [*settings, *model, saves], source="test")
-    train_job(plan_of(job), ParameterStore())
+    job = job_of(*settings, *model, saves)
+    train_alone(job)
 
     with pytest.raises(UsageError, match=r"'ad' has 1 value in 1 row, .* in table 'embedding_5'"):
         exported(tmp_path, tmp_path / "out", tables=["embedding", "embedding_5"])

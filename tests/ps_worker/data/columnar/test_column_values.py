@@ -52,11 +52,6 @@ def expected_keys(values: list[str | None]) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", TEXT_TYPES, ids=str)
-def test_text_of_any_type_has_the_keys_of_its_bytes(kind: pa.DataType) -> None:
-    assert keys_of(text_array(kind, VALUES)) == expected_keys(VALUES)
-
-
-@pytest.mark.parametrize("kind", TEXT_TYPES, ids=str)
 def test_view_of_an_array_has_the_keys_of_what_it_shows(kind: pa.DataType) -> None:
     for start in range(len(VALUES)):
         assert keys_of(text_array(kind, VALUES)[start:]) == expected_keys(VALUES[start:])

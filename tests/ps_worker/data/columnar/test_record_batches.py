@@ -4,10 +4,7 @@ import csv
 import io
 import itertools
 import math
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
@@ -130,88 +127,6 @@ def test_rows_have_labels_scaled_numbers_and_keys_in_the_order_of_the_schema(
     assert [array.dtype.name for array in arrays] == ["float32", "float32", "uint64", "int32"]
 
 
-def in_types(text: pa.DataType) -> Callable[[pa.Table], pa.Table]:
-    def cast(table: pa.Table) -> pa.Table:
-        if pa.types.is_dictionary(text):
-            arrays = [table[slot].combine_chunks().dictionary_encode() for slot in SCHEMA.slots]
-        else:
-            arrays = [table[slot].cast(text) for slot in SCHEMA.slots]
-        for slot, array in zip(SCHEMA.slots, arrays, strict=True):
-            table = table.set_column(table.column_names.index(slot), slot, array)
-        return table
-
-    return cast
-
-
-TEXTS = st.none() | st.text(st.characters(codec="utf-8", exclude_characters="\n\r\0"), max_size=20)
-ROW = st.fixed_dictionaries(
-    {
-        "label": st.integers(0, 1),
-        "age": st.none() | st.integers(-(2**53), 2**53),
-        "hits": st.none() | st.integers(-99, 99),
-        "user": TEXTS,
-        "item": TEXTS,
-        "place": st.none() | st.integers(-(2**63), 2**63 - 1),
-    }
-)
-KINDS = pa.schema(
-    {
-        "label": pa.int8(),
-        "age": pa.int64(),
-        "hits": pa.int32(),
-        "user": pa.string(),
-        "item": pa.string(),
-        "place": pa.int64(),
-    }
-)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-@given(st.lists(ROW, min_size=1, max_size=12), st.integers(1, 5))
-def test_same_values_give_the_same_rows_from_every_format(
-    tmp_path: Path, rows: list[dict[str, object]], rows_per_unit: int
-) -> None:
-    table = pa.Table.from_pylist(rows, KINDS)
-    as_text = table.set_column(5, "place", table["place"].cast(pa.string()))
-    written = [write(tmp_path / f"a.{suffix}", table, rows_per_unit) for suffix in FORMATS]
-    for index, kind in enumerate(
-        (pa.large_string(), pa.binary(), pa.dictionary(pa.int32(), pa.string()))
-    ):
-        path = tmp_path / f"{index}.parquet"
-        written.append(write(path, in_types(kind)(as_text), rows_per_unit))
-    lines = [["" if row[name] is None else str(row[name]) for name in KINDS.names] for row in rows]
-    if not any("\t" in value for line in lines for value in line):
-        path = tmp_path / "a.tsv"
-        path.write_bytes("".join("\t".join(line) + "\n" for line in lines).encode())
-        written.append(str(path))
-
-    first, *others = [rows_of(read(path)) for path in written]
-
-    assert len(first) == len(rows)
-    for other in others:
-        assert other == first
-
-
-def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", pa.table(ROWS))
-    script = (
-        "import sys; from tests.ps_worker.data.columnar import test_record_batches as t; "
-        "print([k for b in t.read(sys.argv[1]) for k in b.rows.keys.tolist()])"
-    )
-
-    output = subprocess.run(
-        [sys.executable, "-c", script, path],
-        env=os.environ | {"PYTHONHASHSEED": "1"},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        check=True,
-        text=True,
-        timeout=60,
-    ).stdout
-
-    assert output == f"{[key for block in read(path) for key in block.rows.keys.tolist()]}\n"
-
-
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("name", [*LABEL_NAMES, None])
 def test_label_is_found_by_its_usual_names(tmp_path: Path, suffix: str, name: str | None) -> None:
@@ -322,16 +237,6 @@ def test_column_of_the_schema_is_no_label(tmp_path: Path) -> None:
 
     assert block.rows.labels is None
     assert block.rows.dense[:, 0].tolist() == [1, 0, 0, 1]
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_missing_column_is_named_with_the_nearest(tmp_path: Path, suffix: str) -> None:
-    table = pa.table(ROWS)
-    names = ["items" if name == "item" else name for name in table.column_names]
-    path = write(tmp_path / f"a.{suffix}", table.rename_columns(names))
-
-    with pytest.raises(DataError, match=rf"a\.{suffix}: no column 'item'.*did you mean 'items'"):
-        read(path)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -457,16 +362,6 @@ def test_lists_are_any_number_of_keys(
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_file_without_rows_gives_no_blocks(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"a.{suffix}", numbered(1)[:0])
-
-    splits = reader(path).splits(path, 3)
-
-    assert read(path) == []
-    assert [list(reader(path).blocks(split)) for split in splits] == [[] for _ in splits]
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("rows_per_unit", [1, 7, 1000])
 @pytest.mark.parametrize("num_splits", [1, 2, 3, 50, 200])
 def test_splits_hold_every_row_once(
@@ -480,32 +375,6 @@ def test_splits_hold_every_row_once(
     found = [row for split in splits for row in rows_of(list(reader(path).blocks(split)))]
     assert found == rows_of(read(path))
     assert len(found) == 50
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-@pytest.mark.parametrize("rows_per_unit", [1, 7, 1000])
-def test_reading_begins_again_at_any_block(
-    tmp_path: Path, suffix: str, rows_per_unit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record_batches, "BLOCK_ROWS", 3)
-    record_batches._single_offsets.cache_clear()
-    table = numbered(30)
-    labels = pa.array([5 if row in (0, 10, 11, 29) else row % 2 for row in range(30)])
-    path = write(tmp_path / f"a.{suffix}", table.set_column(0, "label", labels), rows_per_unit)
-    blocks = read(path)
-    all_rows = rows_of(blocks)
-
-    for split in reader(path).splits(path, 4):
-        split_blocks = list(reader(path, 100).blocks(split))
-        for index, block in enumerate(split_blocks):
-            rest = list(reader(path, 100).blocks(split, block.offset))
-            assert rows_of(rest) == rows_of(split_blocks[index:])
-    given = 0
-    for block in blocks:
-        assert rows_of(read(path, block.offset)) == all_rows[given:]
-        given += block.rows.size
-    assert given == 26
-    record_batches._single_offsets.cache_clear()
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "orc"])
@@ -540,16 +409,6 @@ def test_url_is_read_as_a_local_file(tmp_path: Path, suffix: str) -> None:
 
     assert len(splits) == 2
     assert rows_of(read(url)) == rows_of(read(path))
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_file_that_is_not_there_is_named(tmp_path: Path, suffix: str) -> None:
-    path = str(tmp_path / f"none.{suffix}")
-
-    with pytest.raises(DataError, match=rf"cannot read .*none\.{suffix}"):
-        read(path)
-    with pytest.raises(DataError, match=rf"cannot read .*none\.{suffix}"):
-        reader(path).splits(path, 2)
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(1, 25))

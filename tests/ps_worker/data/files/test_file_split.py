@@ -78,12 +78,6 @@ def test_worker_reads_its_own_in_the_order_given(tmp_path: Path) -> None:
     ]
 
 
-def test_worker_may_get_no_file(tmp_path: Path) -> None:
-    files = write(tmp_path, {"a": 10})
-
-    assert split_files(files, 1, 2) == []
-
-
 def test_empty_files_are_spread(tmp_path: Path) -> None:
     files = write(tmp_path, {"a": 0, "b": 0, "c": 0, "d": 0})
 

@@ -90,17 +90,6 @@ def test_rows_go_through_real_servers_which_keep_nothing() -> None:
         assert [store.engine.job.waiting() for store in servers.stores] == [[], []]
 
 
-@pytest.mark.slow
-def test_a_million_rows_over_real_servers() -> None:
-    shares = [range(700_000), range(700_000, 10**6)]
-    with cluster(num_servers=2, num_workers=2) as servers:
-        fleets = fleets_of([servers.client() for _ in shares])
-
-        dealt = shuffle(fleets, shares, message_bytes=2**20)
-
-        assert_each_row_once(shares, dealt, within=0.02)
-
-
 def test_same_seed_deals_alike_and_another_otherwise() -> None:
     shares = [range(300), range(300, 800), range(800, 1_500)]
 

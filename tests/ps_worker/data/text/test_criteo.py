@@ -1,7 +1,6 @@
 """The Criteo reader: blocks of rows, rows without labels, malformed rows, splits, real rows."""
 
 import gzip
-import logging
 import os
 from pathlib import Path
 
@@ -70,15 +69,6 @@ def test_rows_are_labels_scaled_numbers_and_one_key_a_slot(tmp_path: Path, suffi
     assert [array.dtype.name for array in arrays] == ["float32", "float32", "uint64", "int32"]
 
 
-def test_value_that_is_no_text_is_its_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "a.tsv"
-    path.write_bytes(b"1\t7\t\xff\xfe\tbook\n")
-
-    rows = read(str(path))
-
-    assert rows.keys[0] == key_of(1, b"\xff\xfe")
-
-
 def test_file_of_many_blocks_is_read_in_order_and_later_blocks_leave_earlier_alone(
     tmp_path: Path,
 ) -> None:
@@ -101,27 +91,6 @@ def test_later_block_may_have_more_rows(tmp_path: Path) -> None:
     rows = joined([block.rows for block in blocks_of(path)])
 
     assert ages(rows) == [0] * num_long + list(range(9999))
-
-
-def test_block_can_be_read_again_from_its_offset(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(60_000)))
-    _, second, *_ = blocks_of(path)
-
-    again = next(CriteoReader(SCHEMA, BadRows()).blocks(FileSplit(path), second.offset))
-
-    assert again.offset == second.offset
-    assert ages(again.rows)[:5] == ages(second.rows)[:5]
-
-
-def test_splits_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", "".join(row(n) for n in range(100)))
-    reader = CriteoReader(SCHEMA, BadRows())
-
-    splits = reader.splits(path, 7)
-    found = [age for split in splits for block in reader.blocks(split) for age in ages(block.rows)]
-
-    assert len(splits) == 7
-    assert found == list(range(100))
 
 
 @pytest.mark.parametrize("content", ["", "bad\nrows\n"])
@@ -218,21 +187,6 @@ def test_malformed_row_is_named_by_file_line_and_fault(
 
     with pytest.raises(BadRowError, match=rf"a\.tsv:3: .*{message}"):
         read(path)
-
-
-def test_malformed_rows_up_to_the_limit_are_skipped_counted_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write(tmp_path / "a.tsv", row(1) + "x\n" + row(2) + "y\n" + row(3))
-    bad_rows = BadRows(2)
-
-    with caplog.at_level(logging.WARNING):
-        (block,) = blocks_of(path, bad_rows)
-
-    assert ages(block.rows) == [1, 2, 3]
-    assert bad_rows.total == 2
-    assert "'y'" in caplog.messages[1]
-    assert caplog.messages[1].endswith(f"file={path} place=4")
 
 
 def test_limit_is_of_all_files_together(tmp_path: Path) -> None:

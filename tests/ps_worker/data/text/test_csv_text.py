@@ -113,13 +113,6 @@ def test_number_of_a_line_counts_from_the_start_of_the_file(tmp_path: Path) -> N
         list(reader.blocks(FileSplit(path, 300)))
 
 
-def test_only_malformed_lines_give_no_block(tmp_path: Path) -> None:
-    bad_rows = BadRows(9)
-
-    assert read(write(tmp_path / "a.csv", b"age,user\nx,a\nbad\n"), bad_rows) == []
-    assert bad_rows.total == 2
-
-
 def test_offset_is_the_byte_of_a_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", b"age,user\nbad\n1,a\n22,b\n")
 
@@ -143,14 +136,6 @@ def test_compressed_file_is_one_split_with_offsets_of_its_content(
     assert [block.offset for block in blocks] == [block.offset for block in expected]
     last = read(path, offset=blocks[-1].offset)
     assert [b.rows.keys.tolist() for b in last] == [blocks[-1].rows.keys.tolist()]
-
-
-def test_cut_off_gzip_is_refused(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "a.csv.gz", b"age,user\n" + b"1,a\n" * 1000))
-    path.write_bytes(path.read_bytes()[:-9])
-
-    with pytest.raises(DataError, match=r"a\.csv\.gz: the file is truncated"):
-        read(str(path))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Multi-slot text: any order of columns, any number of values, errors that name the column."""
 
-import functools
 import itertools
 import math
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,12 +88,6 @@ def test_texts_are_hashed_with_their_slots_number() -> None:
     ]
 
 
-def test_text_is_hashed_by_slot_whatever_the_order_of_columns() -> None:
-    rows = scan("1 w 1 u 2 1 2 1 1\n", ["words", "user", "dense_input", "click"], "text")
-
-    assert slots_of(rows) == [[key_of(1, "u")], [key_of(2, "w")]]
-
-
 def test_nothing_between_two_blanks_is_the_empty_text() -> None:
     rows = scan("2 1 2 1  2 a  1 1\n", values="text")
 
@@ -170,15 +162,6 @@ def test_malformed_single_number_is_told_by_its_name() -> None:
     assert bad.fault == "the count of 'age' (column 2 of 5) is 2, expected 0 or 1"
 
 
-def test_rows_around_malformed_lines_are_whole() -> None:
-    text = b"2 1 2 1 7 1 8 1 1\n2 1 2 1 7 3 8 9\n2 3 4 1 5 1 6 1 0\nx\n"
-
-    rows, _, bad_lines = MultiSlotScanner(SCHEMA).scan(np.frombuffer(text, np.uint8))
-
-    assert slots_of(rows) == [[7], [8], [5], [6]]
-    assert [bad.index for bad in bad_lines] == [1, 3]
-
-
 WORDS = st.sampled_from(
     [b"0", b"1", b"2", b"3", b"7", b"x", b"-1", b"0.5", b"nan", b"99999999999999999999"]
 )
@@ -227,14 +210,6 @@ def test_any_text_is_read_as_python_reads_it(
     assert rows.dense.tolist() == expected
 
 
-def test_reader_tells_file_and_line_of_a_malformed_row(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("2 1 2 1 7 0 1 1\n" * 3 + "2 1 2 1 7 5 8 1 1\n")
-
-    with pytest.raises(BadRowError, match=r"part-0:4: the count of 'words' .* is 5, but the line"):
-        list(MultiSlotReader(SCHEMA, BadRows(0)).blocks(FileSplit(str(path))))
-
-
 def test_lines_are_counted_on_over_blocks_and_malformed_lines(tmp_path: Path) -> None:
     path = tmp_path / "part-0"
     rows = [f"2 1 2 1 {n} 0 1 1\n" for n in range(150_000)]
@@ -243,62 +218,6 @@ def test_lines_are_counted_on_over_blocks_and_malformed_lines(tmp_path: Path) ->
 
     with pytest.raises(BadRowError, match=r"part-0:140001: the count of 'dense_input'"):
         list(MultiSlotReader(SCHEMA, BadRows(1)).blocks(FileSplit(str(path))))
-
-
-def test_malformed_rows_up_to_the_limit_are_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("x\n" * 9 + "2 1 2 1 7 0 1 1\n")
-    bad_rows = BadRows(9)
-
-    (block,) = MultiSlotReader(SCHEMA, bad_rows).blocks(FileSplit(str(path)))
-
-    assert (block.rows.size, bad_rows.total) == (1, 9)
-
-
-def test_splits_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("".join(f"2 1 2 1 {n} 0 1 1\n" for n in range(1000)))
-    reader = MultiSlotReader(SCHEMA, BadRows(0))
-
-    splits = reader.splits(str(path), 7)
-    keys = [key for split in splits for block in reader.blocks(split) for key in block.rows.keys]
-
-    assert len(splits) == 7
-    assert keys == list(range(1000))
-
-
-def test_reading_goes_on_from_the_offset_of_any_block(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("".join(f"2 1 2 1 {n} 0 1 1\n" for n in range(150_000)))
-    reader = MultiSlotReader(SCHEMA, BadRows(0))
-    split = FileSplit(str(path))
-    blocks = list(reader.blocks(split))
-
-    again = next(reader.blocks(split, blocks[-1].offset))
-
-    assert len(blocks) > 1
-    assert again.rows.keys.tolist() == blocks[-1].rows.keys.tolist()
-
-
-def test_threads_share_a_reader(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("".join(f"2 1 2 1 {n} 0 1 1\n" for n in range(4000)))
-    reader = MultiSlotReader(SCHEMA, BadRows(0))
-    sums: list[int] = []
-
-    def read(split: FileSplit) -> None:
-        sums.append(sum(int(block.rows.keys.sum()) for block in reader.blocks(split)))
-
-    threads = [
-        threading.Thread(target=functools.partial(read, split))
-        for split in reader.splits(str(path), 4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert sum(sums) == 4000 * 3999 // 2
 
 
 @pytest.mark.parametrize(

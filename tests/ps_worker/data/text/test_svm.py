@@ -15,7 +15,7 @@ from ctr_model.schema import DenseColumn, Schema
 from protos.errors import BadRowError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
 from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.svm import LibffmReader, LibsvmReader, SvmScanner
+from ps_worker.data.text.svm import LibsvmReader, SvmScanner
 from tests.reference import svm as reference
 
 SVM = Schema(
@@ -169,20 +169,6 @@ def test_reader_tells_file_and_line_of_a_malformed_row(tmp_path: Path) -> None:
 
     with pytest.raises(BadRowError, match=r"rows\.svm:4: '7:2' is a value of slot 'features'"):
         list(LibsvmReader(SVM, BadRows(0)).blocks(FileSplit(str(path))))
-
-
-def test_splits_of_a_file_hold_each_row_once(tmp_path: Path) -> None:
-    path = tmp_path / "rows.ffm"
-    path.write_text("".join(f"1 0:0:{n} 2:u:1\n" for n in range(1000)))
-    reader = LibffmReader(FFM, BadRows(0))
-
-    splits = reader.splits(str(path), 7)
-    ages = [
-        age for split in splits for block in reader.blocks(split) for age in block.rows.dense[:, 0]
-    ]
-
-    assert len(splits) == 7
-    assert [age * 2 + 1 for age in ages] == list(range(1000))
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,6 @@ def test_rows_stay_as_they_were(tmp_path: Path, keys: bool, name: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [False, True], ids=["text", "keys"])
-def test_rows_without_labels_stay_without(tmp_path: Path, keys: bool) -> None:
-    path = write(tmp_path / "a.tsv", [line[2:] for line in LINES])
-
-    converted = convert([path], tmp_path / "out", SCHEMA, keys=keys)
-
-    assert rows(converted.files) == rows([path])
-    assert rows(converted.files)[0][0] is None
-
-
-@pytest.mark.parametrize("keys", [False, True], ids=["text", "keys"])
 @pytest.mark.parametrize("lines", [LINES, [line[2:] for line in LINES]], ids=["", "unlabelled"])
 def test_label_gets_the_name_that_the_schema_gives_it(
     tmp_path: Path, keys: bool, lines: list[str]
@@ -138,17 +128,6 @@ def test_files_and_row_groups_have_the_rows_asked_for(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         f"part-{index:05d}.parquet" for index in range(len(groups))
     ]
-
-
-@pytest.mark.parametrize("keys", [False, True], ids=["text", "keys"])
-def test_many_rows_are_streamed_in_order(tmp_path: Path, keys: bool) -> None:
-    rng = np.random.default_rng(1)
-    lines = [f"{x & 1}\t{x}\tu{x % 7}\t{x:08x}" for x in rng.integers(0, 2**24, 20_000).tolist()]
-    path = write(tmp_path / "a.tsv", lines)
-
-    converted = convert([path], tmp_path / "out", SCHEMA, keys=keys, row_group_rows=3000)
-
-    assert rows(converted.files) == rows([path])
 
 
 @pytest.mark.parametrize("suffix", ["csv", "orc", "parquet"])

@@ -89,15 +89,6 @@ def test_sets_do_not_depend_on_how_the_files_are_read(
         assert bytes_below(tmp_path / name) == expected
 
 
-def test_another_seed_deals_otherwise(tmp_path: Path) -> None:
-    file = write(tmp_path / "rows.tsv", lines_of(300))
-
-    first = split_rows([file], tmp_path / "a", seed=1)
-    second = split_rows([file], tmp_path / "b", seed=2)
-
-    assert read(first[1]) != read(second[1])
-
-
 def test_files_hold_so_many_rows_each(tmp_path: Path) -> None:
     lines = lines_of(1000)
     file = write(tmp_path / "rows.tsv", lines)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import DataError, UsageError
-from ps_worker import fleet
 from ps_worker.data.text.multislot import MultiSlotScanner
 from ps_worker.data.user_code.data_generator import (
     DataGenerator,
@@ -293,8 +292,3 @@ def test_texts_are_read_back_as_they_were(rows: list[tuple[list[str], list[str]]
         for value in values
     ]
     assert np.diff(batch.offsets).tolist() == [len(values) for row in rows for values in row]
-
-
-def test_fleet_has_the_generators() -> None:
-    assert fleet.MultiSlotDataGenerator is MultiSlotDataGenerator
-    assert fleet.MultiSlotStringDataGenerator is MultiSlotStringDataGenerator

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctr_model.batch import Batch
-from ctr_model.features import key_of
 from ctr_model.schema import DenseColumn, Schema
 from protos.errors import DataError, UsageError
 from ps_worker.data.blocks.bad_rows import BadRows
@@ -109,18 +108,6 @@ def test_numbers_are_keys_and_are_scaled(tmp_path: Path) -> None:
     assert rows_of(block.rows) == [(1.0, [2.0], [[7], [11, 12]]), (0.0, [-9.0], [[8], []])]
 
 
-def test_texts_are_hashed(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("1 5 7 a b\n0 - 8\n")
-
-    (block,) = GeneratorReader(Texts(), SCHEMA).blocks(FileSplit(str(path)))
-
-    assert rows_of(block.rows) == [
-        (1.0, [2.0], [[key_of(1, "7")], [key_of(2, "a"), key_of(2, "b")]]),
-        (0.0, [-9.0], [[key_of(1, "8")], []]),
-    ]
-
-
 def test_all_numbers_may_come_together_and_the_label_be_left_out(tmp_path: Path) -> None:
     class Grouped(MultiSlotDataGenerator):
         def generate_sample(self, line: str | None) -> Any:
@@ -183,19 +170,6 @@ def test_reading_goes_on_from_the_offset_of_any_block(
 
     for number, block in enumerate(blocks):
         assert joined(reader.blocks(split, block.offset)) == joined(iter(blocks[number:]))
-
-
-def test_splits_hold_each_sample_once(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    path.write_text("".join(f"1 {n} {n}\n" for n in range(100)))
-    reader = GeneratorReader(Numbers(), SCHEMA)
-
-    splits = reader.splits(str(path), 4)
-
-    assert len(splits) == 4
-    assert [
-        slots[0][0] for split in splits for _, _, slots in joined(reader.blocks(split))
-    ] == list(range(100))
 
 
 def test_file_whose_samples_depend_on_each_other_is_not_cut(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -227,10 +226,6 @@ def test_damaged_file_is_told_before_what_the_command_says_of_it(tmp_path: Path)
     assert "part-0.gz: the file is truncated" in failure("cat; exit 1", FileSplit(str(path)))
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
-    assert "absent" in failure("cat", FileSplit(str(tmp_path / "absent")))
-
-
 def test_leaving_early_kills_all_that_the_command_started(
     long_split: FileSplit, tmp_path: Path
 ) -> None:
@@ -275,10 +270,3 @@ def test_format_of_a_command_takes_its_columns(split: FileSplit) -> None:
 def test_impossible_settings_are_refused(arguments: tuple[str, float], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         reader(*arguments)
-
-
-def test_python_command_is_fed_and_read_at_once(long_split: FileSplit) -> None:
-    code = "import sys; [sys.stdout.write(line) for line in sys.stdin]"
-    command = shlex.join([sys.executable, "-c", code])
-
-    assert len(keys(reader(command).blocks(long_split))) == 50_000

@@ -1,19 +1,17 @@
 """Modes and their settings, from the job file to the checkpoint and back."""
 
 import json
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from protos.errors import JobError
 from protos.role import Members
-from ps_worker.job import Job, load_job, override_job
+from ps_worker.job import Job, override_job
 from ps_worker.job.sections.strategy import SETTINGS, Mode
 from ps_worker.run.plan import terms_of
 
 MODES = get_args(Mode)
-EXAMPLES = sorted(Path("examples").glob("*.toml"))
 TABLES = {
     "async": {"max_merge_var_num": 2, "max_delay_ms": 5.0},
     "geo": {"k_steps": 7},
@@ -38,12 +36,6 @@ def test_tables_of_all_modes_go_with_every_mode(mode: str) -> None:
     assert job.strategy.geo.k_steps == 7
     assert job.strategy.bounded_staleness.max_staleness == 3
     assert job.strategy.bounded_staleness.max_merge_var_num == 1, "not of async"
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_takes_every_mode(path: Path, mode: str) -> None:
-    assert load_job(path, [f"strategy.mode={mode}"]).strategy.mode == mode
 
 
 @pytest.mark.parametrize("mode", MODES)

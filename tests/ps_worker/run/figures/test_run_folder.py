@@ -6,8 +6,6 @@ import logging
 import os
 import struct
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,16 +14,10 @@ from tensorboardX.proto.event_pb2 import Event
 from protos.errors import JobError, UsageError
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.run.figures.run_folder import RunFolder
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.summary import Summary
-from ps_worker.run.training_job.train_job import train_job
-from tests.support.training import plan_as
-
-LIMIT_S = 60.0
+from tests.support.training import train_alone, train_together
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +31,6 @@ def job_of(data: Path, folder: Path, *overrides: str) -> Job:
     own = [f"data.train={data}/train/*", f"data.test={data}/test/*", "train.batch_size=16"]
     small = ["model.hidden=[4]", "model.dim=2", f"run.dir={folder}", "train.log_every_s=0.000001"]
     return override_job({}, [*own, *small, *overrides], source="test")
-
-
-def trained(job: Job, num_workers: int = 1) -> Summary:
-    plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
-    works = [
-        partial(train_job, plan_as(plan, worker, num_workers), store)
-        for worker in range(num_workers)
-    ]
-    with ThreadPoolExecutor(num_workers) as pool:
-        return next(iter(list(pool.map(lambda work: work(), works))))
 
 
 def lines(folder: Path) -> list[dict]:
@@ -80,7 +62,7 @@ def test_lines_are_what_the_run_has_measured(data: Path, tmp_path: Path) -> None
         "train.thread_num=2",
     )
 
-    summary = trained(job, num_workers=2).as_json()
+    summary = train_together(job)[0].as_json()
 
     found = lines(folder)
     kinds = [line["kind"] for line in found if line["kind"] != "train"]
@@ -108,7 +90,7 @@ def test_lines_are_what_the_run_has_measured(data: Path, tmp_path: Path) -> None
 def test_lines_of_a_pass_say_how_much_of_it_is_done(
     data: Path, tmp_path: Path, in_memory: str
 ) -> None:
-    trained(job_of(data, tmp_path, f"data.in_memory={in_memory}", "train.epochs=2"))
+    train_alone(job_of(data, tmp_path, f"data.in_memory={in_memory}", "train.epochs=2"))
 
     for epoch in (1, 2):
         of = [line for line in lines(tmp_path) if (line["kind"], line["epoch"]) == ("train", epoch)]
@@ -120,7 +102,7 @@ def test_lines_of_a_pass_say_how_much_of_it_is_done(
 
 
 def test_events_have_the_numbers_of_the_lines(data: Path, tmp_path: Path) -> None:
-    trained(job_of(data, tmp_path, f"data.valid={data}/test/*"))
+    train_alone(job_of(data, tmp_path, f"data.valid={data}/test/*"))
 
     found = scalars(tmp_path)
 
@@ -156,7 +138,7 @@ def test_missing_extra_is_said_and_is_no_error(
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
 
     with caplog.at_level(logging.INFO):
-        trained(job_of(data, tmp_path, "train.epochs=2"))
+        train_alone(job_of(data, tmp_path, "train.epochs=2"))
 
     said = [each for each in caplog.messages if "pip install 'ctr-ps[tensorboard]'" in each]
     assert len(said) == 1
@@ -164,14 +146,14 @@ def test_missing_extra_is_said_and_is_no_error(
 
 
 def test_metrics_of_another_run_are_left_alone(data: Path, tmp_path: Path) -> None:
-    trained(job_of(data, tmp_path))
+    train_alone(job_of(data, tmp_path))
     before = (tmp_path / "metrics.jsonl").read_bytes()
 
     with pytest.raises(JobError, match=r"--set run\.dir=.*: run\.dir: .*run\.overwrite = true"):
-        trained(job_of(data, tmp_path))
+        train_alone(job_of(data, tmp_path))
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
 
-    trained(job_of(data, tmp_path, "run.overwrite=true"))
+    train_alone(job_of(data, tmp_path, "run.overwrite=true"))
     assert [line["kind"] for line in lines(tmp_path)].count("start") == 1
     assert len(list(tmp_path.glob("events.*"))) == 1
 
@@ -182,7 +164,7 @@ def test_folder_of_a_process_that_ended_before_its_start_is_free(
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text(left)
 
-    trained(job_of(data, tmp_path))
+    train_alone(job_of(data, tmp_path))
 
     assert [line["kind"] for line in lines(tmp_path)].count("start") == 1
 
@@ -196,13 +178,13 @@ def test_metrics_that_cannot_be_read_are_of_another_run(data: Path, tmp_path: Pa
 
 def test_metrics_are_replaced_by_runs_that_start_alone(data: Path, tmp_path: Path) -> None:
     folder, saved = tmp_path / "run", f"checkpoint.dir={tmp_path}/model"
-    trained(job_of(data, folder, saved))
+    train_alone(job_of(data, folder, saved))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     with pytest.raises(JobError, match="has checkpoints of an earlier run"):
-        trained(job_of(data, folder, saved, "run.overwrite=true"))
+        train_alone(job_of(data, folder, saved, "run.overwrite=true"))
     with pytest.raises(JobError, match="has checkpoints of an earlier run"):
-        trained(job_of(data, tmp_path / "other", saved))
+        train_alone(job_of(data, tmp_path / "other", saved))
 
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert not (tmp_path / "other").exists()
@@ -211,12 +193,12 @@ def test_metrics_are_replaced_by_runs_that_start_alone(data: Path, tmp_path: Pat
 def test_resumed_run_appends_behind_the_last_whole_line(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = [f"checkpoint.dir={tmp_path}/model", "checkpoint.resume=true"]
-    trained(job_of(data, folder, *settings, "train.epochs=1"))
+    train_alone(job_of(data, folder, *settings, "train.epochs=1"))
     before = lines(folder)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "ste')  # as a killed process leaves it
 
-    trained(job_of(data, folder, *settings, "train.epochs=2", "run.overwrite=true"))
+    train_alone(job_of(data, folder, *settings, "train.epochs=2", "run.overwrite=true"))
 
     after = lines(folder)
     assert after[: len(before)] == before
@@ -239,7 +221,7 @@ def test_folder_that_cannot_be_written_to_is_named(data: Path, tmp_path: Path) -
     (tmp_path / "file").touch()
 
     with pytest.raises(UsageError, match=r"run\.dir: cannot write to .*/file/run"):
-        trained(job_of(data, tmp_path / "file/run"))
+        train_alone(job_of(data, tmp_path / "file/run"))
 
 
 def test_run_that_is_refused_leaves_the_earlier_runs_checkpoints_as_they_are(
@@ -248,17 +230,17 @@ def test_run_that_is_refused_leaves_the_earlier_runs_checkpoints_as_they_are(
     """With `BEST`, and with the files of a save that was killed."""
     model = tmp_path / "model"
     saved = [f"checkpoint.dir={model}", f"data.valid={data}/test/*", "checkpoint.overwrite=true"]
-    trained(job_of(data, tmp_path / "run", *saved))
+    train_alone(job_of(data, tmp_path / "run", *saved))
     open_data(LocalFolder(model / "step-7"))
     (tmp_path / "file").touch()
     before = sorted(model.rglob("*"))
     assert model / "BEST" in before
 
     with pytest.raises(UsageError, match=r"run\.dir: cannot write to .*/file/run"):
-        trained(job_of(data, tmp_path / "file/run", *saved))
+        train_alone(job_of(data, tmp_path / "file/run", *saved))
 
     assert sorted(model.rglob("*")) == before
-    trained(job_of(data, tmp_path / "other", *saved[::2]))
+    train_alone(job_of(data, tmp_path / "other", *saved[::2]))
     assert not (model / "BEST").exists()
     assert not (model / "step-7").exists()
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from protos.errors import JobError
-from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.job import Job, override_job
 from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from tests.support.training import train_alone
 
 TEST_ROWS = 300_000
 """Of which 22 % are clicked: calibration has a statistical error of 0.35 %. Of 60,000 it is 0.8 %."""
@@ -33,7 +32,7 @@ def test_a_tenth_of_the_negatives_gives_calibrated_predictions(planted: Path, mo
         "data.negative_rate=0.1",
         "optimizer.schedule={kind='linear', total_steps=1750}",
     ]
-    summary = train_job(plan_of(job_of(planted, *settings)), ParameterStore()).as_json()
+    summary = train_alone(job_of(planted, *settings)).as_json()
 
     assert summary["calibration"] == pytest.approx(1.0, abs=0.02)
     assert summary["test_examples"] == TEST_ROWS
@@ -54,7 +53,7 @@ def test_uncorrected_odds_would_be_ten_times_too_high(tmp_path: Path, correction
     if correction == "logit":
         settings.pop()  # the default
 
-    summary = train_job(plan_of(job_of(tmp_path, *settings)), ParameterStore()).as_json()
+    summary = train_alone(job_of(tmp_path, *settings)).as_json()
 
     assert 0.7 < summary["calibration"] < 1.4
     assert 5_500 < summary["examples"] < 6_800

@@ -1,8 +1,6 @@
 """Figures of passes: predictions before training, over all workers."""
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +15,8 @@ from ps_worker.job.datasets import streamed
 from ps_worker.run.plan import plan_of
 from ps_worker.run.training_job.passes import Pass, figures_of_pass
 from ps_worker.run.training_job.train_job import train_job
-from tests.support.training import plan_as, worker_run
+from tests.support.training import train_together, worker_run
 
-LIMIT_S = 60.0
 ROWS = 320
 
 
@@ -61,12 +58,8 @@ def test_figures_are_those_of_predictions_before_training(rows: Path) -> None:
 def test_figures_are_of_all_workers_and_of_their_own_pass(
     rows: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan = plan_of(job_of(rows, "train.epochs=2", "strategy.mode=sync"))
-    store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
-    works = [partial(train_job, plan_as(plan, worker, 2), store) for worker in (0, 1)]
-
-    with caplog.at_level(logging.INFO), ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda work: work(), works)
+    with caplog.at_level(logging.INFO):
+        first, second = train_together(job_of(rows, "train.epochs=2", "strategy.mode=sync"))
 
     assert len([each for each in caplog.messages if each.startswith("pass epoch=")]) == 2
     assert [each["examples"] for each in first.passes] == [ROWS, ROWS]

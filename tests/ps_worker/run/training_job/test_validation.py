@@ -3,10 +3,8 @@
 import json
 import logging
 import math
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -29,7 +27,7 @@ from ps_worker.run.training_job.train_job import train_job
 from ps_worker.run.training_job.validation import Validations, Validator
 from ps_worker.serving.inference import infer
 from tests.support.cluster import Cluster, cluster
-from tests.support.training import plan_as, worker_role, worker_run
+from tests.support.training import train_alone, train_together, worker_role, worker_run
 
 LIMIT_S = 60.0
 STEPS = 12  # of a worker of two in an epoch: 192 rows in batches of 8, by halves of the file
@@ -58,17 +56,6 @@ def job_of(data: Path, *overrides: str) -> Job:
     return override_job({}, [*own, *model, *overrides], source="test")
 
 
-def trained(job: Job, num_workers: int = 1) -> list[Summary]:
-    """Returns the summaries of all workers of a run on a store of its own."""
-    plan, store = plan_of(job), ParameterStore(num_workers=num_workers, wait_limit_s=LIMIT_S)
-    works = [
-        partial(train_job, plan_as(plan, worker, num_workers), store)
-        for worker in range(num_workers)
-    ]
-    with ThreadPoolExecutor(num_workers) as pool:
-        return list(pool.map(lambda work: work(), works))
-
-
 def validations(summary: Summary) -> list[tuple[object, object]]:
     return [(each["epoch"], each["step"]) for each in summary.validations]
 
@@ -77,10 +64,10 @@ def validations(summary: Summary) -> list[tuple[object, object]]:
 def test_validation_leaves_no_trace_in_a_synchronous_model(data: Path, thread_num: int) -> None:
     settings = ["strategy.mode=sync", "train.epochs=2", f"train.thread_num={thread_num}"]
     valid = f"data.valid={data}/test.tsv"
-    without, *_ = trained(job_of(data, *settings), num_workers=2)
+    without, *_ = train_together(job_of(data, *settings))
 
-    between, *_ = trained(job_of(data, *settings, valid), num_workers=2)
-    within, *_ = trained(job_of(data, *settings, valid, "valid.every_steps=5"), num_workers=2)
+    between, *_ = train_together(job_of(data, *settings, valid))
+    within, *_ = train_together(job_of(data, *settings, valid, "valid.every_steps=5"))
 
     assert between.model_digest == within.model_digest == without.model_digest
     assert len(between.validations) == 2
@@ -109,7 +96,7 @@ def test_last_validation_is_of_the_model_that_is_tested(
         "train.thread_num=2",
     )
 
-    first, *_ = trained(job, num_workers)
+    first, *_ = train_together(job, num_workers)
 
     last = first.validations[-1]
     assert (last["auc"], last["log_loss"]) == (first.auc, first.log_loss)
@@ -121,7 +108,7 @@ def test_last_validation_is_of_the_model_that_is_tested(
 def test_validation_is_of_a_moment_at_which_nobody_trains(data: Path) -> None:
     """Batches that all workers have trained before a validation: 4 each, whatever the mode."""
     job = job_of(data, f"data.valid={data}/test.tsv", "valid.every_steps=4")
-    plan, seen = plan_of(job), []
+    seen = []
 
     class Watched(ParameterStore):
         def pull_sparse(self, keys, **settings):
@@ -130,9 +117,7 @@ def test_validation_is_of_a_moment_at_which_nobody_trains(data: Path) -> None:
             return super().pull_sparse(keys, **settings)
 
     store = Watched(num_workers=2, wait_limit_s=LIMIT_S)
-    works = [partial(train_job, plan_as(plan, worker, 2), store) for worker in (0, 1)]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda work: work(), works))
+    train_together(job, store=store)
 
     assert sorted(set(seen[:-12])) == sorted({8, 16, store.status().version})
 
@@ -152,7 +137,7 @@ def test_worker_with_fewer_rows_waits_in_the_validations_of_the_others(
     )
     settings = [f"data.train={rows}", f"data.valid={data}/test.tsv", "valid.every_steps=2"]
 
-    first, second = trained(job_of(data, "strategy.mode=sync", *settings), num_workers=2)
+    first, second = train_together(job_of(data, "strategy.mode=sync", *settings))
 
     assert (first.examples, second.examples) == (60, 20)
     assert validations(first) == [(1, 2), (1, 4), (1, 5)]
@@ -171,7 +156,7 @@ def test_passes_end_with_a_validation_by_their_period_and_the_last_always(
     within = ["valid.every_steps=20"] if period == "every_epochs=0" else []
     settings = [f"data.valid={data}/test.tsv", f"valid.{period}", *within, "train.epochs=3"]
 
-    summary, *_ = trained(job_of(data, *settings))
+    summary = train_alone(job_of(data, *settings))
 
     assert validations(summary) == expected
 
@@ -180,10 +165,10 @@ def test_all_workers_stop_when_validation_gets_no_better(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["strategy.mode=sync", f"checkpoint.dir={tmp_path}/model"]
-    once, *_ = trained(job_of(data, "strategy.mode=sync", "train.epochs=1"), num_workers=2)
+    once, *_ = train_together(job_of(data, "strategy.mode=sync", "train.epochs=1"))
 
     with caplog.at_level(logging.INFO):
-        first, second = trained(
+        first, second = train_together(
             job_of(
                 data,
                 *settings,
@@ -192,8 +177,7 @@ def test_all_workers_stop_when_validation_gets_no_better(
                 "valid.patience=2",
                 "valid.final_model=best",
                 "checkpoint.keep_last=1",
-            ),
-            num_workers=2,
+            )
         )
 
     assert validations(first) == [(1, STEPS), (2, 2 * STEPS), (3, 3 * STEPS)]
@@ -221,7 +205,7 @@ def test_all_workers_stop_when_validation_gets_no_better(
 
 def test_run_that_stopped_within_an_epoch_can_resume_there(data: Path, tmp_path: Path) -> None:
     mode = ["strategy.mode=sync", "train.epochs=2"]
-    undisturbed, *_ = trained(job_of(data, *mode), num_workers=2)
+    undisturbed, *_ = train_together(job_of(data, *mode))
     settings = [
         *mode,
         f"checkpoint.dir={tmp_path}/model",
@@ -230,9 +214,9 @@ def test_run_that_stopped_within_an_epoch_can_resume_there(data: Path, tmp_path:
         "valid.every_steps=3",
     ]
 
-    stopped, _ = trained(job_of(data, *settings, "valid.patience=1"), num_workers=2)
-    again, _ = trained(job_of(data, *settings, "valid.patience=1"), num_workers=2)
-    resumed, _ = trained(job_of(data, *settings), num_workers=2)
+    stopped, _ = train_together(job_of(data, *settings, "valid.patience=1"))
+    again, _ = train_together(job_of(data, *settings, "valid.patience=1"))
+    resumed, _ = train_together(job_of(data, *settings))
 
     assert validations(stopped) == [(1, 3), (1, 6)]
     assert stopped.stopped_early
@@ -272,9 +256,8 @@ def test_best_model_stays_while_worker_0_has_no_data_left(
     stopping = ["valid.every_steps=2", "valid.patience=1", "valid.final_model=best"]
     settings = [f"data.train={rows}", f"data.valid={data}/test.tsv", *stopping]
 
-    first, _ = trained(
-        job_of(data, "strategy.mode=sync", *settings, f"checkpoint.dir={tmp_path}/model"),
-        num_workers=2,
+    first, _ = train_together(
+        job_of(data, "strategy.mode=sync", *settings, f"checkpoint.dir={tmp_path}/model")
     )
 
     assert [step for step, _ in seen] == [2, 3, 3]
@@ -325,7 +308,7 @@ def test_best_model_stays_when_a_process_takes_the_place_of_worker_0(
     folder = tmp_path / "model"
     saves = [f"checkpoint.dir={folder}", "checkpoint.resume=true", "checkpoint.keep_last=1"]
     more = ["checkpoint.every_epochs=1", f"run.dir={tmp_path}/run"]
-    once, *_ = trained(job_of(data, "strategy.mode=sync"))
+    once = train_alone(job_of(data, "strategy.mode=sync"))
     job = job_of(data, *settings, *valid, *saves, *more)
 
     with cluster(num_servers=1, num_workers=1) as servers:
@@ -365,7 +348,7 @@ def test_run_that_another_process_went_on_with_resumes_at_the_same_validations(
         ended_after(job, servers, "step-16")
 
     again = job_of(data, *settings, f"checkpoint.dir={folder}", "checkpoint.resume=true")
-    resumed, *_ = trained(again)
+    resumed = train_alone(again)
 
     assert validations(resumed) == [(1, 10), (1, 20), (1, 24)]
 
@@ -376,7 +359,7 @@ def test_resumed_run_counts_on_from_the_checkpoint(
     """Killed in an epoch of 24 steps, twice before one validation: they are at 5, 10, ... all the same."""
     settings = [f"data.valid={data}/contrary.tsv", "valid.every_steps=5", "train.epochs=2"]
     saves = [f"checkpoint.dir={tmp_path}/model", "checkpoint.every_steps=2"]
-    whole, *_ = trained(job_of(data, *settings))
+    whole = train_alone(job_of(data, *settings))
     plan = plan_of(job_of(data, *settings, *saves, "checkpoint.resume=true"))
     after_step = Saver.after_step
 
@@ -411,7 +394,7 @@ def test_best_model_replaces_a_delta_of_the_same_step(data: Path, tmp_path: Path
     deltas = ["checkpoint.every_steps=5", "checkpoint.mode=delta", f"checkpoint.dir={folder}"]
     valid = [f"data.valid={data}/contrary.tsv", "valid.every_steps=10", "valid.final_model=best"]
 
-    summary, *_ = trained(job_of(data, *deltas, *valid))
+    summary = train_alone(job_of(data, *deltas, *valid))
 
     assert best_in(folder) == "step-10"
     best = infer(f"{folder}/BEST", [f"{data}/contrary.tsv"])
@@ -430,9 +413,9 @@ def test_resumed_run_waits_on_where_it_was(data: Path, tmp_path: Path) -> None:
         f"checkpoint.dir={tmp_path}/model",
         "checkpoint.resume=true",
     ]
-    trained(job_of(data, *settings, "train.epochs=2"))
+    train_alone(job_of(data, *settings, "train.epochs=2"))
 
-    summary, *_ = trained(job_of(data, *settings, "train.epochs=9"))
+    summary = train_alone(job_of(data, *settings, "train.epochs=9"))
 
     assert [each["epoch"] for each in summary.validations] == [1, 2, 3, 4]
     assert summary.stopped_early
@@ -443,10 +426,10 @@ def test_fresh_run_forgets_which_model_of_an_earlier_one_was_the_best(
     data: Path, tmp_path: Path
 ) -> None:
     saves = f"checkpoint.dir={tmp_path}/model"
-    trained(job_of(data, saves, f"data.valid={data}/test.tsv"))
+    train_alone(job_of(data, saves, f"data.valid={data}/test.tsv"))
     assert best_in(f"{tmp_path}/model") == "epoch-1"
 
-    trained(job_of(data, saves, "checkpoint.overwrite=true"))
+    train_alone(job_of(data, saves, "checkpoint.overwrite=true"))
 
     assert best_in(f"{tmp_path}/model") is None
 
@@ -455,10 +438,10 @@ def test_best_checkpoint_that_was_removed_is_said(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saves = [f"checkpoint.dir={tmp_path}/model", f"data.valid={data}/contrary.tsv"]
-    trained(job_of(data, *saves, "train.epochs=2"))
+    train_alone(job_of(data, *saves, "train.epochs=2"))
     (tmp_path / "model/epoch-1/MANIFEST.json").unlink()
 
-    summary, *_ = trained(
+    summary = train_alone(
         job_of(data, *saves, "train.epochs=3", "checkpoint.resume=true", "valid.final_model=best")
     )
 
@@ -474,7 +457,7 @@ def test_malformed_rows_are_said_once(
     rows = tmp_path / "rows.tsv"
     rows.write_text((data / "test.tsv").read_text() + "1\tshort\n")
 
-    trained(job_of(data, f"data.valid={rows}", "train.epochs=3"))
+    train_alone(job_of(data, f"data.valid={rows}", "train.epochs=3"))
 
     assert len([each for each in caplog.messages if f"file={rows}" in each]) == 1
 
@@ -486,7 +469,7 @@ def test_breakdown_of_the_summary_is_that_of_infer(data: Path, tmp_path: Path) -
         f"checkpoint.dir={tmp_path}/model",
     ]
 
-    summary, *_ = trained(job_of(data, *settings))
+    summary = train_alone(job_of(data, *settings))
     inferred = infer(f"{tmp_path}/model", [f"{data}/test.tsv"])
 
     told = summary.as_json()
@@ -503,7 +486,7 @@ def test_rows_without_labels_are_said(
     lines = (data / "test.tsv").read_text().splitlines()
     rows.write_text("".join(line.partition("\t")[2] + "\n" for line in lines))
 
-    summary, *_ = trained(job_of(data, f"data.valid={rows}"))
+    summary = train_alone(job_of(data, f"data.valid={rows}"))
 
     assert "the files of data.valid have no rows with a label" in caplog.text
     assert [each["log_loss"] for each in summary.validations] == [None]
@@ -520,34 +503,13 @@ def test_training_goes_on_while_validations_have_no_auc(
     rows.write_text("".join(line for line in lines if line.startswith(str(label))))
     settings = [f"data.valid={rows}", "valid.metric=auc", "valid.patience=1", "train.epochs=3"]
 
-    summary, *_ = trained(job_of(data, *settings))
+    summary = train_alone(job_of(data, *settings))
 
     assert [each["epoch"] for each in summary.validations] == [1, 2, 3]
     assert not summary.stopped_early
     lacking = "without" if label else "with"
     assert 'by valid.metric = "auc" it is not compared' in caplog.text
     assert f"data.valid have no rows {lacking} a click" in caplog.text
-
-
-def test_workers_that_would_validate_at_other_steps_are_refused(data: Path) -> None:
-    store = ParameterStore(num_workers=2, wait_limit_s=LIMIT_S)
-    errors: list[str] = []
-
-    def work(worker: int) -> None:
-        job = job_of(data, f"data.valid={data}/test.tsv", f"valid.every_steps={worker}")
-        try:
-            train_job(plan_of(job, worker_role(worker=worker, num_workers=2)), store)
-        except Exception as error:
-            errors.append(str(error))
-
-    threads = [threading.Thread(target=work, args=(worker,)) for worker in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-
-    assert len(errors) == 2
-    assert all("valid.every_steps" in error for error in errors)
 
 
 def on_two_workers(job: Job, work: Callable[[Run, Validator], T]) -> list[T]:
@@ -629,7 +591,7 @@ def test_best_model_is_saved_where_no_checkpoint_is_due(data: Path, tmp_path: Pa
     settings = [f"data.valid={data}/contrary.tsv", "train.epochs=3"]
     saves = [f"checkpoint.dir={tmp_path}", "checkpoint.every_epochs=0"]
 
-    summary, *_ = trained(job_of(data, *settings, *saves))
+    summary = train_alone(job_of(data, *settings, *saves))
 
     assert best_in(tmp_path) == "epoch-1"
     assert summary.best is not None

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.store import ParameterStore
 from ps_worker.data.tools.generate import generate
 from ps_worker.data.user_code.samples import Sample
-from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from tests.support.training import job_of, train_alone
 
 NUM_EPOCHS = 21
 
@@ -45,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         f"train.epochs={NUM_EPOCHS}",
         "train.batch_size=100",
     ]
-    train_job(plan_of(override_job({}, settings, source="test")), ParameterStore())
+    train_alone(job_of(*settings))
     (path,) = sorted((data / "test").iterdir())
     lines = [line.split("\t") for line in path.read_text(encoding="ascii").splitlines()]
     samples = [

@@ -125,15 +125,16 @@ def request_file(trained: Trained, tmp_path: Path) -> Path:
     return path
 
 
+def ended(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a command that does not serve."""
+    return subprocess.run(
+        [*map(str, arguments)], capture_output=True, text=True, check=False, timeout=LIMIT_S
+    )
+
+
 def asked(serving: Serving, request: Path, *options: str) -> dict[str, object]:
     """Runs the client; returns what it says."""
-    done = subprocess.run(
-        [sys.executable, CLIENT, serving.http, serving.grpc, request, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    done = ended(sys.executable, CLIENT, serving.http, serving.grpc, request, *options)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -264,13 +265,7 @@ def test_certificates_and_refusals_of_addresses(trained: Trained, tmp_path: Path
     folder = tmp_path / "served"
     folder.mkdir()
     trained.publish(1, folder)
-    done = subprocess.run(
-        [PS_SERVE, folder, "--http", "0.0.0.0:0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    done = ended(PS_SERVE, folder, "--http", "0.0.0.0:0")
     assert (done.returncode, "may be reached from other machines" in done.stderr) == (2, True)
 
     authority = CertificateAuthority(tmp_path)
@@ -316,25 +311,13 @@ def test_messages_have_the_fields_of_the_protocol() -> None:
 def test_options_that_make_no_sense_are_refused(
     options: list[str], why: str, trained: Trained
 ) -> None:
-    done = subprocess.run(
-        [PS_SERVE, trained.folder, *options],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    done = ended(PS_SERVE, trained.folder, *options)
 
     assert (done.returncode, why in done.stderr) == (2, True), done.stderr
 
 
 def test_folder_without_a_checkpoint_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [PS_SERVE, tmp_path, "--http", "0", "--grpc", "0"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    done = ended(PS_SERVE, tmp_path, "--http", "0", "--grpc", "0")
 
     assert (done.returncode, str(tmp_path) in done.stderr) == (5, True)
 

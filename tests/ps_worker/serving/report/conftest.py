@@ -5,10 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_server.store import ParameterStore
-from ps_worker.job import override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from tests.support.training import job_of, train_alone
 
 NOISE = "<i>noise</i>"
 """Name of a slot that says nothing about clicks, and would be markup in a page."""
@@ -58,6 +55,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         "valid.calibration_buckets=5",
     ]
     for settings in (whole, [f"run.dir={root}/bare", "optimizer.sparse.learning_rate=0.02"]):
-        job = override_job({}, [*common, *settings], source="test")
-        train_job(plan_of(job), ParameterStore())
+        job = job_of(*common, *settings)
+        train_alone(job)
     return root / "whole <b>", root / "bare"

@@ -74,16 +74,6 @@ def test_gauc_weighs_groups_by_their_weight(rows) -> None:
     assert gauc == pytest.approx(total / weight if weight else math.nan, nan_ok=True)
 
 
-def test_gauc_does_not_see_that_one_user_clicks_more() -> None:
-    """A prediction that is the user's own click rate ranks nothing within a user."""
-    keys = np.repeat(np.array([1, 2], np.uint64), 100)
-    clicked = np.concatenate([np.arange(100) < 80, np.arange(100) < 10])
-    probabilities = np.repeat(np.float32([0.8, 0.1]), 100)
-
-    assert roc_auc_score(clicked, probabilities) > 0.8
-    assert figures_of_groups(keys, clicked, probabilities, ones(keys)).gauc() == 0.5
-
-
 def test_most_frequent_come_first() -> None:
     keys = np.array([5, 5, 9, 7, 7, 7, 9], np.uint64)
     clicked = np.array([1, 0, 0, 1, 1, 0, 0], bool)
@@ -111,17 +101,3 @@ def test_most_frequent_has_most_examples_whatever_they_weigh() -> None:
     groups = figures_of_groups(keys, clicked, probabilities, np.float32([9, 1, 1]))
 
     assert [each["key"] for each in groups.most_frequent(2)] == ["8", "3"]
-
-
-def test_weight_of_three_is_three_examples() -> None:
-    rng = np.random.default_rng(4)
-    keys, clicked = rng.integers(0, 4, 50).astype(np.uint64), rng.random(50) < 0.5
-    probabilities = (rng.integers(1, 9, 50) / 10).astype(np.float32)
-    times = np.where(rng.random(50) < 0.3, 3, 1)
-
-    weighted = figures_of_groups(keys, clicked, probabilities, times.astype(np.float32))
-    repeated = [np.repeat(each, times) for each in (keys, clicked, probabilities)]
-    alike = figures_of_groups(*repeated, np.ones(times.sum(), np.float32))
-
-    assert weighted.gauc() == pytest.approx(alike.gauc(), rel=1e-12)
-    assert weighted.predicted == pytest.approx(alike.predicted, rel=1e-12)

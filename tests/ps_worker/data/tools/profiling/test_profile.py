@@ -44,25 +44,6 @@ def printed(profile: Profile) -> str:
     return capture.get()
 
 
-def test_columns_of_a_few_rows(tmp_path: Path) -> None:
-    profile = profile_of(tmp_path, ROWS)
-
-    age, visits = profile.numbers
-    assert (profile.rows, profile.click_rate, profile.bad_rows) == (4, 0.25, 0)
-    assert (age.name, age.missing_rate, age.min, age.max) == ("age", 0.25, 20.0, 50.0)
-    assert age.mean == pytest.approx(100 / 3)
-    assert age.deviation == pytest.approx(np.std([30, 50, 20]))
-    assert (visits.missing_rate, visits.min, visits.percentile_95) == (0.0, -3.0, 7.0)
-    assert visits.log_mean == pytest.approx(
-        (math.log(6) + math.log(8) + math.log(7) - math.log(4)) / 4
-    )
-    user, item = profile.slots
-    assert (user.name, user.missing_rate, user.num_distinct) == ("user", 0.0, 2)
-    assert user.top == (("a", 3), ("b", 1))
-    assert (item.name, item.missing_rate, item.num_distinct) == ("item", 0.25, 2)
-    assert item.top == (("x", 2), ("y", 1))
-
-
 def test_planted_data_is_described_as_plain_counting_does(tmp_path: Path) -> None:
     generate(tmp_path, rows=3000, test_rows=100, files=2, test_files=1, seed=1)
     files = sorted(map(str, (tmp_path / "train").glob("*.tsv")))
