@@ -254,13 +254,6 @@ def test_numbers_of_another_kind_are_refused_before_anyone_waits(open_job):
     ] == [[2.0], [2.0]]
 
 
-def test_numbers_that_some_do_not_bring_name_them(open_job):
-    first, *_ = open_job(num_workers=3, wait_limit_s=0.1)
-
-    with pytest.raises(WaitTimeoutError, match=r"barrier 'totals': workers \[1, 2\] did not come"):
-        first.all_reduce("totals", 0, np.ones(1), ReduceOp.SUM, step=0).result()
-
-
 def test_worker_learns_how_far_the_slowest_is(open_job: OpenJob) -> None:
     first, second = open_job(num_workers=2)
 
