@@ -121,16 +121,6 @@ class Connection:
                 raise TimeoutError
             self._read(0.1)
 
-    def wait_for_close(self, limit_s: float) -> float:
-        """Waits until the server has closed the connection; returns after how many seconds."""
-        start = time.monotonic()
-        try:
-            while time.monotonic() - start < limit_s:
-                self._read(0.1)
-        except ConnectionError:
-            return time.monotonic() - start
-        raise TimeoutError(f"the connection is open after {limit_s:g} s")
-
     def _read(self, wait_s: float) -> None:
         """Takes what has come, and waits for it if there is none; raises ConnectionError at the end."""
         self._socket.settimeout(wait_s)
