@@ -9,14 +9,11 @@ import pytest
 from protos.errors import (
     ProtocolError,
 )
-from protos.gradients import Gradients, SparseGrad
 from protos.spec import OptimizerSpec
 from protos.store import Missing, Shrunk, Staleness, Store, WorkerProgress
 from tests.support.stores import (
     DEEP,
     KEYS,
-    in_process,
-    pull,
     push_id,
     random_gradients,
 )
@@ -122,30 +119,6 @@ def test_rows_up_to_a_norm_are_removed_from_all_tables(store: Store) -> None:
         assert table.size_bytes >= 4 * table.rows
     again = store.shrink(max_norm=limit)
     assert again == {name: Shrunk(left_rows=table.left_rows) for name, table in shrunk.items()}
-
-
-def test_removed_key_reads_and_learns_as_one_that_was_never_there(store: Store) -> None:
-    fresh = in_process()
-    trained(store).shrink(max_norm=1e9)
-    grad = SparseGrad(KEYS[:5], np.ones((5, 5), np.float32), 1)
-
-    np.testing.assert_array_equal(pull(store)["deep"], pull(fresh)["deep"])
-    for each in (store, fresh):
-        each.push_grad(
-            Gradients({"deep": grad}), push_id(sequence=1, pulled=each.status().version)
-        ).result()
-
-    np.testing.assert_array_equal(pull(store)["deep"], pull(fresh)["deep"])
-    assert store.status().tables["deep"].rows == 5
-
-
-def test_same_rows_are_removed_anywhere(store: Store) -> None:
-    reference = trained(in_process())
-
-    assert trained(store).shrink(max_norm=0.2)["deep"].rows > 0
-    reference.shrink(max_norm=0.2)
-
-    assert store.digest() == reference.digest()
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, -math.inf, math.inf, math.nan])

@@ -99,14 +99,6 @@ def test_each_worker_gets_what_others_changed_since_it_asked(open_stores: OpenSt
     assert take_all(second, 1) == held(first, KEYS[:60])
 
 
-def test_own_push_does_not_hide_what_another_changed_before(open_stores: OpenStores) -> None:
-    first, second = open_stores()
-    second.push_grad(gradients(KEYS[:60], 0), push_id(1)).result()
-    first.push_grad(gradients(KEYS[40:90], 1), push_id(0)).result()
-
-    assert take_all(first, 0) == held(first, KEYS[:60])
-
-
 def test_nothing_changed_is_empty_rows_of_each_table(open_stores: OpenStores) -> None:
     store, _ = open_stores()
 
@@ -144,14 +136,6 @@ def test_answers_of_many_messages_bring_all_rows(open_stores: OpenStores) -> Non
     store.push_grad(gradients(KEYS, 0), push_id()).result()
 
     assert take_all(store, 1) == held(store, KEYS)
-
-
-def test_pull_of_changes_says_the_version_that_it_has(open_stores: OpenStores) -> None:
-    store, _ = open_stores()
-
-    store.push_grad(gradients(KEYS[:3], 0), push_id(batches=4)).result()
-
-    assert store.pull_changed(TABLES, 0, max_rows=MOST).result().version == 4
 
 
 def test_one_table_alone_may_be_asked_for(open_stores: OpenStores) -> None:

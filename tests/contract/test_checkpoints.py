@@ -62,16 +62,6 @@ def test_checkpoint_is_of_the_moment_that_its_save_tells(store, tmp_path):
     assert (manifest.version, manifest.workers[0].position) == (2, "after 1")
 
 
-def test_model_saved_elsewhere_is_loaded(store, tmp_path):
-    saved = in_process()
-    saved.push_grad(random_gradients(0), push_id()).result()
-    saved.save(SaveRequest(url=str(tmp_path / "model")))
-
-    store.load(str(tmp_path / "model"))
-
-    assert_same_parameters(saved, store)
-
-
 def test_load_of_no_checkpoint_changes_nothing(store, tmp_path):
     store.push_grad(random_gradients(0), push_id()).result()
     before = store.digest()
@@ -284,17 +274,6 @@ def test_part_that_is_not_there_is_refused(store, tmp_path: Path) -> None:
         store.load(str(tmp_path / "model"), only=["other"])
 
     assert store.digest() == before
-
-
-def test_save_that_has_no_scores_to_go_by_is_refused(store, tmp_path: Path) -> None:
-    store.push_grad(random_gradients(0), push_id()).result()
-
-    with pytest.raises(CheckpointError, match="keeps no statistics"):
-        store.save(
-            SaveRequest(url=str(tmp_path / "high"), inference=InferenceSettings(min_score=1.0))
-        )
-
-    assert not (tmp_path / "high").exists()
 
 
 def test_dense_block_that_was_loaded_begins_afresh_with_the_values_that_were_given(

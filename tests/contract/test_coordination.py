@@ -28,7 +28,6 @@ from tests.support.stores import (
     random_gradients,
 )
 
-LIMIT_S = 20.0
 NOT_OF_THE_JOB = "worker 2 (called, but this job has 2 workers|has not joined the job)"
 
 
@@ -254,13 +253,6 @@ def test_numbers_of_another_kind_are_refused_before_anyone_waits(open_job):
     ] == [[2.0], [2.0]]
 
 
-def test_numbers_that_some_do_not_bring_name_them(open_job):
-    first, *_ = open_job(num_workers=3, wait_limit_s=0.1)
-
-    with pytest.raises(WaitTimeoutError, match=r"barrier 'totals': workers \[1, 2\] did not come"):
-        first.all_reduce("totals", 0, np.ones(1), ReduceOp.SUM, step=0).result()
-
-
 def test_worker_learns_how_far_the_slowest_is(open_job: OpenJob) -> None:
     first, second = open_job(num_workers=2)
 
@@ -331,34 +323,6 @@ def test_slow_workers_are_named_with_their_clocks(open_job: OpenJob) -> None:
 
     with pytest.raises(WaitTimeoutError, match=re.escape(told)):
         first.advance(0, 8, at_least=6).result()
-
-
-def run(store: Store, worker: int, num_steps: int, bound: int, most_ahead: dict[int, int]) -> None:
-    slowest = 0
-    for step in range(num_steps):
-        if slowest < step - bound:
-            slowest = store.advance(worker, step, at_least=step - bound).result()
-        most_ahead[worker] = max(most_ahead[worker], step - slowest)
-    store.barrier("end", worker, step=0).result()
-
-
-@pytest.mark.parametrize("bound", [0, 3])
-def test_workers_of_unequal_length_keep_within_the_bound_to_the_end(
-    open_job: OpenJob, bound: int
-) -> None:
-    lengths = [30, 5, 50]
-    stores = open_job(num_workers=3)
-    most_ahead = dict.fromkeys(range(3), 0)
-
-    with ThreadPoolExecutor(3) as pool:
-        runs = [
-            pool.submit(run, store, worker, num_steps, bound, most_ahead)
-            for worker, (store, num_steps) in enumerate(zip(stores, lengths, strict=True))
-        ]
-        for each in runs:
-            each.result(LIMIT_S)
-
-    assert max(most_ahead.values()) <= bound
 
 
 def test_abort_ends_all_that_wait_and_all_that_come_later_with_its_reason(

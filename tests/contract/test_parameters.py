@@ -96,16 +96,6 @@ def test_pushes_move_rows_as_a_dict_would(store):
     assert store.status().tables["wide"].rows == len(touched)
 
 
-def test_same_pushes_make_the_same_model_anywhere(store):
-    reference = in_process()
-
-    for sequence in range(5):
-        for each in (reference, store):
-            each.push_grad(random_gradients(sequence), push_id(sequence=sequence)).result()
-
-    assert_same_parameters(reference, store)
-
-
 def test_parts_of_large_pushes_and_pulls_make_the_same_model(open_job):
     (store,) = open_job(chunk_bytes=100)
     reference = in_process()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import GradientError, SpecError
+from protos.errors import GradientError
 from protos.gradients import Gradients, SparseGrad
 from protos.spec import ExpirySpec, StatisticsSpec
 from protos.store import Missing, Store
@@ -86,11 +86,6 @@ def test_parts_of_a_step_may_be_without_keys(open_job: OpenJob) -> None:
 
     pulled = stores[0].pull_sparse({"counted": KEYS}, missing=Missing.ZEROS, at=1).result()
     assert np.count_nonzero(pulled.rows["counted"].any(axis=1)) == grad.keys.size
-
-
-def test_expiry_without_statistics_is_refused(store: Store) -> None:
-    with pytest.raises(SpecError, match="'counted' has expiry but keeps no statistics"):
-        store.create_table(replace(COUNTED, statistics=None, expiry=ExpirySpec(max_unseen=3)))
 
 
 SHORT = ExpirySpec(delete_threshold=1.5, max_unseen=1)

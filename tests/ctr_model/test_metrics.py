@@ -135,20 +135,6 @@ def test_weighted_metrics_are_scikit_learns(rows: list[tuple[bool, float]], seed
     assert (metrics.examples, metrics.weight) == (labels.size, pytest.approx(weight.sum()))
 
 
-def test_weight_of_three_is_three_examples() -> None:
-    labels, probabilities = np.float32([1, 0, 0, 1]), np.float32([0.7, 0.2, 0.6, 0.4])
-    metrics = ClickMetrics()
-    metrics.add(labels, probabilities, np.float32([1, 3, 2, 0]))
-
-    repeated = np.repeat(np.arange(4), [1, 3, 2, 0])
-    expected = measured(labels[repeated], probabilities[repeated])
-
-    assert metrics.auc() == expected.auc()
-    assert metrics.log_loss() == pytest.approx(expected.log_loss())
-    assert metrics.calibration() == pytest.approx(expected.calibration())
-    assert (metrics.examples, metrics.weight) == (4, 6)
-
-
 def test_auc_of_weighted_examples_is_scikit_learns() -> None:
     labels, probabilities = drawn("0.0002")
     weights = np.random.default_rng(2).uniform(0.1, 5, labels.size).astype(np.float32)
@@ -205,15 +191,6 @@ def test_what_is_outside_of_bounds_is_in_the_outermost_cells(others: list[float]
 
     assert (found.examples, found.log_loss()) == (2, metrics.log_loss())
     assert found.auc() == 0.0 if others else math.isnan(found.auc())
-
-
-def test_accuracy_and_calibration() -> None:
-    metrics = measured(
-        np.array([1, 1, 0, 0], np.float32), np.array([0.75, 0.25, 0.5, 0.0], np.float32)
-    )
-
-    assert metrics.accuracy() == 0.5
-    assert metrics.calibration() == 0.75
 
 
 @given(EXAMPLES)

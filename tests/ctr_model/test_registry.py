@@ -29,11 +29,22 @@ def test_options_reach_the_model() -> None:
         ("ctr_dnn", {"dim": 0}, "expected widths"),
         ("ctr_dnn", {"dim": "ten"}, "dim"),
         ("ctr_dnn", {"init_range": -1.0}, "init_range"),
+        ("fm", {"dim": 0}, "dim is 0"),
+        ("fm", {"init_range": -1.0}, "init_range is -1"),
     ],
 )
 def test_what_is_unknown_or_wrong_is_refused(name: str, options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(name, Schema.numbered(2, 3), options)
+
+
+@pytest.mark.parametrize("name", ["deepfm", "wide_deep", "dcn_v2"])
+@pytest.mark.parametrize(("option", "value"), [("dim", 0), ("hidden", []), ("init_range", -1.0)])
+def test_wrong_option_is_named_by_every_model_that_has_it(
+    name: str, option: str, value: object
+) -> None:
+    with pytest.raises(ValueError, match=f"{option} is "):
+        build_model(name, Schema.numbered(2, 3), {option: value})
 
 
 OWN_MODEL = """

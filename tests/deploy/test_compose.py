@@ -34,33 +34,6 @@ def test_file_at_the_top_is_the_one_in_deploy() -> None:
     assert link.readlink() == Path("deploy/docker-compose.yml")  # relative, so that it can be moved
 
 
-def test_list_of_servers_is_the_servers() -> None:
-    servers = with_role("PSERVER")
-    endpoints = [
-        f"{server['environment']['POD_IP']}:{server['environment']['PADDLE_PORT']}"
-        for server in servers.values()
-    ]
-
-    assert [server["environment"]["POD_IP"] for server in servers.values()] == list(servers)
-    for service in (*servers.values(), *with_role("TRAINER").values()):
-        assert service["environment"]["PADDLE_PSERVERS_IP_PORT_LIST"].split(",") == endpoints
-
-
-def test_workers_are_numbered_from_zero_and_counted() -> None:
-    workers = with_role("TRAINER")
-
-    assert [worker["environment"]["PADDLE_TRAINER_ID"] for worker in workers.values()] == [
-        str(index) for index in range(len(workers))
-    ]
-    for service in (*with_role("PSERVER").values(), *workers.values()):
-        assert service["environment"]["PADDLE_TRAINERS_NUM"] == str(len(workers))
-
-
-def test_servers_and_workers_see_one_folder_of_checkpoints() -> None:
-    for service in (*with_role("PSERVER").values(), *with_role("TRAINER").values()):
-        assert "output:/work/output" in service["volumes"]
-
-
 def test_each_server_keeps_its_update_log_on_a_volume_of_its_own() -> None:
     logs = []
     for server in with_role("PSERVER").values():
@@ -87,19 +60,6 @@ def test_volumes_are_mounted_where_the_user_of_the_image_can_write() -> None:
     for mount in mounts:
         assert f" {mount.split(':')[1]}" in DOCKERFILE
     assert "USER 10001:10001" in DOCKERFILE
-
-
-def test_workers_start_when_the_data_are_complete() -> None:
-    for worker in with_role("TRAINER").values():
-        assert worker["depends_on"]["data"] == {"condition": "service_completed_successfully"}
-
-
-def test_one_service_builds_the_image_of_all() -> None:
-    built = [service["build"] for service in SERVICES.values() if "build" in service]
-
-    assert {service["image"] for service in SERVICES.values()} == {"ctr-ps"}
-    (build,) = built
-    assert (ROOT / build["context"] / build["dockerfile"]).is_file()
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -147,15 +147,6 @@ sys.exit(6)
     assert shown == [f"line {line}" for line in range(100 - TAIL_LINES, 100)]
 
 
-def test_a_crash_by_signal_gives_128_and_its_number(start: Start) -> None:
-    crashes = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-
-    code, _, err = finish(start("import signal; signal.pause()", crashes))
-
-    assert code == 128 + signal.SIGSEGV
-    assert "was ended by SIGSEGV" in err
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_all_children(number: signal.Signals, start: Start) -> None:
     process = start(WAITS_FOR_EVER, WAITS_FOR_EVER)
@@ -391,44 +382,6 @@ def test_workers_that_long_outlive_their_servers_are_named(
     assert "trainer.0 exited with code 4, after pserver.0 had exited with code 0" in caplog.text
 
 
-@pytest.mark.parametrize("durability", ["checkpoint", "log"])
-@pytest.mark.parametrize("is_set", [True, False], ids=["by-set", "in-the-job"])
-def test_job_that_continues_ends_well_without_a_killed_worker(
-    start: Start, durability: str, is_set: bool
-) -> None:
-    option = ["--set", "cluster.on_worker_loss=continue"] if is_set else []
-    Path("job.toml").write_text("" if is_set else "[cluster]\non_worker_loss = 'continue'")
-    worker = """
-import os, signal
-if os.environ["PADDLE_TRAINER_ID"] == "1":
-    print("starts", flush=True)
-    open("alive").read()
-    os.kill(os.getpid(), signal.SIGKILL)
-open("alive", "w").close()
-print("trained")
-"""
-    restarts = ["--max-restarts", "3", "--durability", durability]
-
-    code, out, err = finish(start("", worker, *option, *restarts))
-
-    assert code == 0, err
-    assert out == "trained\n"
-    assert err.count("trainer.1 was ended by SIGKILL: the others") == 1
-    assert "starting" not in err
-    assert Path("log/trainer.1.log").read_text() == "starts\n"
-
-
-def test_worker_that_sleeps_on_when_all_others_have_ended_is_stopped(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    sleeps = "import os, signal; os.environ['PADDLE_TRAINER_ID'] == '0' or signal.pause()"
-
-    code, _ = launched_here("", sleeps, num_workers=2, continues=True, notice_seconds=0.01)
-
-    assert code == 0
-    assert "trainer.1 did not exit within 0.01 s of the others: stopping it" in caplog.text
-
-
 def test_lease_that_servers_wait_is_that_of_a_job() -> None:
     Path("job.toml").write_text("[data]\ntrain = 'x'\n[model]\nname = 'lr'")
 
@@ -442,35 +395,6 @@ def test_tail_of_a_long_log_is_its_last_lines() -> None:
 
     assert len(lines) == TAIL_LINES
     assert lines[-1] == "    line 49999 \ufffd"
-
-
-def test_exit_code_is_that_of_the_worker_that_ended_the_others(start: Start) -> None:
-    """A worker that was aborted may exit before the one whose error it was."""
-    worker = """
-import os, sys
-if os.environ["PADDLE_TRAINER_ID"] == "0":
-    with open("alive", "w"):  # trainer 1 has opened it, and waits for the end
-        sys.exit(12)
-with open("alive") as alive:
-    alive.read()
-print("the disk is gone", file=sys.stderr)
-sys.exit(6)
-"""
-    code, _, err = finish(start("import signal; signal.pause()", worker))
-
-    assert code == 6
-    assert "trainer.1 exited with code 6" in err
-    assert "the disk is gone" in err
-
-
-def test_exit_code_is_that_of_an_abort_whose_cause_is_not_seen() -> None:
-    Path("done.0.0").unlink()
-
-    code, _ = launched_here(
-        "import signal; signal.pause()", "import sys; sys.exit(12)", cause_seconds=0.1
-    )
-
-    assert code == 12
 
 
 def test_ray_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> None:

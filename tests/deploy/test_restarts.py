@@ -109,17 +109,6 @@ open("done").read()
     assert not Path("log/update-log").exists()
 
 
-def test_update_logs_stay_after_a_failure() -> None:
-    server = f"import os, sys; os.makedirs(sys.argv[2]); open('done').read(); {WAITS}"
-
-    code, _ = launched_here(
-        server, "open('done', 'w').close(); raise SystemExit(6)", durability="log"
-    )
-
-    assert code == 6
-    assert Path("log/update-log/server-0").exists()
-
-
 WRITES_A_LOG = """
 import os, sys
 print(os.path.exists(sys.argv[2] + "/segment-00000001.log"))

@@ -1,6 +1,5 @@
 """Every occurrence that workers train on is counted once, whatever mode merges on its way."""
 
-import functools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -10,7 +9,7 @@ from ctr_model.batch import Batch
 from tests.reference.feature_life import occurrences_of
 from tests.support.cluster import cluster
 from tests.support.statistics import counted_on
-from tests.support.training import job, random_batches, together, train_worker
+from tests.support.training import job, random_batches, train_workers
 
 MODES = {
     "sync": ["strategy.mode=sync"],
@@ -51,20 +50,7 @@ def test_rows_have_counted_each_occurrence_once(mode: str) -> None:
 
     with cluster(num_servers=2, num_workers=2) as servers:
         clients = [servers.client(joins=False), servers.client(joins=False)]
-        together(
-            *(
-                functools.partial(
-                    train_worker,
-                    clients[worker],
-                    data[worker],
-                    settings,
-                    worker=worker,
-                    num_workers=2,
-                    is_in_process=False,
-                )
-                for worker in range(2)
-            )
-        )
+        train_workers(clients, data, settings)
         counted = counted_on(servers.stores, "embedding")
 
     expected = occurrences([*data[0], *data[1]])

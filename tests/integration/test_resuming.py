@@ -78,24 +78,6 @@ def test_cluster_that_went_on_has_the_bytes_of_one_that_was_never_stopped(
     )
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "momentum", "ftrl"])
-def test_optimizer_state_goes_to_other_servers_unchanged(
-    optimizer: str, clicks: Path, tmp_path: Path
-) -> None:
-    rate = "learning_rate=0.01"
-    sync = [
-        "strategy.mode=sync",
-        f"optimizer.sparse={{name='{optimizer}',{rate}}}",
-        f"optimizer.dense={{name='{'adam' if optimizer == 'ftrl' else optimizer}',{rate}}}",
-    ]
-    expected = run(job_of(clicks, tmp_path / "whole", *sync), num_servers=2)[0]
-
-    run(job_of(clicks, tmp_path / "resumed", *sync, "train.epochs=1"), num_servers=2)
-    ended = run(job_of(clicks, tmp_path / "resumed", *sync), num_servers=3)[0]
-
-    assert ended.model_digest == expected.model_digest
-
-
 @pytest.mark.parametrize("mode", ["half_async", "async", "geo", "bounded_staleness"])
 def test_cluster_goes_on_in_every_mode_and_leaves_no_row_out(
     mode: str, clicks: Path, tmp_path: Path

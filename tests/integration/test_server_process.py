@@ -1,17 +1,13 @@
 """`ps-server` processes: how they start, what they say and how they end."""
 
 import json
-import logging
-import re
 import signal
 import socket
-import threading
-import urllib.request
 
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError, TransportError, UnknownCallerError
+from protos.errors import UnknownCallerError
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing, SaveRequest
 from protos.wire.security.credentials import Credentials
@@ -93,22 +89,6 @@ def test_failed_handshake_leaves_a_log_of_json(port, log, tmp_path, monkeypatch)
                 pass
 
     assert [json.loads(line)["level"] for line in server.log.splitlines()]
-
-
-def test_server_names_its_port_for_metrics(port, log):
-    options = ("--metrics", "0", "--log-format", "json", "--stay")
-    with (
-        server_process(environment_of([port], 0), log, *options) as server,
-        connect([f"127.0.0.1:{port}"], connect_timeout_s=60),
-    ):
-        events = [json.loads(line) for line in server.log.splitlines()]
-        (url,) = [
-            found[1]
-            for each in events
-            if (found := re.search(r"metrics at (\S+),", each["message"]))
-        ]
-        with urllib.request.urlopen(url, timeout=10) as response:
-            assert b'ctr_ps_workers{state="missing"} 1.0' in response.read()
 
 
 def test_address_of_all_interfaces_is_bound_for_callers_with_a_token_alone(port, log):
@@ -232,70 +212,3 @@ def test_saved_parameters_are_those_a_server_begins_with(port, log, tmp_path):
         client.leave(0, step=0)
         assert server.wait() == 0
     assert f"loaded folder={folder}" in server.log
-
-
-def test_worker_may_start_before_its_servers(port, log, caplog):
-    """The servers start only after the worker has said that it waits for them."""
-    waits = threading.Event()
-
-    class Waits(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            waits.set()
-
-    handler = Waits()
-    logger = logging.getLogger("ps_worker.cluster.connect")
-    logger.addHandler(handler)
-    found = []
-
-    def work() -> None:
-        with connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client:
-            found.append(client.status().version)
-            client.join(0, 1, terms={}).result()
-            client.leave(0, step=0)
-
-    with caplog.at_level(logging.INFO):
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert waits.wait(30)
-        with server_process(environment_of([port], 0), log) as server:
-            thread.join(60)
-            assert server.wait() == 0
-    logger.removeHandler(handler)
-
-    assert found == [0]
-    assert f"waiting for servers missing=127.0.0.1:{port} of=1" in caplog.text
-
-
-def test_servers_that_do_not_come_are_listed(port):
-    with pytest.raises(
-        TransportError, match=rf"no answer within 0\.2 s from servers 127.0.0.1:{port}"
-    ):
-        connect([f"127.0.0.1:{port}"], connect_timeout_s=0.2)
-
-
-def test_list_in_another_order_is_refused(port, log):
-    with free_port() as other:
-        pass
-    with server_process(environment_of([port, other], 0), log):
-        connect_in_order = [f"127.0.0.1:{other}", f"127.0.0.1:{port}"]
-        with pytest.raises(
-            ProtocolError, match=rf"127.0.0.1:{port} is server 0 of 2, .* as server 1"
-        ):
-            connect(connect_in_order, connect_timeout_s=60)
-
-
-def test_server_that_is_killed_is_named_with_the_call(port, log):
-    with (
-        server_process(environment_of([port], 0), log) as server,
-        connect([f"127.0.0.1:{port}"], connect_timeout_s=60) as client,
-    ):
-        client._transport._retry_s = 0.5
-        client.join(0, 1, terms={}).result()
-        client.create_table(TABLE)
-        server.process.kill()
-        server.wait()
-
-        with pytest.raises(
-            TransportError, match=rf"Leave to server 127.0.0.1:{port} failed: UNAVAIL"
-        ):
-            client.leave(0, step=0)

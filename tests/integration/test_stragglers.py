@@ -7,14 +7,13 @@ back less is seen by how far it gets ahead.
 
 import threading
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
 from ctr_model.batch import Batch
 from ps_worker.job import Job
 from tests.support.cluster import cluster
-from tests.support.training import job, random_batches, together, train_worker
+from tests.support.training import job, random_batches, train_workers
 
 FAST, SLOW = 0, 1
 SLOWNESS = 10
@@ -69,19 +68,7 @@ def run(settings: Job, most_ahead: int | None) -> Race:
     with cluster(num_servers=2, num_workers=2) as servers:
         clients = [servers.client(joins=False), servers.client(joins=False)]
         data = [race.fast(batches), race.slow(batches)]
-        works = [
-            partial(
-                train_worker,
-                clients[worker],
-                data[worker],
-                settings,
-                worker=worker,
-                num_workers=2,
-                is_in_process=False,
-            )
-            for worker in (FAST, SLOW)
-        ]
-        together(*works)
+        train_workers(clients, data, settings)
         examples = clients[FAST].status().examples
     assert examples == {FAST: 8 * NUM_BATCHES, SLOW: 8 * NUM_BATCHES}
     return race

@@ -14,8 +14,7 @@ from ctr_model.models.model import Model  # noqa: E402
 from ctr_model.schema import Schema  # noqa: E402
 from ctr_model.torch import TorchModel  # noqa: E402
 from protos.errors import SpecConflictError  # noqa: E402
-from protos.store import Missing, SaveRequest, Store  # noqa: E402
-from ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
+from protos.store import Missing, Store  # noqa: E402
 from ps_server.store import ParameterStore  # noqa: E402
 from ps_worker.job import Job  # noqa: E402
 from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
@@ -77,24 +76,6 @@ def train(
 
 def data_of(num_workers: int) -> list[list[Batch]]:
     return [random_batches(12, 16, seed=worker) for worker in range(num_workers)]
-
-
-def digest_on(num_servers: int, settings: Job) -> str:
-    data = data_of(2)
-    with cluster(num_servers=num_servers, num_workers=2) as servers:
-        clients = [servers.client(joins=False) for _ in data]
-        train(clients, torch_model(), settings, data, is_in_process=False)
-        return clients[0].digest()
-
-
-def test_sync_model_depends_on_no_number_of_servers() -> None:
-    settings = settings_of("sync", "train.thread_num=2")
-
-    digests = {digest_on(num_servers, settings) for num_servers in (1, 2, 3)}
-
-    store = ParameterStore(num_workers=2, wait_limit_s=30)
-    train([store] * 2, torch_model(), settings, data_of(2), is_in_process=True)
-    assert digests == {store.digest()}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -172,16 +153,3 @@ def test_workers_with_other_initial_values_are_refused() -> None:
 
     with pytest.raises(SpecConflictError, match="'dense' exists with other initial values"):
         worker_run(store, torch_model(2), job("sync"), worker=1, num_workers=2)
-
-
-def test_saved_model_predicts_as_the_trained_one(tmp_path: Any) -> None:
-    model, store = torch_model(), ParameterStore()
-    train([store], model, settings_of("sync"), data_of(1), is_in_process=True)
-
-    store.save(SaveRequest(url=str(tmp_path / "model")))
-
-    loaded = ParameterStore()
-    loaded.load(str(tmp_path / "model"))
-    assert loss_of(loaded, model) == loss_of(store, model)
-    saved = SavedModel.open(tmp_path / "model").dense[DENSE_BLOCK]
-    np.testing.assert_array_equal(saved, dense_of(store, model))

@@ -19,6 +19,7 @@ from tests.support.training import (
     small_model,
     together,
     train_worker,
+    train_workers,
     worker_run,
 )
 
@@ -39,23 +40,9 @@ def _compiled() -> None:
     train_worker(ParameterStore(), DATA[0][:1], job("sync", *KNOBS, "train.dropout=0.25"))
 
 
-def train(store: Store, settings: Job, data: list[list[Batch]], *, is_in_process: bool) -> None:
-    def work(worker: int) -> None:
-        train_worker(
-            store,
-            data[worker],
-            settings,
-            worker=worker,
-            num_workers=len(data),
-            is_in_process=is_in_process,
-        )
-
-    together(*(lambda worker=worker: work(worker) for worker in range(len(data))))
-
-
 def trained(settings: Job, data: list[list[Batch]]) -> ParameterStore:
     store = ParameterStore(num_workers=len(data), wait_limit_s=30)
-    train(store, settings, data, is_in_process=True)
+    train_workers([store] * len(data), data, settings, is_in_process=True)
     return store
 
 
@@ -73,19 +60,7 @@ def test_synchronous_digest_is_the_same_on_any_servers_and_in_process(thread_num
     for num_servers in (1, 2, 3):
         with cluster(num_servers=num_servers, num_workers=2) as servers:
             clients = [servers.client(joins=False) for _ in DATA]
-            together(
-                *(
-                    lambda worker=worker, client=client: train_worker(
-                        client,
-                        DATA[worker],
-                        settings,
-                        worker=worker,
-                        num_workers=2,
-                        is_in_process=False,
-                    )
-                    for worker, client in enumerate(clients)
-                )
-            )
+            train_workers(clients, DATA, settings)
             digests.add(clients[0].digest())
             assert clients[0].status().batches == 2 * NUM_BATCHES
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
-from protos.futures import Answered, WaitingFuture
+from protos.futures import WaitingFuture
 
 LONG_S = 30.0
 
@@ -31,13 +31,6 @@ def test_answer_within_the_limit_is_the_result() -> None:
     assert future.result() == 7
     setter.join(LONG_S)
     assert give_up.num_calls == 0
-
-
-def test_answer_that_is_there_needs_no_time() -> None:
-    future: WaitingFuture[int] = WaitingFuture(0.0, GiveUp())
-    future.set_result(7)
-
-    assert future.result() == 7
 
 
 def test_limit_that_passes_raises_what_giving_up_returns() -> None:
@@ -73,12 +66,6 @@ def test_error_of_the_answer_is_raised_as_it_is() -> None:
 
     assert raised.value is error
     assert give_up.num_calls == 0
-
-
-def test_answer_that_is_there_is_the_result() -> None:
-    future = Answered("there")
-
-    assert future.result() == "there"
 
 
 def test_error_while_answering_reaches_the_one_who_waits() -> None:

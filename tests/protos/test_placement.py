@@ -58,18 +58,6 @@ def test_each_position_is_routed_once_to_the_owner_of_its_key(
     assert [positions.tolist() for positions in routes] == expected
 
 
-@given(keys=KEYS, num_shards=NUM_SHARDS, num_servers=NUM_SERVERS)
-def test_servers_accept_what_is_routed_to_them(
-    keys: list[int], num_shards: int, num_servers: int
-) -> None:
-    array, shard_map = np.array(keys, np.uint64), ShardMap.of(num_servers)
-
-    for server, positions in enumerate(shard_map.route(array, num_shards)):
-        counts = shard_map.count_by_shard(array[positions], num_shards, server)
-
-        assert counts.sum() == positions.size
-
-
 def test_key_of_another_server_is_refused_by_shard_and_owner() -> None:
     key = np.array([reference.unmix64(5 << 58)], np.uint64)  # shard 5 of 64, on server 2 of 3
 

@@ -142,27 +142,9 @@ def test_value_that_cannot_be_is_named(environ, message):
 @pytest.mark.parametrize(
     "endpoint",
     [
-        *(
-            "host",
-            "host:",
-            ":7164",
-            "host:0",
-            "host:65536",
-            "host:x",
-            "fd00::3:7",
-            "[]:1",
-            "a b:1",
-            "",
-        ),
-        *(
-            "ps-{0}:1",
-            "ps-{02}:1",
-            "ps-{}:1",
-            "ps-{x}:1",
-            "ps-{2}-{2}:1",
-            "ps-{2:1",
-            "ps-{99999}:1",
-        ),
+        *("host", "host:", ":7164", "host:0", "host:65536", "host:x", "fd00::3:7", "[]:1", ""),
+        *("a b:1", "ps-{0}:1", "ps-{02}:1", "ps-{}:1", "ps-{x}:1", "ps-{2}-{2}:1", "ps-{2:1"),
+        "ps-{99999}:1",
     ],
 )
 def test_malformed_endpoint_is_named(endpoint):

@@ -1,6 +1,5 @@
 """Specs are compared as what they say."""
 
-import dataclasses
 import math
 
 import pytest
@@ -25,19 +24,6 @@ def test_spec_does_not_follow_the_mapping_it_was_made_of() -> None:
     params["learning_rate"] = 9.0
 
     assert spec.params == {"learning_rate": 0.1}
-
-
-def test_specs_are_frozen() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        ZEROS.scale = 1.0  # type: ignore[misc]
-
-
-def test_dense_block_is_as_long_as_its_segments() -> None:
-    segments = tuple(DenseSegment(length=length, initializer=ZEROS) for length in (3, 0, 4))
-
-    spec = DenseSpec(name="mlp", segments=segments, optimizer=OptimizerSpec(name="sgd"))
-
-    assert spec.length == 7
 
 
 def block(*segments: tuple[str, tuple[int, ...]]) -> DenseSpec:

@@ -128,23 +128,6 @@ class ModelCase:
     def change_lookup(self, table: str, **changes: Any) -> None:
         self.lookups[table] = replace(self.lookups[table], **changes)
 
-    def repeat(self) -> None:
-        """Doubles the batch."""
-        batch = self.batch
-        assert batch.labels is not None
-        self.batch = Batch(
-            labels=np.concatenate([batch.labels, batch.labels]),
-            dense=np.concatenate([batch.dense, batch.dense]),
-            keys=np.concatenate([batch.keys, batch.keys]),
-            offsets=_repeat_offsets(batch.offsets),
-            num_slots=batch.num_slots,
-            weights=None if batch.weights is None else np.tile(batch.weights, 2),
-        )
-        for name, lookup in self.lookups.items():
-            self.change_lookup(
-                name, inverse=np.tile(lookup.inverse, 2), offsets=_repeat_offsets(lookup.offsets)
-            )
-
     def oracle_probabilities(
         self, oracle: Oracle, params: Array, rows: Mapping[str, Array]
     ) -> list[float]:
@@ -246,7 +229,3 @@ def _lookup(batch: Batch, table: EmbeddingTable, rng: np.random.Generator) -> Lo
     unique, inverse = np.unique(selected.keys, return_inverse=True)
     rows = rng.normal(scale=0.7, size=(len(unique), table.dim)).astype(np.float32)
     return Lookup(rows, inverse.astype(np.int32), selected.offsets, selected.num_slots)
-
-
-def _repeat_offsets(offsets: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.concatenate([offsets, offsets[1:] + offsets[-1]])

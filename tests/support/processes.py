@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy import tether
+from tests.support.commands import clean_environment
 
 LIMIT_S = 60.0
 
@@ -91,15 +92,10 @@ def environment_at(endpoints: Sequence[str], index: int, num_workers: int = 1) -
 class ServerProcess:
     def __init__(self, environment: dict[str, str], log: Path, *arguments: str) -> None:
         self._log = log
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if name != "TRAINING_ROLE" and not name.startswith(("PADDLE_", "POD_", "CTR_PS_"))
-        }
         with log.open("w") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ps_server.cli", *arguments],
-                env={**clean, **environment},
+                env={**clean_environment(), **environment},
                 stdout=output,
                 stderr=output,
             )

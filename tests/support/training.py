@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -149,6 +150,30 @@ def train_worker(
         run.train(batches)
         run.barrier("end")
         return run.progress
+
+
+def train_workers(
+    stores: Sequence[Store],
+    data: Sequence[Iterable[Batch]],
+    settings: Job,
+    *,
+    is_in_process: bool = False,
+) -> None:
+    """Trains a worker for each element of `data` at once, as `train_worker` does."""
+    together(
+        *(
+            partial(
+                train_worker,
+                store,
+                batches,
+                settings,
+                worker=worker,
+                num_workers=len(data),
+                is_in_process=is_in_process,
+            )
+            for worker, (store, batches) in enumerate(zip(stores, data, strict=True))
+        )
+    )
 
 
 def together(*works: Callable[[], object]) -> None:

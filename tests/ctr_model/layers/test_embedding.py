@@ -1,27 +1,13 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_model.lookup import Lookup
+from tests.support.slot_keys import Slots, lookup_of, slots_of
 
 NUM_DENSE, NUM_SLOTS, DIM, NUM_UNIQUE = 2, 3, 2, 4
 
-Slots = list[list[int]]
-
-# For each slot of three examples, which unique keys it holds: none, one or several, also repeated.
-SLOTS = st.lists(
-    st.lists(st.integers(0, NUM_UNIQUE - 1), max_size=3),
-    min_size=3 * NUM_SLOTS,
-    max_size=3 * NUM_SLOTS,
-)
-
-
-def lookup_of(rows: np.ndarray, slots: Slots, num_slots: int = NUM_SLOTS) -> Lookup:
-    inverse = np.array([key for slot in slots for key in slot], np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
-    return Lookup(rows, inverse, offsets, num_slots)
+SLOTS = slots_of(NUM_UNIQUE, 3 * NUM_SLOTS)
 
 
 @given(SLOTS)
@@ -30,7 +16,7 @@ def test_numbers_come_first_and_slots_are_sums_of_their_keys(slots: Slots) -> No
     rows = np.arange(NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
     pooled = np.full((3, NUM_DENSE + NUM_SLOTS * DIM), np.nan, np.float32)
 
-    pool_slots(dense, lookup_of(rows, slots), pooled)
+    pool_slots(dense, lookup_of(rows, slots, NUM_SLOTS), pooled)
 
     sums = [sum((rows[key] for key in slot), np.zeros(DIM)) for slot in slots]
     np.testing.assert_array_equal(pooled[:, :NUM_DENSE], dense)
@@ -39,7 +25,7 @@ def test_numbers_come_first_and_slots_are_sums_of_their_keys(slots: Slots) -> No
 
 @given(SLOTS)
 def test_gradient_of_a_key_is_the_sum_over_its_occurrences(slots: Slots) -> None:
-    lookup = lookup_of(np.zeros((NUM_UNIQUE, DIM), np.float32), slots)
+    lookup = lookup_of(np.zeros((NUM_UNIQUE, DIM), np.float32), slots, NUM_SLOTS)
     grad = np.arange(3 * (NUM_DENSE + NUM_SLOTS * DIM), dtype=np.float32).reshape(3, -1)
     scattered = np.full((NUM_UNIQUE, DIM), np.nan, np.float32)
 

@@ -1,29 +1,17 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from ctr_model.layers.first_order import first_order, first_order_backward
-from ctr_model.lookup import Lookup
 from tests.reference import fm as oracle
+from tests.support.slot_keys import Slots, lookup_of, slots_of
 
 NUM_DENSE, NUM_SLOTS, NUM_UNIQUE, BATCH = 2, 3, 4, 3
 
-# For each slot of three examples, which unique keys it holds: none, one or several, also repeated.
-SLOTS = st.lists(
-    st.lists(st.integers(0, NUM_UNIQUE - 1), max_size=3),
-    min_size=BATCH * NUM_SLOTS,
-    max_size=BATCH * NUM_SLOTS,
-)
+SLOTS = slots_of(NUM_UNIQUE, BATCH * NUM_SLOTS)
 
 
-def lookup_of(rows: np.ndarray, slots: list[list[int]]) -> Lookup:
-    inverse = np.array([key for slot in slots for key in slot], np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
-    return Lookup(rows, inverse, offsets, NUM_SLOTS)
-
-
-def features_of(slots: list[list[int]], b: int) -> list[int]:
+def features_of(slots: Slots, b: int) -> list[int]:
     return [key for slot in slots[b * NUM_SLOTS : (b + 1) * NUM_SLOTS] for key in slot]
 
 
@@ -33,12 +21,12 @@ def whole_numbers(*shape: int) -> np.ndarray:
 
 
 @given(SLOTS)
-def test_numbers_keys_and_bias_are_added(slots: list[list[int]]) -> None:
+def test_numbers_keys_and_bias_are_added(slots: Slots) -> None:
     dense, rows = whole_numbers(BATCH, NUM_DENSE), whole_numbers(NUM_UNIQUE, 1)
     weight, bias = np.array([2, -3], np.float32), np.array([5], np.float32)
     out = np.full(BATCH, np.nan, np.float32)
 
-    first_order(dense, lookup_of(rows, slots), weight, bias, out)
+    first_order(dense, lookup_of(rows, slots, NUM_SLOTS), weight, bias, out)
 
     expected = [
         oracle.first_order(dense[b], weight, bias, rows[features_of(slots, b)])
@@ -48,8 +36,8 @@ def test_numbers_keys_and_bias_are_added(slots: list[list[int]]) -> None:
 
 
 @given(SLOTS)
-def test_gradients_are_the_sums_over_examples_and_occurrences(slots: list[list[int]]) -> None:
-    lookup = lookup_of(whole_numbers(NUM_UNIQUE, 1), slots)
+def test_gradients_are_the_sums_over_examples_and_occurrences(slots: Slots) -> None:
+    lookup = lookup_of(whole_numbers(NUM_UNIQUE, 1), slots, NUM_SLOTS)
     grad, dense = np.array([1, -2, 5], np.float32), whole_numbers(BATCH, NUM_DENSE)
     rows_grad = np.full((NUM_UNIQUE, 1), np.nan, np.float32)
     weight_grad, bias_grad = np.full(NUM_DENSE, np.nan, np.float32), np.full(1, np.nan, np.float32)
@@ -67,7 +55,7 @@ def test_gradients_are_the_sums_over_examples_and_occurrences(slots: list[list[i
 
 @pytest.mark.parametrize("num_dense", [0, 1, 40])
 def test_any_number_of_numbers_will_do(num_dense: int) -> None:
-    lookup = lookup_of(np.array([[1], [10]], np.float32), [[0], [], [1, 1]])
+    lookup = lookup_of(np.array([[1], [10]], np.float32), [[0], [], [1, 1]], NUM_SLOTS)
     dense, weight = np.ones((1, num_dense), np.float32), np.ones(num_dense, np.float32)
     out = np.empty(1, np.float32)
 

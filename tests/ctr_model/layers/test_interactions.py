@@ -1,29 +1,15 @@
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from ctr_model.layers.interactions import add_interactions, interactions_backward
-from ctr_model.lookup import Lookup
 from tests.reference import fm as oracle
+from tests.support.slot_keys import Slots, lookup_of, slots_of
 
 NUM_SLOTS, DIM, NUM_UNIQUE, BATCH = 3, 2, 4, 3
 BEFORE = 8.0  # what stood in the output, to which is added
 
-Slots = list[list[int]]
-
-# For each slot of three examples, which unique keys it holds: none, one or several, also repeated.
-SLOTS = st.lists(
-    st.lists(st.integers(0, NUM_UNIQUE - 1), max_size=3),
-    min_size=BATCH * NUM_SLOTS,
-    max_size=BATCH * NUM_SLOTS,
-)
-
-
-def lookup_of(rows: np.ndarray, slots: Slots) -> Lookup:
-    inverse = np.array([key for slot in slots for key in slot], np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
-    return Lookup(rows, inverse, offsets, NUM_SLOTS)
+SLOTS = slots_of(NUM_UNIQUE, BATCH * NUM_SLOTS)
 
 
 def features_of(slots: Slots, b: int) -> list[int]:
@@ -34,7 +20,7 @@ def forward(rows: np.ndarray, slots: Slots) -> tuple[np.ndarray, np.ndarray]:
     batch = len(slots) // NUM_SLOTS
     sums = np.full((batch, rows.shape[1]), np.nan, np.float32)
     out = np.full(batch, BEFORE, np.float32)
-    add_interactions(lookup_of(rows, slots), sums, out)
+    add_interactions(lookup_of(rows, slots, NUM_SLOTS), sums, out)
     return sums, out
 
 
@@ -56,7 +42,7 @@ def test_gradient_is_the_difference_quotient(slots: Slots) -> None:
     sums, _ = forward(rows, slots)
     out = np.full_like(rows, BEFORE)
 
-    interactions_backward(grad, sums, lookup_of(rows, slots), out)
+    interactions_backward(grad, sums, lookup_of(rows, slots, NUM_SLOTS), out)
 
     def loss(at: np.ndarray) -> float:
         return sum(grad[b] * oracle.interactions(at[features_of(slots, b)]) for b in range(BATCH))

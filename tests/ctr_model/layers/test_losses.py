@@ -38,31 +38,12 @@ def test_even_logits_are_a_coin() -> None:
     assert grad.tolist() == [[0.5, -0.5], [-0.5, 0.5]]
 
 
-def test_one_logit_of_zero_is_a_coin() -> None:
-    loss, probabilities, grad = run_one([0.0, 0.0], [1.0, 0.0])
-
-    assert loss == pytest.approx(2 * math.log(2))
-    assert probabilities.tolist() == [0.5, 0.5]
-    assert grad.tolist() == [-0.5, 0.5]
-
-
 @pytest.mark.parametrize("label", [0.0, 1.0])
 @pytest.mark.parametrize("difference", [-800.0, -90.0, 90.0, 800.0])
 def test_extreme_logits_stay_finite(difference: float, label: float) -> None:
     loss, probabilities, grad = run([[0.0, difference]], [label])
 
     wrong_by = max(difference if label == 0 else -difference, 0.0)
-    assert loss == pytest.approx(wrong_by, abs=1e-6)
-    assert np.isfinite(grad).all()
-    assert 0 <= probabilities[0] <= 1
-
-
-@pytest.mark.parametrize("label", [0.0, 1.0])
-@pytest.mark.parametrize("logit", [-800.0, -90.0, 90.0, 800.0])
-def test_one_extreme_logit_stays_finite(logit: float, label: float) -> None:
-    loss, probabilities, grad = run_one([logit], [label])
-
-    wrong_by = max(logit if label == 0 else -logit, 0.0)
     assert loss == pytest.approx(wrong_by, abs=1e-6)
     assert np.isfinite(grad).all()
     assert 0 <= probabilities[0] <= 1
@@ -88,17 +69,6 @@ def test_gradient_is_the_difference_quotient() -> None:
             assert grad[b, c] == pytest.approx(quotient, abs=1e-4)
 
 
-def test_gradient_of_one_logit_is_the_difference_quotient() -> None:
-    logits, labels, step = [0.3, -0.8, 2.0], [1.0, 0.0, 0.0], 1e-2
-    _, _, grad = run_one(logits, labels)
-
-    for b, logit in enumerate(logits):
-        upper, lower = list(logits), list(logits)
-        upper[b], lower[b] = logit + step, logit - step
-        quotient = (run_one(upper, labels)[0] - run_one(lower, labels)[0]) / (2 * step)
-        assert grad[b] == pytest.approx(quotient, abs=1e-4)
-
-
 def test_prediction_is_the_same_as_in_training() -> None:
     logits = np.random.default_rng(1).normal(size=(50, 2)).astype(np.float32)
     predicted = np.empty(50, np.float32)
@@ -112,6 +82,7 @@ def test_prediction_is_the_same_as_in_training() -> None:
 def test_one_logit_is_two_of_which_the_first_is_zero() -> None:
     rng = np.random.default_rng(2)
     logits, labels = rng.normal(scale=3.0, size=50), rng.integers(0, 2, 50).astype(float)
+    logits[:8], labels[:8] = [0, 0, -800, -800, -90, 90, 800, 800], [0, 1] * 4
     pairs = [[0.0, logit] for logit in logits]
     predicted = np.empty(50, np.float32)
 

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_model.layers.pooling import PooledSlots
-from ctr_model.lookup import Lookup
 from ctr_model.schema import Schema
 from ctr_model.slots import select_slots
 from ps_worker.training.lookups import keys_of_batch
 from tests.support.model_cases import random_batch
+from tests.support.slot_keys import Slots, lookup_of, slots_of
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
@@ -18,12 +18,7 @@ NUM_SLOTS, NUM_UNIQUE, BATCH = 3, 5, 4
 SCHEMA = Schema.numbered(num_dense=2, num_slots=NUM_SLOTS)
 DENSE = np.arange(2 * BATCH, dtype=np.float32).reshape(BATCH, 2)
 
-# For each slot of the examples, which unique keys it holds: none, one or several, also repeated.
-SLOTS = st.lists(
-    st.lists(st.integers(0, NUM_UNIQUE - 1), max_size=4),
-    min_size=BATCH * NUM_SLOTS,
-    max_size=BATCH * NUM_SLOTS,
-)
+SLOTS = slots_of(NUM_UNIQUE, BATCH * NUM_SLOTS, most=4)
 # Few values, so that rows are often equal.
 ROWS = st.lists(st.sampled_from([-1.5, -0.0, 0.25, 2.0]), min_size=10, max_size=10).map(
     lambda values: np.array(values, np.float32).reshape(NUM_UNIQUE, 2)
@@ -31,14 +26,8 @@ ROWS = st.lists(st.sampled_from([-1.5, -0.0, 0.25, 2.0]), min_size=10, max_size=
 POOLINGS = st.sampled_from(["sum", "mean", "max"])
 
 
-def lookup_of(rows: np.ndarray, slots: list[list[int]]) -> Lookup:
-    inverse = np.array([key for slot in slots for key in slot], np.int32)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in slots])]).astype(np.int32)
-    return Lookup(rows, inverse, offsets, NUM_SLOTS)
-
-
 def of_torch(
-    mode: str, rows: np.ndarray, slots: list[list[int]], grad: np.ndarray
+    mode: str, rows: np.ndarray, slots: Slots, grad: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns what nn.EmbeddingBag makes of the slots, [len(slots), D], and the gradient of the rows."""
     bag = torch.nn.EmbeddingBag.from_pretrained(torch.tensor(rows), mode=mode, freeze=False)
@@ -51,7 +40,7 @@ def of_torch(
 
 @given(SLOTS, ROWS, st.tuples(POOLINGS, POOLINGS, POOLINGS))
 def test_values_and_gradients_are_those_of_embedding_bag(
-    slots: list[list[int]], rows: np.ndarray, poolings: tuple[str, str, str]
+    slots: Slots, rows: np.ndarray, poolings: tuple[str, str, str]
 ) -> None:
     layer = PooledSlots(
         SCHEMA,
@@ -59,7 +48,7 @@ def test_values_and_gradients_are_those_of_embedding_bag(
         init_range=0.0,
         slots={f"C{i}": {"pooling": name} for i, name in enumerate(poolings, start=1)},
     )
-    lookups = {"embedding": lookup_of(rows, slots)}
+    lookups = {"embedding": lookup_of(rows, slots, NUM_SLOTS)}
     grad = np.random.default_rng(1).normal(size=(BATCH, layer.width)).astype(np.float32)
     out, rows_grad = np.full_like(grad, np.nan), np.full_like(rows, np.nan)
 
@@ -82,7 +71,7 @@ def test_what_is_not_a_number_is_not_hidden(pooling: str) -> None:
     """Training notices it by the loss, and in the gradient of the row by its optimizer."""
     rows = np.array([[1.0, np.nan], [np.nan, 1.0], [9.0, 9.0], [0, 0], [0, 0]], np.float32)
     layer = PooledSlots(SCHEMA, dim=2, init_range=0.0, pooling=pooling)
-    lookups = {"embedding": lookup_of(rows, [[0, 1, 2]] * (BATCH * NUM_SLOTS))}
+    lookups = {"embedding": lookup_of(rows, [[0, 1, 2]] * (BATCH * NUM_SLOTS), NUM_SLOTS)}
     out, rows_grad = np.empty((BATCH, layer.width), np.float32), np.empty_like(rows)
 
     layer.forward(DENSE, lookups, out)

@@ -56,9 +56,6 @@ def test_sizes_are_those_of_the_paper() -> None:
         ("structure", "side by side", "structure is 'side by side': .*'stacked' or 'parallel'"),
         ("num_cross_layers", 0, "num_cross_layers is 0"),
         ("cross_rank", 0, "cross_rank is 0"),
-        ("dim", 0, "dim is 0"),
-        ("hidden", [], "hidden is "),
-        ("init_range", -1.0, "init_range is -1"),
     ],
 )
 def test_wrong_option_is_named(option: str, value: object, message: str) -> None:

@@ -77,24 +77,6 @@ def test_a_batch_without_any_history_will_do() -> None:
     assert not of_attention.any()
 
 
-def test_only_the_last_keys_of_a_long_history_count() -> None:
-    model = Din(SCHEMA, **SMALL, max_length=2, histories={"C3": "C1"})
-    case = ModelCase(model, SCHEMA, seed=1, batch_size=2)
-    lengths = np.array([[1, 0, 4, 0], [1, 0, 4, 0]])
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    rows = np.random.default_rng(1).normal(size=(8, 2)).astype(np.float32)
-    case.batch = replace(case.batch, keys=np.zeros(10, np.uint64), offsets=offsets)
-
-    def predictions(inverse: list[int]) -> bytes:
-        case.change_lookup(
-            "embedding", rows=rows, inverse=np.array(inverse, np.int32), offsets=offsets
-        )
-        return case.predict().tobytes()
-
-    assert predictions([0, 1, 2, 3, 4] * 2) == predictions([0, 6, 7, 3, 4] * 2)
-    assert predictions([0, 1, 2, 3, 4] * 2) != predictions([0, 1, 2, 6, 4] * 2)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,7 +1,5 @@
-import numpy as np
 import pytest
 
-from ctr_model.models.lr import LogisticRegression
 from ctr_model.models.wide_deep import WideDeep
 from ctr_model.registry import build_model
 from ctr_model.schema import Schema, criteo_schema
@@ -20,16 +18,6 @@ def test_any_layers_numbers_and_crosses_will_do(
     model = WideDeep(schema, dim=2, hidden=hidden, crosses=crosses)
 
     assert_gradients_agree(ModelCase(model, schema, seed=1), oracle.probability)
-
-
-def test_without_its_deep_part_it_is_logistic_regression() -> None:
-    case = ModelCase(WideDeep(SCHEMA, dim=2, hidden=[4]), SCHEMA, seed=1)
-    linear = ModelCase(LogisticRegression(SCHEMA), SCHEMA, seed=1)
-    case.params[linear.params.size :] = 0
-    linear.params = case.params[: linear.params.size]
-    linear.lookups = {"linear": case.lookups["wide"]}
-
-    np.testing.assert_array_equal(case.predict(), linear.predict())
 
 
 def test_crosses_are_slots_of_the_wide_table_alone() -> None:
@@ -52,9 +40,6 @@ def test_wide_table_is_trained_by_ftrl_and_the_deep_one_as_the_job_says() -> Non
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("dim", 0, "dim is 0"),
-        ("hidden", [], "hidden is "),
-        ("init_range", -1.0, "init_range is -1"),
         ("crosses", [["C1", "D2"]], "no slot 'D2', did you mean 'C2'"),
         ("crosses", [["C1"]], r"crosses is \[\['C1'\]\]"),
     ],

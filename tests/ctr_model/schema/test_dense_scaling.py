@@ -52,12 +52,6 @@ def test_looked_up_count_is_seen_as_its_neighbours_are(column: DenseColumn) -> N
     )
 
 
-def test_min_max_goes_on_beyond_its_ends() -> None:
-    column = DenseColumn(name="a", transform="min_max", min=-3.0, max=7.0)
-
-    assert scale(column, -3.0, 7.0, 2.0, 27.0, -13.0) == [0.0, 1.0, 0.5, 3.0, -1.0]
-
-
 @pytest.mark.parametrize("num_boundaries", [2, 3, 16, 17, 101])
 def test_rank_is_numpys_interpolation(num_boundaries: int) -> None:
     rng = np.random.default_rng(num_boundaries)
@@ -67,19 +61,6 @@ def test_rank_is_numpys_interpolation(num_boundaries: int) -> None:
 
     expected = np.interp(values, boundaries, np.linspace(0.0, 1.0, len(boundaries)))
     np.testing.assert_allclose(scale(column, *values), expected, rtol=1e-6, atol=1e-9)
-
-
-def test_rank_at_a_repeated_boundary_is_that_of_its_last() -> None:
-    """Half of the numbers are 0: a 0 reads the share of those that are no larger."""
-    column = DenseColumn(name="a", transform="quantile", boundaries=(0.0, 0.0, 0.0, 4.0, 8.0))
-
-    assert scale(column, -1.0, 0.0, 2.0, 4.0, 8.0) == [0.0, 0.5, 0.625, 0.75, 1.0]
-
-
-def test_missing_number_reads_missing_untransformed() -> None:
-    values = np.full((1, len(COLUMNS)), np.nan)
-
-    assert DenseScaling(COLUMNS).scale(values).tolist() == [[0.0, -3.0, 0.25, 0.0]]
 
 
 def test_indicators_follow_all_numbers_in_the_order_of_their_columns() -> None:

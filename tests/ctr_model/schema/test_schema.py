@@ -1,6 +1,5 @@
 """Schemas: invalid entries, files, scaling of numbers."""
 
-import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -276,21 +275,6 @@ def test_fingerprint_of_criteo_is_pinned() -> None:
     assert criteo_schema().fingerprint == (
         "df4dda3837b2e2c7fb56be588d5acf963cd3f2dbcaf1c6c64f84ef4192f5b98b"
     )
-
-
-def test_numbers_are_scaled_and_indicators_added() -> None:
-    schema = Schema(
-        dense=(
-            DenseColumn(name="a", transform="min_max", min=10.0, max=50.0),
-            DenseColumn(name="b", transform="log1p", shift=0.5, missing_indicator=True),
-        ),
-        slots=("user",),
-    )
-
-    scaled = schema.scale_dense(np.array([[30.0, 7.0], [70.0, np.nan]]))
-
-    assert schema.num_dense == 3
-    np.testing.assert_allclose(scaled, [[0.5, math.log(8.0) - 0.5, 0.0], [1.5, 0.0, 1.0]])
 
 
 def test_fingerprint_of_a_file_from_before_indicators_is_pinned() -> None:

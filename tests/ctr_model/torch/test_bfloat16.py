@@ -15,7 +15,6 @@ from ctr_model.models.model import Model  # noqa: E402
 from ctr_model.parameters import FlatLayout  # noqa: E402
 from ctr_model.registry import MODELS, build_model, with_compute  # noqa: E402
 from ctr_model.torch import Batch, Embedding, TorchModel, bfloat16  # noqa: E402
-from ctr_model.torch.halves import BackHalf, FrontHalf  # noqa: E402
 from tests.support.model_cases import SCHEMA, Gradients, ModelCase  # noqa: E402
 from tests.support.torch_models import TWINS  # noqa: E402
 
@@ -271,16 +270,3 @@ def test_this_processor_says_what_it_is_capable_of(monkeypatch: pytest.MonkeyPat
     assert newer
     assert flags
     assert bfloat16.has_bfloat16(newer) == bfloat16.has_bfloat16(flags)
-
-
-def test_halves_of_a_model_compute_in_bfloat16_as_the_whole_does() -> None:
-    model = TorchModel(SCHEMA, TWINS["ctr_dnn"], {"dim": 8, "hidden": [32, 24]})
-    case = ModelCase(with_compute(model, "bfloat16"), SCHEMA, seed=1, batch_size=64)
-    expected = case.gradient()
-
-    passed = FrontHalf(case.model).forward(case.batch, case.lookups)
-    dense = np.empty_like(expected.dense)
-    (result,) = BackHalf(case.model).gradient(case.params, [passed.activations], dense)
-
-    assert result.loss == expected.loss
-    assert dense.tobytes() == expected.dense.tobytes()

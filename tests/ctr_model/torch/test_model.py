@@ -423,14 +423,18 @@ def test_wrong_embedding_is_named(changes: dict[str, Any], message: str) -> None
         Embedding(**changes)
 
 
-def test_embeddings_of_one_table_must_agree() -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"dim": 3}, "have dim 2 and 3"), ({"optimizer": {"name": "sgd"}}, "have optimizer")],
+)
+def test_embeddings_of_one_table_must_agree(options: dict[str, Any], message: str) -> None:
     class Both(nn.Module):
         def __init__(self, schema: Any) -> None:
             super().__init__()
             self.one = Embedding(dim=2, table="items")
-            self.other = Embedding(dim=3, table="items")
+            self.other = Embedding(**{"dim": 2, "table": "items", **options})
 
-    with pytest.raises(ValueError, match="table 'items' have dim 2 and 3"):
+    with pytest.raises(ValueError, match=f"table 'items' {message}"):
         TorchModel(SCHEMA, Both)
 
 
@@ -612,13 +616,8 @@ def test_sparse_gradients_of_layers_are_gradients() -> None:
 
     found = ModelCase(TorchModel(SCHEMA, Positions), SCHEMA, seed=2).gradient()
 
-    places = [segment.name for segment in found_segments(Positions)]
-    assert places.index("bias.weight") == 2
+    assert TorchModel(SCHEMA, Positions).segments[2].name == "bias.weight"
     assert (found.dense[3:] != 0).tolist() == [False, True, False]
-
-
-def found_segments(module: Any) -> Any:
-    return TorchModel(SCHEMA, module).segments
 
 
 def test_tied_parameters_are_one() -> None:
@@ -650,17 +649,6 @@ def test_module_in_a_file_is_a_model() -> None:
     )  # in a function: none can build it again
     with pytest.raises(ValueError, match="did you mean 'hidden'"):
         build_model(name, SCHEMA, {"dim": 2, "hidden": [3], "hiden": 1})
-
-
-def test_embeddings_of_one_table_must_agree_on_the_optimizer() -> None:
-    class Both(nn.Module):
-        def __init__(self, schema: Any) -> None:
-            super().__init__()
-            self.one = Embedding(dim=2, table="items", optimizer={"name": "sgd"})
-            self.other = Embedding(dim=2, table="items")
-
-    with pytest.raises(ValueError, match="table 'items' have optimizer"):
-        TorchModel(SCHEMA, Both)
 
 
 def test_embeddings_of_one_table_have_the_order_of_their_own_slots() -> None:
@@ -729,11 +717,6 @@ def test_table_whose_gradient_is_exactly_zero_is_told(caplog: pytest.LogCaptureF
             case.gradient(workspace)
         told = [each for each in caplog.messages if "table 'rows' is exactly zero in 10" in each]
         assert len(told) == len(caplog.messages) == num_told
-
-
-def test_new_rows_of_an_embedding_do_not_start_at_zero() -> None:
-    """As everywhere else: products of rows that start at 0 never learn."""
-    assert Embedding(dim=2).init_range == 0.01
 
 
 def test_embedding_whose_rows_are_on_servers_cannot_be_frozen() -> None:

@@ -164,14 +164,3 @@ def test_session_is_not_resumed_after_its_authority_is_gone(tmp_path: Path) -> N
     with opened(authority.credentials("server")) as port:
         session, _ = session_of(port, None)
         assert session_of(port, session)[1] is False
-
-
-def test_exchanged_certificate_is_used_for_the_next_connection(tmp_path: Path) -> None:
-    old, new = CertificateAuthority(tmp_path, "old"), CertificateAuthority(tmp_path, "new")
-
-    with opened(old.credentials("server", mutual=False)) as port:
-        assert get(port, tls=client_context(old, None))[0] == 200
-        new.credentials("server", mutual=False)  # replaces the files
-        assert get(port, tls=client_context(new, None))[0] == 200
-        with pytest.raises(ssl.SSLCertVerificationError):
-            get(port, tls=client_context(old, None))

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,19 +22,6 @@ def test_lock_is_free_again_after_the_block(tmp_path):
     for _ in range(2):
         with compile_lock(path):
             assert path.exists()
-
-
-def test_lock_that_another_holds_is_not_waited_for_without_limit(tmp_path):
-    path = tmp_path / "lock"
-
-    with (
-        compile_lock(path),
-        pytest.raises(
-            WaitTimeoutError, match=r"waited 0 s for the process that holds .*lock .*end it"
-        ),
-        compile_lock(path, limit_s=0.0),
-    ):
-        pass
 
 
 def messages(caplog) -> list[str]:
@@ -103,33 +89,6 @@ def test_nothing_is_announced_when_nothing_is_compiled(tmp_path, caplog):
         compiled(1)
 
     assert messages(caplog) == []
-
-
-def test_process_that_waits_for_another_says_so(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    path = tmp_path / "lock"
-    told = threading.Event()
-
-    class Watch(logging.Handler):
-        def emit(self, record):
-            if "waits for another process" in record.getMessage():
-                told.set()
-
-    def wait():
-        with compile_lock(path, limit_s=60.0):
-            pass
-
-    watch = Watch()
-    logging.getLogger("protos.runtime.compile_lock").addHandler(watch)
-    try:
-        with compile_lock(path):
-            waiting = threading.Thread(target=wait)
-            waiting.start()
-            assert told.wait(30.0)
-        waiting.join(30.0)
-        assert not waiting.is_alive()
-    finally:
-        logging.getLogger("protos.runtime.compile_lock").removeHandler(watch)
 
 
 def test_lock_is_in_the_folder_of_the_cache(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 
 from protos.errors import UsageError
 from protos.runtime.logs import (
-    JsonFormatter,
     LogFormat,
     TextFormatter,
     configure_logs,
@@ -119,11 +118,6 @@ def test_error_that_ends_a_process_begins_no_other_line(capsys: pytest.CaptureFi
     assert capsys.readouterr().err == (
         "error: a worker said: \\x1b]0;x\\x07\n    error: forged\\r\\u2028error: forged\n"
     )
-
-
-def test_process_without_a_role_is_not_named() -> None:
-    assert TextFormatter().format(record("hello")).endswith(" INFO hello")
-    assert "role" not in json.loads(JsonFormatter().format(record("hello")))
 
 
 @pytest.mark.parametrize(("level", "number"), [("debug", 5), ("warning", 3), ("error", 2)])

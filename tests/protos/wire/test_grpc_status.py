@@ -1,7 +1,5 @@
 """Exceptions to gRPC status and back."""
 
-from collections.abc import Iterator
-
 import grpc
 import pytest
 
@@ -14,13 +12,7 @@ from protos.wire.grpc_status import (
     metadata_of,
     status_of,
 )
-
-
-def tree(base: type[errors.CtrPsError]) -> Iterator[type[errors.CtrPsError]]:
-    yield base
-    for subclass in base.__subclasses__():
-        if subclass.__module__ == errors.__name__:  # others stay inside their process
-            yield from tree(subclass)
+from tests.protos.test_errors import tree
 
 
 class Failure(grpc.RpcError):

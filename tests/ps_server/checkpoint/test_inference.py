@@ -164,16 +164,3 @@ def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -
     checkpoint = Checkpoint.open(tmp_path / "full")
     checkpoint.verify()
     assert checkpoint.model_digest == digest
-
-
-def test_deltas_go_on_past_it(tmp_path: Path) -> None:
-    """Rows that changed before it was saved are still in the next delta."""
-    store = trained()
-    store.save(SaveRequest(url=str(tmp_path / "full")))
-    grad = SparseGrad(KEYS[:5], np.ones((5, DEEP.dim), np.float32), 1, np.ones((5, 2), np.uint32))
-    store.push_grad(Gradients({"deep": grad}), push_id(sequence=1)).result()
-
-    from_store(store, tmp_path / "export", HALF)
-    store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "full")))
-
-    assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()

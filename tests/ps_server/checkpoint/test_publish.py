@@ -197,13 +197,6 @@ def test_two_processes_replace_a_file_at_the_same_time(
     assert (folder.read("LATEST"), list(folder.files())) == (b"own", ["LATEST"])
 
 
-def test_save_makes_the_folders_above_and_leaves_nothing_else(tmp_path: Path) -> None:
-    NEW.save(tmp_path / "a" / "b")
-
-    assert [tmp_path / "a" / "b"] == list((tmp_path / "a").iterdir())
-    assert_nothing_else(tmp_path / "a" / "b")
-
-
 def test_folders_above_a_new_checkpoint_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,22 +410,6 @@ def test_killed_at_any_step_of_naming_the_latest_one_of_the_two_is_found(tmp_pat
         found.add(resolve(tmp_path).name)
     assert {"epoch-1", "epoch-2"} == found
     assert steps == ["fsync", "replace", "fsync"]
-
-
-def test_latest_that_cannot_be_written_stays(tmp_path: Path) -> None:
-    OLD.save(tmp_path / "epoch-1")
-    NEW.save(tmp_path / "epoch-2")
-    write_latest(tmp_path, "epoch-1")
-    before = sorted(tmp_path.iterdir())
-
-    with (
-        pytest.raises(CheckpointError, match=r"cannot write .*LATEST: .*No space left"),
-        steps_counted(disk_full_at(1)),
-    ):
-        write_latest(tmp_path, "epoch-2")
-
-    assert resolve(tmp_path) == LocalFolder(tmp_path / "epoch-1")
-    assert before == sorted(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["epoch-2", "", ".", "..", "epoch-1/..", "../root/epoch-1"])

@@ -1,6 +1,5 @@
 """Saving: shared folders, and errors before anything is published."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 from protos.errors import CheckpointError
 from protos.store import WorkerProgress
-from ps_server.checkpoint.files.manifest import Share, share_from_json, share_to_json
+from ps_server.checkpoint.files.manifest import Share
 from ps_server.checkpoint.publish import open_data
 from ps_server.checkpoint.reader import Checkpoint
 from ps_server.checkpoint.storage.folders import LocalFolder
@@ -74,15 +73,6 @@ def test_part_can_be_written_again(tmp_path: Path) -> None:
     assert MODEL.write(tmp_path) == MODEL.write(tmp_path)
 
 
-def test_parts_may_travel_as_json(tmp_path: Path) -> None:
-    def write_shares(url: str, _: str) -> list[Share]:
-        return [share_from_json(share_to_json(share_of(MODEL, url)))]
-
-    digest = save_with(tmp_path / "saved", write_shares=write_shares)
-
-    assert digest == Checkpoint.open(tmp_path / "saved").model_digest
-
-
 def test_manifest_says_what_every_server_has(tmp_path: Path) -> None:
     def progress(step: int) -> WorkerProgress:
         return WorkerProgress(incarnation=3, sequence=step + 1, step=step, position=f"at {step}")
@@ -99,17 +89,6 @@ def test_manifest_says_what_every_server_has(tmp_path: Path) -> None:
     manifest = Checkpoint.open(tmp_path / "saved").manifest
     assert (manifest.version, manifest.created) == (6, 1.5e9)
     assert {0: progress(2), 1: progress(3)} == manifest.workers
-
-
-def test_manifest_is_readable(tmp_path: Path) -> None:
-    MODEL.save(tmp_path / "saved")
-
-    text = (tmp_path / "saved" / "MANIFEST.json").read_text()
-
-    manifest = json.loads(text)
-    assert text.startswith('{\n "format_version": 3,\n "kind": "full",\n')
-    assert [spec["name"] for spec in manifest["tables"]] == ["wide", "deep"]
-    assert {"job.toml", "empty"} == manifest["attachments"].keys()
 
 
 def test_error_of_a_server_leaves_the_old_one_and_no_staging(tmp_path: Path) -> None:

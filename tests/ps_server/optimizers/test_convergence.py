@@ -3,14 +3,12 @@
 import numpy as np
 import pytest
 
-from protos.gradients import DenseGrad, SparseGrad
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from protos.gradients import SparseGrad
+from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
 
-ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]
 LEARNING_RATES = {
     "sgd": 0.5,
     "momentum": 0.05,
@@ -62,22 +60,6 @@ def test_rows_reach_the_bottom_of_a_parabola(name: str) -> None:
         table.push(SparseGrad(keys, pushed(name, gradient, rate), 1))
 
     assert np.abs(table.pull(keys, Missing.ZEROS) - target).max() < 1e-3
-
-
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_dense_block_reaches_the_bottom_of_a_parabola(name: str) -> None:
-    rate = LEARNING_RATES[name]
-    segments = (DenseSegment(length=50, initializer=UNIFORM),)
-    block = DenseTable(DenseSpec(name="d", segments=segments, optimizer=spec_of(name, rate)))
-    target = np.random.default_rng(0).normal(size=50).astype(np.float32)
-    weights = np.empty(50, np.float32)
-
-    for _ in range(400):
-        block.pull(weights)
-        block.push(DenseGrad(pushed(name, weights - target, rate), 1))
-
-    block.pull(weights)
-    assert np.abs(weights - target).max() < 1e-3
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

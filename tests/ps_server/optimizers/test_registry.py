@@ -21,11 +21,6 @@ def test_unknown_optimizer_is_refused_with_the_nearest_name() -> None:
         optimizer_of(OptimizerSpec(name="adagard"))
 
 
-def test_optimizer_without_a_name_is_refused() -> None:
-    with pytest.raises(SpecError, match="unknown optimizer ''"):
-        optimizer_of(OptimizerSpec(name=""))
-
-
 def test_unknown_parameter_is_refused_with_the_nearest_name() -> None:
     spec = OptimizerSpec(name="adam", params={"beta_1": 0.9})
 
@@ -89,12 +84,6 @@ def test_optimizer_without_its_rate_is_refused_with_an_example(name: str) -> Non
     message = f"'{name}' needs learning_rate.*{{ name = \"{name}\", learning_rate = 0.1 }}"
     with pytest.raises(SpecError, match=message):
         hyper_of(OptimizerSpec(name=name))
-
-
-def test_only_plain_rates_must_be_given() -> None:
-    required = {name: optimizer.required for name, optimizer in OPTIMIZERS.items()}
-
-    assert {name for name, parameters in required.items() if parameters} == {"sgd", "momentum"}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from protos.gradients import DenseGrad, SparseGrad
-from protos.keys import Keys
 from protos.placement import ShardMap
 from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from protos.store import Missing
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.dense_table import DenseTable
 from ps_server.table.sparse_table import SparseTable
-from tests.reference.optimizers import STATE_COLUMNS, UPDATES, Memory, Vector, state_of
+from tests.reference.optimizers import UPDATES, Memory, Vector, state_of
 from tests.reference.table import ReferenceTable
 from tests.support.optimizers import CUSTOM_PARAMS, plain_optimizer
 
@@ -142,27 +141,6 @@ def test_snapshot_over_servers_does_not_show(name: str, num_servers: int) -> Non
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_sum_over_examples_acts_as_their_mean(name: str) -> None:
-    """Powers of two, so that dividing is exact."""
-    spec = TableSpec(
-        name="t", dim=3, initializer=UNIFORM, optimizer=optimizer_spec(name, "default")
-    )
-    summed, mean = SparseTable(spec), SparseTable(spec)
-    keys = np.array([1, 2], np.uint64)
-    values = random_gradient(np.random.default_rng(5), 2, 3)
-
-    summed.push(SparseGrad(keys, 8 * values, 8))
-    mean.push(SparseGrad(keys, values, 1))
-
-    assert everything(summed, keys) == everything(mean, keys)
-
-
-def everything(table: SparseTable, keys: Keys) -> list[object]:
-    rows = rows_by_key(table)
-    return [(rows[int(key)][0].tolist(), rows[int(key)][1].tolist()) for key in keys]
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_zero_gradient_moves_no_new_row(name: str) -> None:
     spec = TableSpec(
         name="t", dim=3, initializer=UNIFORM, optimizer=optimizer_spec(name, "default")
@@ -194,18 +172,6 @@ def test_smallest_gradients_move_weights_less_than_the_learning_rate(name: str) 
 
     weights, _ = rows_by_key(table)[1]
     assert np.abs(weights).max() <= 0.5 * 1.01
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_state_is_laid_out_as_declared(name: str) -> None:
-    optimizer = OPTIMIZERS[name]
-
-    for dim in (1, 10):
-        spec = TableSpec(
-            name="t", dim=dim, initializer=UNIFORM, optimizer=optimizer_spec(name, "default")
-        )
-        assert SparseTable(spec).state_width == optimizer.state_width(dim)
-    assert optimizer.num_slots + len(optimizer.initial_scalars) == len(STATE_COLUMNS[name])
 
 
 def test_nesterov_momentum_takes_its_gradients_a_velocity_ahead() -> None:

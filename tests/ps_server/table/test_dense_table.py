@@ -71,14 +71,6 @@ def test_blocks_of_other_names_and_seeds_start_elsewhere() -> None:
     assert len(set(starts)) == 3
 
 
-def test_block_without_elements_is_a_block() -> None:
-    block = DenseTable(spec_of(segments=()))
-
-    block.push(DenseGrad(np.zeros(0, np.float32), 1))
-
-    assert pulled(block) == []
-
-
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_restored_block_trains_like_the_exported_one(name: str) -> None:
     spec = spec_of(optimizer=plain_optimizer(name))

@@ -73,49 +73,6 @@ def test_every_word_is_a_key(key: int) -> None:
     np.testing.assert_allclose(table.pull(keys_of(key), Missing.ZEROS), [initial - 1], rtol=1e-6)
 
 
-def test_missing_key_reads_its_initial_value_or_zeros() -> None:
-    table = SparseTable(spec_of())
-    table.push(ones(keys_of(5)))
-
-    initial = table.pull(keys_of(4, 5, 6), Missing.INITIAL)
-    zeros = table.pull(keys_of(4, 5, 6), Missing.ZEROS)
-
-    expected = [ReferenceTable(spec_of()).initial(key) for key in (4, 6)]
-    np.testing.assert_allclose(initial[[0, 2]], expected, rtol=1e-6)
-    assert zeros[[0, 2]].tolist() == [[0, 0], [0, 0]]
-    assert initial[1].tolist() == zeros[1].tolist() != [0, 0]
-
-
-@pytest.mark.parametrize("missing", Missing)
-def test_pull_creates_no_row(missing: Missing) -> None:
-    table = SparseTable(spec_of())
-    before = table.status
-
-    table.pull(random_keys(1000), missing)
-
-    assert table.status == before
-    assert exported(table) == {}
-
-
-def test_pull_is_in_the_order_of_its_keys() -> None:
-    table = SparseTable(spec_of(initializer=InitializerSpec()))
-    keys = random_keys(10 * BLOCK + 3)
-    table.push(SparseGrad(keys, np.repeat(np.arange(keys.size), 2).reshape(-1, 2).astype("f4"), 1))
-    order = np.random.default_rng(1).permutation(keys.size)
-
-    pulled = table.pull(keys[order], Missing.ZEROS)
-
-    assert pulled[:, 0].tolist() == (-order).tolist()
-
-
-def test_pull_may_name_a_key_twice() -> None:
-    table = SparseTable(spec_of())
-
-    pulled = table.pull(keys_of(7, 8, 7), Missing.INITIAL)
-
-    assert pulled[0].tolist() == pulled[2].tolist()
-
-
 def test_nothing_is_pulled_and_pushed() -> None:
     table = SparseTable(spec_of())
 
@@ -128,15 +85,6 @@ def test_nothing_is_pulled_and_pushed() -> None:
 
 
 # Initial values depend on seed, table and key alone
-
-
-@pytest.mark.parametrize("num_shards", [1, 2, 512])
-def test_initial_values_do_not_depend_on_the_number_of_shards(num_shards: int) -> None:
-    keys = random_keys(100)
-
-    values = SparseTable(spec_of(num_shards=num_shards)).pull(keys, Missing.INITIAL)
-
-    assert values.tolist() == SparseTable(spec_of()).pull(keys, Missing.INITIAL).tolist()
 
 
 @pytest.mark.parametrize("num_servers", [2, 3, 70])
@@ -317,17 +265,6 @@ def frozen(rows: Rows) -> Rows:
     for column in (rows.keys, rows.weights, rows.state):
         column.flags.writeable = False
     return rows
-
-
-def test_written_row_replaces_the_one_that_was_there() -> None:
-    table = SparseTable(spec_of())
-    table.push(ones(keys_of(1, 2)))
-
-    nothing = np.zeros((1, 0), np.float32)
-    table.write(Rows(keys_of(1), np.array([[7, 8]], np.float32), nothing, nothing))
-
-    assert table.pull(keys_of(1), Missing.ZEROS).tolist() == [[7, 8]]
-    assert table.status.rows == 2
 
 
 def test_export_is_a_copy() -> None:

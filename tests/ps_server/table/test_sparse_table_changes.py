@@ -10,8 +10,6 @@ from protos.gradients import SparseGrad
 from protos.keys import Keys
 from protos.placement import ShardMap
 from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.contents import Rows
 from ps_server.table.sparse_table import SparseTable
 from tests.support.address_space import map_some
 
@@ -42,81 +40,6 @@ def take(table: SparseTable, subscriber: int = 0, max_rows: int = ALL) -> dict[i
     keys, weights = table.take_changed(subscriber, max_rows)
     assert weights.shape == (keys.size, 2)
     return dict(zip(keys.tolist(), weights.tolist(), strict=True))
-
-
-def test_new_table_has_no_changes() -> None:
-    assert take(new_table()) == {}
-
-
-def test_pushed_rows_are_taken_once_with_their_current_weights() -> None:
-    table = new_table()
-    push(table, 1, 2)
-    push(table, 2, 3)
-
-    assert take(table) == {1: [-1, -1], 2: [-2, -2], 3: [-1, -1]}
-    assert take(table) == {}
-
-
-def test_row_that_changes_again_is_taken_again() -> None:
-    table = new_table()
-    push(table, 1, 2)
-    take(table)
-
-    push(table, 2)
-
-    assert take(table) == {2: [-2, -2]}
-
-
-def test_written_rows_count_as_changed() -> None:
-    """Those that were there and new ones."""
-    table = new_table()
-    push(table, 1)
-    take(table)
-
-    weights = np.array([[5, 6], [7, 8]], np.float32)
-    nothing = np.zeros((2, 0), np.float32)
-    table.write(Rows(keys_of(1, 9), weights, nothing, nothing))
-
-    assert take(table) == {1: [5, 6], 9: [7, 8]}
-
-
-def test_reading_changes_nothing() -> None:
-    table = new_table()
-    push(table, 1)
-    take(table)
-
-    table.pull(keys_of(1, 2), Missing.INITIAL)
-    for shard in table.shards:
-        table.export_shard(shard)
-
-    assert take(table) == {}
-
-
-@pytest.mark.parametrize("subscriber", [0, 1, 63, 64, 127, 128, 129])
-def test_each_subscriber_takes_for_itself(subscriber: int) -> None:
-    """Also those whose bits stand in further words."""
-    table = new_table(num_subscribers=130)
-    push(table, 1, 2)
-
-    assert take(table, subscriber).keys() == {1, 2}
-
-    assert take(table, subscriber) == {}
-    for other in range(130):
-        if other != subscriber:
-            assert take(table, other).keys() == {1, 2}
-
-
-@pytest.mark.parametrize("max_rows", [1, 3, 50])
-def test_changes_are_taken_in_parts(max_rows: int) -> None:
-    table = new_table()
-    keys = range(100)
-    push(table, *keys)
-
-    parts = [take(table, max_rows=max_rows) for _ in range(-(-100 // max_rows))]
-
-    assert all(len(part) == max_rows for part in parts[:-1])
-    assert sorted(key for part in parts for key in part) == list(keys)
-    assert take(table, max_rows=max_rows) == {}
 
 
 def test_row_that_changes_all_the_time_keeps_no_other_waiting() -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from protos.gradients import SparseGrad
 from protos.keys import Keys
-from protos.placement import ShardMap
 from protos.spec import InitializerSpec, TableSpec
 from protos.store import Missing
 from ps_server.checkpoint.files.digest import shard_digest
@@ -110,53 +109,3 @@ def test_norm_of_the_largest_weights_is_no_smaller_than_any_limit() -> None:
 
     assert table.shrink(max_norm=5e38).rows == 0
     assert table.shrink(max_norm=6e38).rows == 1
-
-
-def test_evicting_from_an_empty_table_removes_nothing() -> None:
-    table = SparseTable(spec_of())
-    before = table.status
-
-    assert table.shrink(max_norm=1e9).rows == 0
-
-    assert table.status == before
-
-
-def test_server_evicts_from_its_shards_only() -> None:
-    table = SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
-    keys = SMALL[ShardMap.of(2).route(SMALL, 4)[1]]
-    fill(table, keys)
-
-    assert table.shrink(max_norm=2.0).rows == keys.size
-    assert size_of(table) == size_of(
-        SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
-    )
-    assert table.status.expired == keys.size
-
-
-@pytest.mark.parametrize("num_subscribers", [1, 100])
-def test_changes_that_were_not_taken_stay_with_their_rows(num_subscribers: int) -> None:
-    """Those of rows that moved; evicted rows are no change."""
-    subscriber = num_subscribers - 1
-    table = SparseTable(spec_of(), num_subscribers=num_subscribers)
-    fill(table, np.arange(6000, dtype=np.uint64))
-    table.take_changed(subscriber, 6000)
-    fill(table, np.arange(3000, 6000, dtype=np.uint64))
-
-    table.shrink(max_norm=2.0)
-
-    keys, weights = table.take_changed(subscriber, 6000)
-    assert sorted(keys.tolist()) == LARGE[1500:].tolist()
-    assert (weights == [6, 8]).all()
-
-
-def test_subscriber_in_the_middle_of_its_round_misses_no_change() -> None:
-    """Even when the row that it stopped at is no longer there."""
-    table = SparseTable(spec_of(), num_subscribers=1)
-    fill(table, np.arange(6000, dtype=np.uint64))
-    taken = set(table.take_changed(0, 5990)[0].tolist())
-
-    table.shrink(max_norm=2.0)
-
-    taken |= set(table.take_changed(0, 6000)[0].tolist())
-    assert taken.issuperset(LARGE.tolist())
-    assert table.take_changed(0, 1)[0].size == 0

@@ -1,6 +1,6 @@
 """Dataclasses to messages and back: nothing is lost on the way, and what does not agree is refused."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -21,11 +21,8 @@ from protos.spec import (
     TableSpec,
 )
 from protos.store import (
-    Reduced,
-    ReduceOp,
     SaveStatus,
     ServerStatus,
-    Shrunk,
     Staleness,
     StoreStatus,
     TableStatus,
@@ -36,16 +33,12 @@ from protos.wire.calls import (
     ALL_REDUCE,
     CREATE_DENSE,
     CREATE_TABLE,
-    GET_DIGEST,
     GET_STATUS,
-    RESUME,
     SAVE,
-    SHRINK,
 )
 from protos.wire.encoding.codec import record_codec, value_codec
-from protos.wire.requests import AllReduce, CreateDense, Resume
+from protos.wire.requests import CreateDense
 from tests.support.local_transport import through
-from tests.support.stores import member
 
 NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
@@ -113,21 +106,6 @@ def test_status_survives_the_wire(status: StoreStatus) -> None:
     assert received.store.silent_s == status.silent_s
 
 
-@given(numbers=st.lists(st.floats()), op=st.sampled_from(ReduceOp), worker=UINT32, step=UINT64)
-def test_numbers_brought_to_a_barrier_survive_the_wire(
-    numbers: list[float], op: ReduceOp, worker: int, step: int
-) -> None:
-    values = np.array(numbers, np.float64)
-
-    request = AllReduce(
-        name="auc", member=member(worker), values=values, op=op, step=step, number=1
-    )
-    found = through(ALL_REDUCE.request, request)
-
-    assert found.values.tobytes() == values.tobytes()
-    assert replace(found, values=values) == request
-
-
 @pytest.mark.parametrize("op", [0, 9])
 def test_unknown_names_of_an_enum_are_refused(op: int) -> None:
     message = parameter_server_pb2.AllReduceRequest(
@@ -146,37 +124,6 @@ def test_unknown_words_are_refused(dtype: str) -> None:
 
     with pytest.raises(ProtocolError, match=rf"Inference\.dtype is '{dtype}', expected .* float16"):
         SAVE.request.decode(message.SerializeToString())
-
-
-@given(numbers=st.lists(st.floats()), version=UINT64)
-def test_reduced_numbers_survive_the_wire(numbers: list[float], version: int) -> None:
-    values = np.array(numbers, np.float64)
-
-    found = through(ALL_REDUCE.answer, Reduced(values, version))
-
-    assert (found.values.tobytes(), found.version) == (values.tobytes(), version)
-
-
-SHRUNK = st.dictionaries(NAMES, st.builds(Shrunk, rows=UINT64, size_bytes=UINT64), max_size=4)
-
-
-@given(shrunk=SHRUNK)
-def test_what_was_removed_survives_the_wire(shrunk: dict[str, Shrunk]) -> None:
-    assert through(SHRINK.answer, shrunk) == shrunk
-
-
-@given(digests=st.dictionaries(st.tuples(NAMES, UINT32), st.binary(max_size=32)))
-def test_digests_survive_the_wire(digests: dict[tuple[str, int], bytes]) -> None:
-    assert through(GET_DIGEST.answer, digests) == digests
-
-
-@given(version=UINT64, batches=UINT64, progress=PROGRESS)
-def test_run_to_go_on_with_survives_the_wire(
-    version: int, batches: int, progress: dict[int, WorkerProgress]
-) -> None:
-    request = Resume(version=version, batches=batches, progress=progress, member=member())
-
-    assert through(RESUME.request, request) == request
 
 
 NUMBERS = st.floats(allow_nan=False)

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 from protos.chunking import PushChunk
 from protos.errors import ProtocolError
 from protos.gradients import DenseGrad, SparseGrad
-from protos.store import Changed, Message, Missing, Pulled, PulledPieces, PushId
+from protos.store import Missing, Pulled, PulledPieces, PushId
 from protos.v1 import data_plane_pb2
-from protos.wire.calls import POST, PULL_CHANGED, PULL_DENSE, PULL_SPARSE, PUSH_GRAD, TAKE
-from protos.wire.requests import Post, PullDense, PullSparse, PushGrad
+from protos.wire.calls import PULL_DENSE, PULL_SPARSE, PUSH_GRAD
+from protos.wire.requests import PullSparse, PushGrad
 from tests.support.local_transport import through
-from tests.support.stores import member, push_id
+from tests.support.stores import push_id
 
-NAMES = st.text(min_size=1, max_size=20)
 UINT32 = st.integers(0, 2**32 - 1)
 UINT64 = st.integers(0, 2**64 - 1)
 PUSH_IDS = st.builds(
@@ -66,53 +65,6 @@ def test_pull_request_with_two_columns_of_a_table_is_refused() -> None:
         )
 
 
-def test_pulled_rows_have_the_shape_that_was_asked_for() -> None:
-    rows = {"wide": np.ones((3, 1), np.float32), "deep": np.ones((2, 8), np.float32)}
-
-    pulled = through(PULL_SPARSE.answer, Pulled(rows, 7))
-
-    assert {name: values.shape for name, values in pulled.rows.items()} == {
-        "wide": (3, 1),
-        "deep": (2, 8),
-    }
-    assert pulled.version == 7
-
-
-@given(
-    columns=st.dictionaries(
-        NAMES, st.lists(st.tuples(UINT64, st.floats(width=32)), max_size=5), max_size=3
-    ),
-    version=UINT64,
-    has_more=st.booleans(),
-)
-def test_changed_rows_survive_the_wire(
-    columns: dict[str, list[tuple[int, float]]], version: int, has_more: bool
-) -> None:
-    rows = {
-        name: (
-            np.array([key for key, _ in column], np.uint64),
-            np.array([[value, 1.0] for _, value in column], np.float32).reshape(-1, 2),
-        )
-        for name, column in columns.items()
-    }
-
-    found = through(PULL_CHANGED.answer, Changed(rows, version, has_more))
-
-    assert (found.version, found.has_more) == (version, has_more)
-    assert {
-        name: (keys.tolist(), values.tobytes()) for name, (keys, values) in found.rows.items()
-    } == {name: (keys.tolist(), values.tobytes()) for name, (keys, values) in rows.items()}
-
-
-def test_pulled_pieces_survive_the_wire() -> None:
-    pulled = PulledPieces({"mlp": np.array([1.5, 2.5], np.float32)}, 3)
-
-    found = through(PULL_DENSE.answer, pulled)
-
-    assert found.version == 3
-    assert {name: piece.tolist() for name, piece in found.pieces.items()} == {"mlp": [1.5, 2.5]}
-
-
 def chunk_of(*sparse: tuple[str, SparseGrad]) -> PushChunk:
     """Returns these gradients as they come off the wire."""
     push_id = PushId(
@@ -120,21 +72,6 @@ def chunk_of(*sparse: tuple[str, SparseGrad]) -> PushChunk:
     )
     request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id, shard_map_epoch=1)
     return through(PUSH_GRAD.request, request).chunk
-
-
-def test_gradients_survive_the_wire_in_their_order() -> None:
-    wide = SparseGrad(np.array([3], np.uint64), np.ones((1, 2), np.float32), 5)
-    empty = SparseGrad(np.zeros(0, np.uint64), np.zeros((0, 2), np.float32), 5)
-
-    sparse = chunk_of(("wide", wide), ("deep", empty), ("also", wide)).sparse
-
-    assert [
-        (name, grad.keys.tolist(), grad.values.tolist(), grad.examples) for name, grad in sparse
-    ] == [
-        ("wide", [3], [[1.0, 1.0]], 5),
-        ("deep", [], [], 5),
-        ("also", [3], [[1.0, 1.0]], 5),
-    ]
 
 
 @pytest.mark.parametrize("examples", [0.25, 7, 2.0**63, 1e30])
@@ -198,39 +135,6 @@ def test_chunk_of_a_push_survives_the_wire(push_id: PushId, at: int | None) -> N
     assert [
         (name, start, piece.values.tolist(), piece.examples) for name, start, piece in found.dense
     ] == [("mlp", 9, [1.0, 2.0], 6)]
-
-
-@given(blocks=st.lists(NAMES), at=st.none() | UINT64)
-def test_request_for_pieces_survives_the_wire(blocks: list[str], at: int | None) -> None:
-    request = PullDense(blocks=blocks, at=at, shard_map_epoch=7)
-
-    assert through(PULL_DENSE.request, request) == request
-
-
-@given(
-    exchange=NAMES,
-    sender=UINT32,
-    receiver=UINT32,
-    sequence=UINT64,
-    content=st.one_of(st.none(), st.binary()),
-)
-def test_posted_message_survives_the_wire(
-    exchange: str, sender: int, receiver: int, sequence: int, content: bytes | None
-) -> None:
-    message = Message(sender=sender, receiver=receiver, sequence=sequence, content=content)
-    request = Post(exchange=exchange, message=message, member=member(message.sender))
-
-    assert through(POST.request, request) == request
-
-
-@given(contents=st.lists(st.binary()))
-def test_taken_messages_survive_the_wire(contents: list[bytes]) -> None:
-    messages = [
-        Message(sender=sequence % 3, receiver=7, sequence=sequence, content=content)
-        for sequence, content in enumerate(contents)
-    ]
-
-    assert through(TAKE.answer, messages) == messages
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])

@@ -74,17 +74,6 @@ def test_shards_come_back_as_they_were_written(
         assert_same_rows(rows, table.rows[shard])
 
 
-def test_candidates_are_a_file_of_their_own(folder: LocalFolder) -> None:
-    keys = fake_table("wide", dim=0, state_width=0, statistics_width=4)
-
-    entry = write_table_file(folder, 1, keys, "candidates")
-    shards = dict(read_table_file(folder, entry, keys.spec, range(4)))
-
-    assert (entry.kind, entry.file) == ("candidates", "candidates.wide.server-1.arrow")
-    for shard, rows in shards.items():
-        assert_same_rows(rows, keys.rows[shard])
-
-
 def test_counters_come_back_as_they_were_written(folder: LocalFolder) -> None:
     source = fake_counters("wide")
 
@@ -96,13 +85,6 @@ def test_counters_come_back_as_they_were_written(folder: LocalFolder) -> None:
     assert list(found) == [1, 3]
     for shard, counters in found.items():
         np.testing.assert_array_equal(counters, source.counters[shard], strict=True)
-
-
-def test_only_the_shards_asked_for_are_read(folder: LocalFolder) -> None:
-    table = fake_table("wide", num_shards=8)
-    entry = write_table_file(folder, 0, table)
-
-    assert [shard for shard, _ in read_table_file(folder, entry, table.spec, {6, 3, 99})] == [3, 6]
 
 
 def test_extreme_keys_and_nan_survive(folder: LocalFolder) -> None:
@@ -227,13 +209,6 @@ def test_table_with_such_a_name_is_not_written(folder: LocalFolder) -> None:
     assert not list(folder.path.iterdir())
 
 
-def test_folder_that_cannot_be_written_is_named(folder: LocalFolder) -> None:
-    with pytest.raises(CheckpointError, match=r"gone/table\.wide\.server-0\.arrow"):
-        write_table_file(folder.child("gone"), 0, fake_table("wide"))
-    with pytest.raises(CheckpointError, match=r"gone/dense\.mlp\.server-0\.arrow"):
-        write_dense_file(folder.child("gone"), 0, fake_block("mlp"))
-
-
 def test_results_come_in_the_order_of_the_shards() -> None:
     """Even if a later one is encoded first."""
     is_second_done = threading.Event()
@@ -289,7 +264,3 @@ def test_closing_early_leaves_no_thread_running() -> None:
     encoded.close()
 
     assert threading.active_count() == before
-
-
-def test_no_shards_yield_nothing() -> None:
-    assert list(encoded_in_order(lambda shard: shard, [])) == []

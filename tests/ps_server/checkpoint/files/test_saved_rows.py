@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from protos.placement import shard_of
 from ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard
@@ -73,10 +72,3 @@ def test_shards_of_other_files_are_not_here() -> None:
     numbers = [int(shard_of(key, NUM_SHARDS)) for key in keys]
     assert found.tolist() == [number != elsewhere for number in numbers]
     assert elsewhere in numbers
-
-
-@given(keys=arrays.arrays(np.uint64, st.integers(0, 70), unique=True))
-def test_every_saved_key_is_found_whatever_the_length(keys: np.ndarray) -> None:
-    values = np.ones((keys.size, DIM), np.float32)
-
-    assert file_of(keys, values).read(keys, np.empty((keys.size, DIM), np.float32)).all()

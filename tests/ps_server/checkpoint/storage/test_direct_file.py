@@ -54,13 +54,6 @@ def test_file_holds_what_was_written(
     assert written(tmp_path / "file", pieces) == b"".join(pieces)
 
 
-@pytest.mark.parametrize("more", [-1, 0, 1])
-def test_buffers_are_written_in_their_order(tmp_path: Path, more: int) -> None:
-    pieces = contents([3 * BUFFER_BYTES + more])
-
-    assert written(tmp_path / "file", pieces) == pieces[0]
-
-
 def read_without_waiting(path: Path, start: int) -> None:
     with path.open("rb") as file:
         os.preadv(file.fileno(), [bytearray(PAGE)], start, os.RWF_NOWAIT)

@@ -202,17 +202,6 @@ def test_latest_is_found_and_old_ones_go(root: str) -> None:
     Checkpoint.open(root).verify()
 
 
-def test_what_is_no_checkpoint_is_never_replaced(root: str) -> None:
-    thesis = folder_at(f"{root}/thesis")
-    thesis.make()
-    thesis.put("chapter-1", b"irreplaceable")
-
-    with pytest.raises(CheckpointError, match=r"thesis exists and is not a checkpoint"):
-        MODEL.save(thesis.url)
-
-    assert thesis.read("chapter-1") == b"irreplaceable"
-
-
 def test_part_of_a_file_is_refused(root: str) -> None:
     MODEL.save(f"{root}/saved")
     data = folder_at(f"{root}/saved")

@@ -12,7 +12,6 @@ from protos.errors import SpecError
 from protos.gradients import SparseGrad
 from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from protos.store import Missing
-from ps_server.checkpoint.files.digest import shard_digest
 from ps_server.optimizers.registry import OPTIMIZERS
 from ps_server.table.feature_life.admission import MAX_OCCURRENCES, admission_rule, needed
 from ps_server.table.memory.hash_index import BLOCK
@@ -62,21 +61,6 @@ def push(table: SparseTable, grad: SparseGrad, scores: np.ndarray | None = None)
 # By count
 
 
-def test_key_gets_its_row_at_the_push_that_makes_it_frequent_enough() -> None:
-    table, plain = SparseTable(SPEC), SparseTable(replace(SPEC, admission=None))
-
-    for _ in range(2):
-        push(table, gradient(KEYS))
-        assert table.status.rows == 0
-    push(table, gradient(KEYS))
-    push(plain, gradient(KEYS))
-
-    assert table.status.rows == KEYS.size
-    np.testing.assert_array_equal(
-        plain.pull(KEYS, Missing.ZEROS), table.pull(KEYS, Missing.ZEROS)
-    )  # the gradients before are gone
-
-
 def test_row_takes_over_what_its_candidate_counted() -> None:
     seconds = iter([100.0, 200.0, 300.0])
     table = SparseTable(SPEC, clock=lambda: next(seconds))
@@ -90,15 +74,6 @@ def test_row_takes_over_what_its_candidate_counted() -> None:
 
     assert candidates_of(table) == {}
     assert counted_by(table) == {0: Counted(show=6, click=3, unseen=0, last_seen=300)}
-
-
-def test_counts_of_one_push_are_enough() -> None:
-    table = SparseTable(SPEC)
-
-    push(table, gradient(KEYS, shows=[2, 3, 4, 1]))
-
-    assert counted_by(table).keys() == {1, 2**63}
-    assert candidates_of(table).keys() == {0, 2**64 - 1}
 
 
 @pytest.mark.parametrize("missing", Missing)
@@ -123,17 +98,6 @@ def test_status_tells_what_candidates_cost() -> None:
     assert (table.status.rows, table.status.size_bytes) == (0, empty.size_bytes)
     assert table.status.candidates == 1000
     assert 24_000 <= table.status.candidate_bytes - empty.candidate_bytes <= 60_000
-
-
-def test_digest_knows_no_candidates() -> None:
-    one, other = SparseTable(SPEC), SparseTable(SPEC)
-    push(one, gradient(KEYS, shows=3))
-    push(other, gradient(KEYS, shows=3))
-
-    push(other, gradient(KEYS + np.uint64(7)))
-
-    for shard in one.shards:
-        assert shard_digest(one.export_shard(shard)) == shard_digest(other.export_shard(shard))
 
 
 @pytest.mark.parametrize("region_bytes", [400, 2**30])
@@ -234,12 +198,6 @@ def test_occurrences_needed_are_geometric(probability: float) -> None:
     assert np.mean(found == 1) == pytest.approx(probability, rel=0.2)
     middle = round(1 / probability)
     assert np.mean(found > middle) == pytest.approx((1 - probability) ** middle, rel=0.05)
-
-
-def test_probability_of_one_admits_at_once() -> None:
-    rule = admission_rule(spec_of(policy="probability", threshold=1.0))
-
-    assert {needed(rule, np.uint64(key)) for key in range(1000)} == {1.0}
 
 
 def test_no_key_needs_more_than_a_counter_holds() -> None:

@@ -131,15 +131,6 @@ def test_decay_keeps_the_mean_and_is_the_same_everywhere() -> None:
     assert counters.std() > 0.5
 
 
-def test_decay_of_one_keeps_all() -> None:
-    filter_ = filter_of(100, max_count=300)
-    filter_.arrays.counters[:] = 7
-
-    filter_.decay(0, 1.0)
-
-    assert np.all(filter_.arrays.counters == 7)
-
-
 def test_counts_of_one_are_forgotten_at_last() -> None:
     filter_ = filter_of(1000)
     filter_.arrays.counters[0] = 1

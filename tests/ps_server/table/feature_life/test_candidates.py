@@ -216,20 +216,6 @@ def test_candidates_age_and_expire_as_rows_do(expiry: ExpirySpec | None) -> None
     assert (max(sizes) == sizes[-1] > 300) == (expiry is None)
 
 
-def test_forgotten_candidate_begins_afresh() -> None:
-    table = SparseTable(replace(EXACT, expiry=ExpirySpec(max_unseen=1)))
-    key = UNIVERSE[:1]
-    grad = SparseGrad(key, np.ones((1, 3), np.float32), 1, np.array([[5, 0]], np.uint32))
-
-    table.push(grad)
-    for _ in range(2):
-        table.shrink()
-    table.push(grad)
-
-    assert candidates_of(table)[int(key[0])].show == 5
-    assert table.status.rows == 0
-
-
 def test_norm_is_for_rows_only() -> None:
     """Candidates have no weights that could be small."""
     table = trained(EXACT)

@@ -17,7 +17,6 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing
 from ps_server.table.feature_life.eviction import EVICTED_SHARE, max_rows_of_shard
 from ps_server.table.sparse_table import SparseTable
 from tests.support.rows import resident_bytes
@@ -70,24 +69,6 @@ def test_full_table_loses_the_rows_of_the_lowest_score() -> None:
     push(table, some_keys(1, start=1000))
 
     assert counted_by(table).keys() == {1000, *np.flatnonzero(shows >= 15).tolist()}
-
-
-def test_evicted_key_reads_and_learns_as_one_that_was_never_there() -> None:
-    table, fresh = SparseTable(SPEC), SparseTable(SPEC)
-    push(table, some_keys(1600))
-    gone = np.setdiff1d(some_keys(1600), np.array(list(counted_by(table)), np.uint64))
-
-    np.testing.assert_array_equal(
-        table.pull(gone, Missing.INITIAL), fresh.pull(gone, Missing.INITIAL)
-    )
-    push(table, gone[:3], shows=7)
-    push(fresh, gone[:3], shows=7)
-    assert {key: counted_by(table)[key].show for key in gone[:3].tolist()} == dict.fromkeys(
-        gone[:3].tolist(), 7
-    )
-    np.testing.assert_array_equal(
-        table.pull(gone[:3], Missing.ZEROS), fresh.pull(gone[:3], Missing.ZEROS)
-    )
 
 
 @pytest.mark.parametrize("evict", ["lru", "score"])

@@ -161,35 +161,6 @@ def test_scores_are_those_of_the_oracle(
         assert found[key].click == pytest.approx(life.click, rel=1e-6)
 
 
-def test_score_of_the_threshold_stays_and_one_below_goes() -> None:
-    """A show is worth 1 / 4, and half of that after the pass."""
-    shows = np.arange(KEYS.size) % 16
-    counts = np.stack([shows, np.zeros_like(shows)], axis=1).astype(np.uint32)
-    table = filled(replace(SPEC, expiry=ExpirySpec(delete_threshold=1.0)), counts)
-
-    table.shrink()
-
-    assert {row.show for row in counted_by(table).values()} == {show / 2 for show in range(8, 16)}
-
-
-def test_row_of_the_last_passes_stays_and_an_older_one_goes() -> None:
-    table = filled(replace(SPEC, expiry=ExpirySpec(max_unseen=2)))
-
-    assert [table.shrink().rows for _ in range(4)] == [0, 0, KEYS.size, 0]
-
-
-def test_push_begins_the_count_of_passes_afresh() -> None:
-    table = filled(replace(SPEC, expiry=ExpirySpec(max_unseen=2)))
-    some = SparseGrad(KEYS[:7], np.ones((7, 2), np.float32), 1, np.ones((7, 2), np.uint32))
-
-    table.shrink()
-    table.shrink()
-    table.push(some)
-
-    assert table.shrink().rows == KEYS.size - 7
-    assert counted_by(table).keys() == set(KEYS[:7].tolist())
-
-
 def test_rows_live_for_their_time_and_not_a_second_more() -> None:
     now = [100.0]
     table = SparseTable(replace(SPEC, expiry=ExpirySpec(ttl_s=60.0)), clock=lambda: now[0])
@@ -213,13 +184,6 @@ def test_clock_that_is_set_back_expires_nothing() -> None:
     assert table.shrink().rows == 0
 
 
-def test_shrink_without_rules_only_ages() -> None:
-    table = filled(SPEC)
-
-    assert table.shrink().rows == 0
-    assert set(counted_by(table).values()) == {Counted(1.0, 0.5, 1, 0)}
-
-
 def test_table_without_statistics_is_left_as_it_is() -> None:
     table = SparseTable(replace(SPEC, statistics=None))
     table.push(SparseGrad(KEYS, np.ones((KEYS.size, 2), np.float32), 1))
@@ -227,18 +191,3 @@ def test_table_without_statistics_is_left_as_it_is() -> None:
 
     assert table.shrink().rows == 0
     assert table.status == before
-
-
-@pytest.mark.parametrize("max_norm", [None, 1.0])
-def test_dry_run_says_what_a_shrink_would_do_and_changes_nothing(max_norm: float | None) -> None:
-    shows = np.arange(KEYS.size) % 9
-    counts = np.stack([shows, shows // 2], axis=1).astype(np.uint32)
-    table = filled(replace(SPEC, expiry=ExpirySpec(delete_threshold=1.5)), counts)
-    before, counted = table.status, counted_by(table)
-
-    said = table.shrink(max_norm=max_norm, dry_run=True)
-
-    assert (table.status, counted_by(table)) == (before, counted)
-    assert table.shrink(max_norm=max_norm) == said
-    assert 0 < said.rows < KEYS.size
-    assert table.status.size_bytes == before.size_bytes - said.size_bytes

@@ -35,13 +35,6 @@ def regions(arena: Arena) -> np.ndarray:
     return arena.array.reshape(-1, arena.region_rows, arena.array.shape[1])
 
 
-def test_new_arena_is_zero_and_can_be_written(build: BuildArena) -> None:
-    arena = build(region_bytes=10 * PAGE)
-
-    assert not arena.array.any()
-    arena.array[-1] = 1
-
-
 @pytest.mark.parametrize("region_bytes", [1, 12, 100, PAGE, 3 * PAGE + 1])
 def test_regions_keep_their_rows_as_they_grow(build: BuildArena, region_bytes: int) -> None:
     """Even from regions that are smaller than a row."""

@@ -86,8 +86,3 @@ def test_values_of_neighbours_and_of_other_seeds_are_unrelated(kind: str) -> Non
     limits = [0.02, 0.02, 0.1]
     for (first, second), limit in zip(pairs, limits, strict=True):
         assert abs(np.corrcoef(first, second)[0, 1]) < limit
-
-
-def test_scale_of_zero_gives_zeros() -> None:
-    assert not sample("uniform", scale=0.0).any()
-    assert not sample("normal", scale=0.0).any()

@@ -153,12 +153,3 @@ def test_keys_with_one_tag_are_told_apart() -> None:
     expected = toggle(regions, np.random.default_rng(3).choice(universe, 5_000))
 
     check(regions, expected)
-
-
-def test_only_row_leaves_nothing() -> None:
-    regions = regions_of(num_shards=1)
-
-    toggle(regions, np.array([2**64 - 1, 2**64 - 1], np.uint64))
-
-    check(regions, {})
-    assert not regions.arrays.slots.any()

@@ -41,21 +41,6 @@ def counts_of(keys: np.ndarray, seed: int) -> np.ndarray:
     return np.stack([shows, shows // 2], axis=1)
 
 
-def test_rows_add_up_what_pushes_count() -> None:
-    seconds = iter([100.9, 200.0])
-    table = SparseTable(SPEC, clock=lambda: next(seconds))
-
-    table.push(gradient(KEYS, [[3, 1], [1, 0], [7, 7], [2, 1]]))
-    table.push(gradient(KEYS[1:3], [[5, 2], [1, 0]]))
-
-    assert counted_by(table) == {
-        0: Counted(show=3, click=1, unseen=0, last_seen=100),
-        1: Counted(show=6, click=2, unseen=0, last_seen=200),
-        2**63: Counted(show=8, click=7, unseen=0, last_seen=200),
-        2**64 - 1: Counted(show=2, click=1, unseen=0, last_seen=100),
-    }
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("dim", [1, 2, 5])
 def test_counting_leaves_weights_and_state_as_they_are(name: str, dim: int) -> None:
@@ -80,18 +65,6 @@ def test_last_seen_outlives_the_range_of_signed_seconds_and_of_floats() -> None:
         table = SparseTable(SPEC, clock=lambda now=now: now)
         table.push(gradient(KEYS, counts_of(KEYS, 0)))
         assert {row.last_seen for row in counted_by(table).values()} == {now}
-
-
-def test_new_row_in_the_place_of_a_removed_one_counts_from_0() -> None:
-    table = SparseTable(SPEC)
-    keys = np.arange(100, dtype=np.uint64)
-    table.push(gradient(keys, counts_of(keys, 0)))
-    table.shrink(max_norm=1e9)
-
-    table.push(gradient(keys, counts_of(keys, 1)))
-
-    shows = {key: row.show for key, row in counted_by(table).items()}
-    assert shows == dict(zip(keys.tolist(), counts_of(keys, 1)[:, 0].tolist(), strict=True))
 
 
 def test_rows_that_come_without_statistics_were_seen_when_they_came() -> None:
