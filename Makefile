@@ -39,7 +39,7 @@ imports: setup
 	$(BIN)/lint-imports
 
 generated: setup
-	$(BIN)/python -m protos.wire.generate --check
+	$(BIN)/python -m ctr_ps.protos.wire.generate --check
 
 bench: setup
 	$(BIN)/python -m benchmarks.report

@@ -32,12 +32,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_table import all_keys
-from protos.gradients import Gradients, SparseGrad
-from protos.keys import Keys
-from protos.runtime.malloc import keep_freed_memory
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import PushId, SaveRequest
-from ps_server.store import ParameterStore
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import PushId, SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
 
 DIM = 10
 FILL_KEYS = 100_000

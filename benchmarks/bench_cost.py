@@ -36,13 +36,13 @@ from benchmarks import bench_step, ceiling
 from benchmarks.bench_train import cluster, in_process
 from benchmarks.bench_wire import push_id
 from benchmarks.rows import batches
-from ctr_model.registry import build_model
-from ctr_model.schema import criteo_schema
-from protos.chunking import KEY_BYTES, VALUE_BYTES
-from protos.gradients import DenseGrad, Gradients
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
-from ps_server.store import ParameterStore
-from ps_worker.training.lookups import keys_of_batch
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.protos.chunking import KEY_BYTES, VALUE_BYTES
+from ctr_ps.protos.gradients import DenseGrad, Gradients
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
 BATCH_SIZES = (100, 512)
 MEASURED_SERVERS = (1, 2, 4)

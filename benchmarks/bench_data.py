@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_train import ROOT, free_ports, result_of, run_worker, servers_at
-from ctr_model.schema import criteo_schema
-from ps_worker.data.tools.convert import convert
-from ps_worker.data.tools.generate import generate
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
 
 BATCH_SIZES = (100, 512, 4096)
 FORMATS = {

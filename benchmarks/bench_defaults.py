@@ -33,9 +33,9 @@ PLANTED_GAP = 0.01
 FRESH_GAP = 0.005
 LIMIT_S = 1800.0
 
-_DATA = "from ps_worker.data.tools.cli import main; main()"
-_TRAIN = "from ps_worker.cli import main; main()"
-_LAUNCH = "from deploy.launch import main; main()"
+_DATA = "from ctr_ps.ps_worker.extras.data_tools.cli import main; main()"
+_TRAIN = "from ctr_ps.ps_worker.cli import main; main()"
+_LAUNCH = "from ctr_ps.deploy.launch import main; main()"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

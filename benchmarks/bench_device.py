@@ -35,18 +35,19 @@ from torch.nn import functional
 from benchmarks import rows
 from benchmarks.torch_models import CtrDnn, perceptron
 from benchmarks.train_worker import OPTIMIZERS
-from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
-from ctr_model.models.model import Compute, Model, StepResult
-from ctr_model.parameters import Floats
-from ctr_model.registry import with_compute
-from ctr_model.schema import criteo_schema
-from ctr_model.torch import TorchModel
-from ctr_model.torch.halves import BackHalf, FrontHalf
-from ps_server.store import ParameterStore
-from ps_worker.job import override_job
-from ps_worker.run.plan import model_plan_of
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import Lookup
+from ctr_ps.ctr_model.models.model import Compute, Model, StepResult
+from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.registry import with_compute
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.ctr_model.torch import TorchModel
+from ctr_ps.ctr_model.torch.halves import BackHalf, FrontHalf
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.run import Run
 
 BATCH_SIZES = (512, 4096, 16384)
 NUM_BATCHES = 20  # each is trained on again and again
@@ -108,7 +109,7 @@ def run_of(model: Model, batch_size: int, *settings: str) -> Train:
     """Returns the training of a run in process."""
     quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
     job = override_job({}, [*OPTIMIZERS, *quiet, *settings], source="bench")
-    return Run(ParameterStore(), model_plan_of(model, job)).train
+    return Run(ParameterStore(), model_plan_of(model, job, new_pass_trainer=new_pass_trainer)).train
 
 
 class _OnDevice:

@@ -46,16 +46,16 @@ from benchmarks.bench_train import (
     worker_role,
 )
 from benchmarks.fault_worker import STOP, job_of
-from ctr_model.registry import build_model
-from ctr_model.schema import criteo_schema
-from protos.gradients import SparseGrad
-from protos.runtime.malloc import keep_freed_memory
-from protos.spec import TableSpec
-from protos.store import Missing, SaveRequest
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import connect
-from ps_worker.job.specs import declare, specs_of
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.spec import TableSpec
+from ctr_ps.protos.store import Missing, SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import connect
+from ctr_ps.ps_worker.job.specs import declare, specs_of
 
 NUM_SERVERS = NUM_WORKERS = 2
 BATCH_SIZES = (512, 4096)

@@ -27,10 +27,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks import ceiling, rows
-from ctr_model.models.model import Compute
-from ctr_model.registry import MODELS, build_model, with_compute
-from ctr_model.schema import criteo_schema
-from ps_worker.training.lookups import keys_of_batch
+from ctr_ps.ctr_model.models.model import Compute
+from ctr_ps.ctr_model.registry import MODELS, build_model, with_compute
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
 ROUND_SECONDS = 0.25
 # Of keys alone: which slots share them matters to no model but `din`.

@@ -24,15 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from protos.gradients import Gradients, SparseGrad
-from protos.store import PushId, SaveRequest
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.attachments import attachments_of
-from ps_worker.job import Job, override_job
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.run.plan import plan_of
-from ps_worker.serving.predictor import Predictor
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.store import PushId, SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.predict.predictor import Predictor
+from ctr_ps.ps_worker.run.plan import plan_of
 
 BATCH_SIZES = (1, 32, 512)
 ROWS_A_PUSH = 1_000_000

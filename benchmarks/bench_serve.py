@@ -25,9 +25,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.bench_predictor import save_model
-from protos.v1 import open_inference_pb2 as messages
-from ps_worker.data.user_code.samples import Sample
-from ps_worker.serving.predictor import Predictor
+from ctr_ps.protos.v1 import open_inference_pb2 as messages
+from ctr_ps.ps_worker.data.user_code.samples import Sample
+from ctr_ps.ps_worker.predict.predictor import Predictor
 
 SIZES = (1, 100)
 DISTINCT = 50
@@ -90,7 +90,7 @@ def samples_of(predictor: Predictor, size: int, seed: int) -> list[Sample]:
 @contextmanager
 def served(url: str) -> Iterator[tuple[str, str]]:
     """Runs ps-serve; lends host:port of HTTP and of gRPC."""
-    program = "from ps_worker.serving.inference_server.cli import main; main()"
+    program = "from ctr_ps.ps_worker.extras.inference_server.cli import main; main()"
     command = [sys.executable, "-c", program, url, "--http", "0", "--grpc", "0"]
     process = subprocess.Popen([*command, "--reload-every", "0"], stderr=subprocess.PIPE, text=True)
     found: dict[str, str] = {}

@@ -18,13 +18,13 @@ from threading import Event, Thread
 import numpy as np
 
 from benchmarks.bench_wire import server_processes
-from protos.gradients import Gradients, SparseGrad
-from protos.runtime.malloc import keep_freed_memory
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import PushId, Store
-from ps_server.precompile import KERNELS
-from ps_server.store import ParameterStore
-from ps_worker.cluster.connect import connect
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import PushId, Store
+from ctr_ps.ps_server.precompile import KERNELS
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.connect import connect
 
 DIM = 1
 NUM_KEYS = 400_000

@@ -32,24 +32,24 @@ from benchmarks.bench_model import model_step
 from benchmarks.bench_wire import cpu_s_of, own_cpu_s, server_processes
 from benchmarks.rows import batches
 from benchmarks.train_worker import OPTIMIZERS
-from ctr_model.batch import Batch
-from ctr_model.registry import build_model
-from ctr_model.schema import criteo_schema
-from protos.futures import Answer, Answered
-from protos.runtime.malloc import keep_freed_memory
-from protos.store import Member
-from protos.wire.calls import Call
-from protos.wire.encoding.codec import Codec
-from ps_server.rpc.handlers import Handlers, answer_of_parts
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import connect
-from ps_worker.communicators.lockstep import SyncCommunicator
-from ps_worker.job import Job, override_job
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.training.lookups import keys_of_batch
-from ps_worker.training.meter import Progress
-from ps_worker.training.step_loop import StepLoop
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.protos.futures import Answer, Answered
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.store import Member
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.encoding.codec import Codec
+from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import connect
+from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.training.lookups import keys_of_batch
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.step_loop import StepLoop
 
 STEPS = {100: 600, 512: 300, 4096: 60}
 WARMUP_STEPS = {100: 100, 512: 60, 4096: 10}

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 DIM = 10
 CALL_SIZES = (1_800, 20_000, 100_000)

@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import ceiling
 from benchmarks.peers import PeerCase, PeerError, paddle_cases, peer_folder, torch_cases
-from ps_worker.communicators.asynchronous import BATCHES_IN_STEP
+from ctr_ps.ps_worker.communicators.asynchronous import BATCHES_IN_STEP
 
 BATCH_SIZES = (100, 512, 4096)
 # At B=512, GEO makes ten exchanges, of which only the last does not overlap with training.
@@ -170,7 +170,7 @@ def start_server(
     role = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
     options = [] if update_log is None else ["--update-log", str(update_log)]
     return subprocess.Popen(
-        [sys.executable, "-m", "ps_server.cli", "--bind", "127.0.0.1", *options],
+        [sys.executable, "-m", "ctr_ps.ps_server.cli", "--bind", "127.0.0.1", *options],
         env={**os.environ, **common, **role},
         cwd=ROOT,
         stderr=stderr or subprocess.DEVNULL,

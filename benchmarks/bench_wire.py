@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_train import environment_of, free_ports, start_server
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.runtime.malloc import keep_freed_memory
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Future, Missing, PushId, Version
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import connect
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Future, Missing, PushId, Version
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import connect
 
 DIM = 10
 NUM_KEYS = (1_800, 20_000)

@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from benchmarks import rows
 from benchmarks.train_worker import OPTIMIZERS
-from ctr_model.models.model import Compute
-from ctr_model.registry import MODELS, build_model
-from ctr_model.schema import criteo_schema
-from ps_server.store import ParameterStore
-from ps_worker.job import override_job
-from ps_worker.run.plan import model_plan_of
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.models.model import Compute
+from ctr_ps.ctr_model.registry import MODELS, build_model
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.run import Run
 
 BATCH_SIZE = 512
 TEST_SEED = 1_000_000

@@ -16,16 +16,16 @@ import time
 
 from benchmarks.rows import batches
 from benchmarks.train_worker import OPTIMIZERS
-from ctr_model.registry import build_model
-from ctr_model.schema import criteo_schema
-from protos.role import WorkerRole, role_from_environment
-from protos.runtime.malloc import keep_freed_memory
-from ps_worker.checkpoints.saver import Saver
-from ps_worker.cluster.open_store import open_store
-from ps_worker.job import Job, override_job
-from ps_worker.job.sections.checkpoint import CheckpointSection
-from ps_worker.run.plan import model_plan_of
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.protos.role import WorkerRole, role_from_environment
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.ps_worker.checkpoints.saver import Saver
+from ctr_ps.ps_worker.cluster.open_store import open_store
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.run import Run
 
 NUM_BATCHES = 64
 SAYS_EVERY = 100  # batches

@@ -7,11 +7,11 @@ import resource
 import time
 from collections.abc import Iterable
 
-from ctr_model.batch import Batch
-from ctr_model.schema import criteo_schema
-from ps_worker.data.files.listing import matching_files
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.ps_worker.data.files.listing import matching_files
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 
 
 def main() -> None:

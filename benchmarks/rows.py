@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
+from ctr_ps.ctr_model.batch import Batch
 
 NUM_SLOTS = 26
 NUM_DENSE = 13

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ctr_model.schema import Schema
-from ctr_model.torch import Batch, Embedding
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch import Batch, SlotEmbedding
 
 
 def perceptron(widths: Sequence[int]) -> nn.Sequential:
@@ -24,7 +24,7 @@ class CtrDnn(nn.Module):
         self, schema: Schema, *, dim: int = 10, hidden: Sequence[int] = (400, 400, 400)
     ) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=dim, init_range=0.01)
+        self.embedding = SlotEmbedding(dim=dim, init_range=0.01)
         self.mlp = perceptron([schema.num_dense + len(schema.slots) * dim, *hidden, 2])
 
     def forward(self, batch: Batch) -> Tensor:

@@ -11,19 +11,19 @@ import time
 from collections.abc import Iterable
 
 from benchmarks.rows import batches
-from ctr_model.batch import Batch
-from ctr_model.registry import build_model
-from ctr_model.schema import criteo_schema
-from protos.role import ServerRole, WorkerRole, role_from_environment
-from protos.runtime.malloc import keep_freed_memory
-from protos.store import Store
-from ps_worker.cluster.open_store import LOCAL, open_store
-from ps_worker.data.files.file_split import split_files
-from ps_worker.data.files.listing import matching_files
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.job import Job, override_job
-from ps_worker.run.plan import model_plan_of
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.protos.role import ServerRole, WorkerRole, role_from_environment
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
+from ctr_ps.ps_worker.data.files.file_split import split_files
+from ctr_ps.ps_worker.data.files.listing import matching_files
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.run import Run
 
 TEST_ROWS = 40_000
 OPTIMIZERS = (

@@ -20,7 +20,7 @@ docs/features.md has test vectors. Changing the formula requires a new `HASH_VER
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.jit import kernel
 
 HASH_VERSION = 1
 MAX_SLOT = 2**31 - 1

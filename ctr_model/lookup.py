@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.parameters import Floats
+from ctr_ps.ctr_model.parameters import Floats
 
 Ints = NDArray[np.int32]
 

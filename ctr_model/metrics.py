@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.jit import kernel
 
 CELLS = 2**15
 SLIDING_WINDOW = 20

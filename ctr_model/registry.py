@@ -11,19 +11,19 @@ from typing import Any, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ctr_model import NEEDS_TORCH
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.models.dcn_v2 import DcnV2
-from ctr_model.models.deepfm import DeepFm
-from ctr_model.models.din import Din
-from ctr_model.models.fm import Fm
-from ctr_model.models.lr import LogisticRegression
-from ctr_model.models.model import Compute, Model, module_class_of, tasks_of
-from ctr_model.models.multi_task.esmm import Esmm
-from ctr_model.models.multi_task.mmoe import Mmoe
-from ctr_model.models.wide_deep import WideDeep
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model import NEEDS_TORCH
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
+from ctr_ps.ctr_model.models.deepfm import DeepFm
+from ctr_ps.ctr_model.models.din import Din
+from ctr_ps.ctr_model.models.fm import Fm
+from ctr_ps.ctr_model.models.lr import LogisticRegression
+from ctr_ps.ctr_model.models.model import Compute, Model, module_class_of, tasks_of
+from ctr_ps.ctr_model.models.multi_task.esmm import Esmm
+from ctr_ps.ctr_model.models.multi_task.mmoe import Mmoe
+from ctr_ps.ctr_model.models.wide_deep import WideDeep
+from ctr_ps.ctr_model.schema import Schema
 
 ModelClass = Callable[..., Model]
 
@@ -68,7 +68,7 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     _refuse_without(name, abstract, _interface(ClickModel))
     checked = _checked_options(name, model_class, options)
     if _is_module(model_class):
-        from ctr_model.torch import TorchModel  # late: an extra
+        from ctr_ps.ctr_model.torch import TorchModel  # late: an extra
 
         model: Model = TorchModel(schema, cast("type", model_class), checked, seed=seed)
     else:
@@ -103,7 +103,7 @@ def with_compute(model: Model, compute: Compute) -> Model:
     if compute == "float32":
         return model
     try:
-        from ctr_model.torch.bfloat16 import in_bfloat16  # late: an extra
+        from ctr_ps.ctr_model.torch.bfloat16 import in_bfloat16  # late: an extra
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

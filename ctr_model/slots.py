@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.features import cross_key
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import cross_key
+from ctr_ps.ctr_model.jit import kernel
 
 _NO_SLOT = -1
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol, Self
 
-from deploy import tether
-from deploy.plan import ProcessSpec, environment_of, with_token
-from deploy.supervisor import Exited, Signalled
+from ctr_ps.deploy import tether
+from ctr_ps.deploy.plan import ProcessSpec, environment_of, with_token
+from ctr_ps.deploy.supervisor import Exited, Signalled
 
 HOST = "127.0.0.1"
 LAST_WORDS_S = 1.0

@@ -23,12 +23,12 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
-from deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
-from deploy.launcher import Launch, run
-from deploy.programs import commands_of_job, commands_of_script, is_script
-from deploy.supervisor import LEASE_SECONDS, Durability, Policy
-from protos.errors import OverloadedError
+from ctr_ps.deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
+from ctr_ps.deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
+from ctr_ps.deploy.launcher import Launch, run
+from ctr_ps.deploy.programs import commands_of_job, commands_of_script, is_script
+from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
+from ctr_ps.protos.errors import OverloadedError
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
@@ -192,7 +192,7 @@ def command(
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
     """Runs a launch on the nodes of a Ray cluster."""
     try:
-        from deploy.ray.engine import AddressError, PlacementError, ray_engine
+        from ctr_ps.deploy.ray.engine import AddressError, PlacementError, ray_engine
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise

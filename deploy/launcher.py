@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.chaos.disturber import Disturber
-from deploy.chaos.sentences import Chaos
-from deploy.cluster import (
+from ctr_ps.deploy.chaos.disturber import Disturber
+from ctr_ps.deploy.chaos.sentences import Chaos
+from ctr_ps.deploy.cluster import (
     Cluster,
     Engine,
     Events,
@@ -30,10 +30,16 @@ from deploy.cluster import (
     held,
     signals_as_events,
 )
-from deploy.plan import ProcessSpec, heter_specs, server_specs, with_update_logs, worker_specs
-from deploy.programs import Commands
-from deploy.resumption import Resumption
-from deploy.supervisor import (
+from ctr_ps.deploy.plan import (
+    ProcessSpec,
+    heter_specs,
+    server_specs,
+    with_update_logs,
+    worker_specs,
+)
+from ctr_ps.deploy.programs import Commands
+from ctr_ps.deploy.resumption import Resumption
+from ctr_ps.deploy.supervisor import (
     End,
     Event,
     OtherPorts,
@@ -85,7 +91,11 @@ class Launch:
     is_resumed: bool = False
     has_metrics: bool = False
     chaos: Chaos = field(default_factory=Chaos)
-    watch_command: tuple[str, ...] = (sys.executable, "-m", "ps_worker.cluster.watching.versions")
+    watch_command: tuple[str, ...] = (
+        sys.executable,
+        "-m",
+        "ctr_ps.ps_worker.extras.watching.versions",
+    )
     as_json: bool = False
     grace_seconds: float = 10.0
 

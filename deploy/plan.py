@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from protos.role import (
+from ctr_ps.protos.role import (
     HETER_DEVICE,
     HETER_TRAINERS,
     HOST,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from deploy.plan import describe_end, exit_code_of
-from protos.errors import (
+from ctr_ps.deploy.plan import describe_end, exit_code_of
+from ctr_ps.protos.errors import (
     AbortedError,
     BindError,
     NoMemoryError,

@@ -10,10 +10,8 @@ tests the model at the end.
 import argparse
 import logging
 
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.schema import Schema, criteo_schema
-from ps_worker import fleet
-from ps_worker.data.files.listing import matching_files
+from ctr_ps import Schema, criteo_schema, fleet, matching_files
+from ctr_ps.models import CtrDnn
 
 
 def parse_args() -> argparse.Namespace:

@@ -10,10 +10,8 @@ import argparse
 import logging
 
 # Before torch: without that, the error names the extra to install.
-from ctr_model.schema import criteo_schema
-from ctr_model.torch import TorchModel
-from ps_worker import fleet
-from ps_worker.data.files.listing import matching_files
+from ctr_ps import criteo_schema, fleet, matching_files
+from ctr_ps.torch import TorchModel
 
 # isort: split
 from torch_wide_deep import WideDeep  # examples/torch_wide_deep.py

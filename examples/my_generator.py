@@ -9,8 +9,7 @@ The first line prints what the trainer would read; the others read it as a pipe 
 
 from collections.abc import Callable, Iterator
 
-# `from ps_worker.fleet import MultiSlotStringDataGenerator` is the same class, but slower to import.
-from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
+from ctr_ps import MultiSlotStringDataGenerator
 
 Sample = list[tuple[str, list[str]]]
 

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
-from ctr_model.models.checks import require_widths
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import EmbeddingTable
-from ctr_model.parameters import Floats, Segment
-from ctr_model.schema import Schema
+from ctr_ps import Schema
+from ctr_ps.models import (
+    Batch,
+    ClickModel,
+    EmbeddingTable,
+    Floats,
+    Lookup,
+    Segment,
+    require_widths,
+)
 
 
 class MyModel(ClickModel):

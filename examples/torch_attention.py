@@ -6,8 +6,8 @@ ps-launch --server-num 2 --worker-num 2 --heter-num 1 examples/torch_attention.t
 import torch
 from torch import Tensor, nn
 
-from ctr_model.schema import Schema
-from ctr_model.torch import Batch, Embedding
+from ctr_ps import Schema
+from ctr_ps.torch import Batch, SlotEmbedding
 
 
 class Attention(nn.Module):
@@ -15,7 +15,7 @@ class Attention(nn.Module):
 
     def __init__(self, schema: Schema, *, dim: int = 16, heads: int = 2) -> None:
         super().__init__()
-        self.rows = Embedding(dim=dim, init_range=0.1, pooling="none")
+        self.rows = SlotEmbedding(dim=dim, init_range=0.1, pooling="none")
         self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
         self.layers = nn.Sequential(
             nn.Linear(schema.num_dense + dim, 64), nn.ReLU(), nn.Linear(64, 1)

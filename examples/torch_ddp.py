@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 
 # Before torch: without that, the error names the extra to install.
-from ps_worker import fleet
-from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
+from ctr_ps import fleet
+from ctr_ps.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
 
 # isort: split
 import torch

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ctr_model.schema import Schema
-from ctr_model.torch import Batch, Embedding
+from ctr_ps import Schema
+from ctr_ps.torch import Batch, SlotEmbedding
 
 
 class Din(nn.Module):
@@ -21,8 +21,10 @@ class Din(nn.Module):
         attention_hidden: int = 16,
     ) -> None:
         super().__init__()
-        self.target = Embedding([target], dim=dim, init_range=0.1, table="items")
-        self.history = Embedding([history], dim=dim, init_range=0.1, table="items", pooling="none")
+        self.target = SlotEmbedding([target], dim=dim, init_range=0.1, table="items")
+        self.history = SlotEmbedding(
+            [history], dim=dim, init_range=0.1, table="items", pooling="none"
+        )
         self.attention = nn.Sequential(
             nn.Linear(4 * dim, attention_hidden), nn.ReLU(), nn.Linear(attention_hidden, 1)
         )

@@ -5,8 +5,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from ctr_model.schema import Schema
-from ctr_model.torch import Batch, Embedding
+from ctr_ps import Schema
+from ctr_ps.torch import Batch, SlotEmbedding
 
 
 class WideDeep(nn.Module):
@@ -15,8 +15,8 @@ class WideDeep(nn.Module):
     def __init__(self, schema: Schema, *, dim: int = 10, hidden: tuple[int, ...] = (400, 400, 400)):
         super().__init__()
         ftrl = {"name": "ftrl", "learning_rate": 0.1, "beta": 0.03, "l1": 0.01}
-        self.wide = Embedding(dim=1, init_range=0.0, optimizer=ftrl)
-        self.deep = Embedding(dim=dim, init_range=0.01)
+        self.wide = SlotEmbedding(dim=1, init_range=0.0, optimizer=ftrl)
+        self.deep = SlotEmbedding(dim=dim, init_range=0.01)
         self.numbers = nn.Linear(schema.num_dense, 1)
         widths = [schema.num_dense + len(schema.slots) * dim, *hidden]
         layers = [nn.Sequential(nn.Linear(*pair), nn.ReLU()) for pair in pairwise(widths)]

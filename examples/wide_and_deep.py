@@ -9,11 +9,8 @@ Each worker predicts its own test files; metrics are merged over all workers.
 import argparse
 import logging
 
-from ctr_model.metrics import ClickMetrics
-from ctr_model.models.wide_deep import WideDeep
-from ctr_model.schema import criteo_schema
-from ps_worker import fleet
-from ps_worker.data.files.listing import matching_files
+from ctr_ps import ClickMetrics, criteo_schema, fleet, matching_files
+from ctr_ps.models import WideDeep
 
 
 def parse_args() -> argparse.Namespace:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.errors import ProtocolError, SpecError
-from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad, Values
-from protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
-from protos.spec import DenseSpec
+from ctr_ps.protos.errors import ProtocolError, SpecError
+from ctr_ps.protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad, Values
+from ctr_ps.protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
+from ctr_ps.protos.spec import DenseSpec
 
 KEY_BYTES = 8
 VALUE_BYTES = 4

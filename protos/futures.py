@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
-from protos.errors import CtrPsError
+from ctr_ps.protos.errors import CtrPsError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import GradientError, counted
-from protos.keys import Keys, unique_keys
-from protos.runtime.jit import kernel
+from ctr_ps.protos.errors import GradientError, counted
+from ctr_ps.protos.keys import Keys, unique_keys
+from ctr_ps.protos.runtime.jit import kernel
 
 Values = NDArray[np.float32]
 Counts = NDArray[np.uint32]

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CtrPsError, ProtocolError
-from protos.runtime.jit import kernel, read_only
+from ctr_ps.protos.errors import CtrPsError, ProtocolError
+from ctr_ps.protos.runtime.jit import kernel, read_only
 
 Keys = NDArray[np.uint64]
 

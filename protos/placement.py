@@ -14,9 +14,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import WrongServerError, counted
-from protos.keys import Keys, mix64, require_uint64
-from protos.runtime.jit import kernel
+from ctr_ps.protos.errors import WrongServerError, counted
+from ctr_ps.protos.keys import Keys, mix64, require_uint64
+from ctr_ps.protos.runtime.jit import kernel
 
 FIRST_EPOCH = 1
 """Not 0, which a request without an epoch has."""

@@ -22,7 +22,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from protos.errors import RoleError, counted
+from ctr_ps.protos.errors import RoleError, counted
 
 ROLE = "TRAINING_ROLE"
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"

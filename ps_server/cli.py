@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from protos.errors import RoleError
-from protos.role import ROLE, ServerRole, role_from_environment
-from protos.runtime.environment import arguments
-from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
-from ps_server.rpc.run import run_server
-from ps_server.settings import LogSync, ServerSettings, bytes_of_size
+from ctr_ps.protos.errors import RoleError
+from ctr_ps.protos.role import ROLE, ServerRole, role_from_environment
+from ctr_ps.protos.runtime.environment import arguments
+from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from ctr_ps.ps_server.rpc.run import run_server
+from ctr_ps.ps_server.settings import LogSync, ServerSettings, bytes_of_size
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -163,7 +163,7 @@ def _server_role() -> ServerRole:
 def _check(role: ServerRole) -> int:
     """Asks the server of this environment, and says why it does not serve; returns the exit code."""
     # Imported here, and not the server with numba and all: a health check runs every few seconds.
-    from ps_server.rpc.health import why_not_serving
+    from ctr_ps.ps_server.rpc.health import why_not_serving
 
     if fault := why_not_serving(role.endpoint, CHECK_LIMIT_S):
         typer.echo(f"no server serves at {role.endpoint}: {fault}", err=True)

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from protos.chunking import require_values
-from protos.errors import (
+from ctr_ps.protos.chunking import require_values
+from ctr_ps.protos.errors import (
     OverloadedError,
     ProtocolError,
     SpecConflictError,
@@ -22,12 +22,12 @@ from protos.errors import (
     UnknownChangesError,
     UnknownTableError,
 )
-from protos.gradients import Gradients, Values, require_finite
-from protos.keys import Keys
-from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
-from protos.placement import ShardMap
-from protos.spec import AdmissionSpec, DenseSpec, TableSpec
-from protos.store import (
+from ctr_ps.protos.gradients import Gradients, Values, require_finite
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import AdmissionSpec, DenseSpec, TableSpec
+from ctr_ps.protos.store import (
     Applied,
     BlockState,
     Missing,
@@ -38,18 +38,18 @@ from protos.store import (
     TableStatus,
     Version,
 )
-from protos.store.state_transfer import require_finite_state
-from ps_server.checkpoint.files.digest import shard_digest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.snapshot.before_step import BeforeStep
-from ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
-from ps_server.table import state_transfer
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.feature_life.admission import check_score_source
-from ps_server.table.memory.memory_limit import MemoryLimit
-from ps_server.table.rows.statistics import Clock
-from ps_server.table.sparse_table import SparseTable
-from ps_server.table.spec_compat import (
+from ctr_ps.protos.store.state_transfer import require_finite_state
+from ctr_ps.ps_server.checkpoint.files.digest import shard_digest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.snapshot.before_step import BeforeStep
+from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
+from ctr_ps.ps_server.table import state_transfer
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.feature_life.admission import check_score_source
+from ctr_ps.ps_server.table.memory.memory_limit import MemoryLimit
+from ctr_ps.ps_server.table.rows.statistics import Clock
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.spec_compat import (
     log_changes,
     require_claimable,
     require_equal_spec,

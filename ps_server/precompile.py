@@ -1,7 +1,7 @@
 """Compilation of the kernels of a server before it needs them, those of the job's tables alone.
 
     a table is declared --> kernels of its optimizer and admission --> it is created --> pulls, pushes
-    python -m ps_server.precompile    # all kernels, into numba's cache, as when an image is built
+    python -m ctr_ps.ps_server.precompile    # all kernels, into numba's cache, as when an image is built
 
 A tiny store runs every operation of a server, with read-only arrays as they are decoded from messages: numba
 compiles another function for writable ones.
@@ -17,13 +17,13 @@ from functools import partial
 
 import numpy as np
 
-from protos.errors import SpecError
-from protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
-from protos.keys import Keys
-from protos.runtime.compile_lock import compile_lock
-from protos.runtime.jit import read_only
-from protos.runtime.logs import configure_logs
-from protos.spec import (
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.compile_lock import compile_lock
+from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.protos.runtime.logs import configure_logs
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
@@ -33,16 +33,16 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, PushId
-from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
-from ps_server.checkpoint.files.saved_rows import first_misplaced
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.store import ParameterStore
-from ps_server.table.contents import Rows
-from ps_server.table.feature_life.admission import filter_settings
-from ps_server.table.feature_life.bloom_filter import counter_dtype
-from ps_server.table.sparse_table import SparseTable
-from ps_server.table.spec_checks import check_table_spec
+from ctr_ps.protos.store import Missing, PushId
+from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.ps_server.checkpoint.files.saved_rows import first_misplaced
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.feature_life.admission import filter_settings
+from ctr_ps.ps_server.table.feature_life.bloom_filter import counter_dtype
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.spec_checks import check_table_spec
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from protos.errors import UsageError
+from ctr_ps.protos.errors import UsageError
 
 DEFAULT_IDLE_LIMIT_S = 600.0
 DEFAULT_WAIT_LIMIT_S = 600.0

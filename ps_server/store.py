@@ -8,11 +8,11 @@ Nobody has to join, and calls have no numbers: none is lost on its way, so none 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self
 
-from protos.errors import ProtocolError
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.spec import DenseSpec, TableSpec
-from protos.store import (
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import (
     Changed,
     Future,
     Joined,
@@ -33,11 +33,11 @@ from protos.store import (
     WorkerProgress,
     push_then_pull,
 )
-from ps_server.checkpoint.files.digest import model_digest
-from ps_server.checkpoint.files.manifest import Share
-from ps_server.checkpoint.publish import require_writable
-from ps_server.checkpoint.writer import open_base, save_checkpoint
-from ps_server.engine.engine import Engine
+from ctr_ps.ps_server.checkpoint.files.digest import model_digest
+from ctr_ps.ps_server.checkpoint.files.manifest import Share
+from ctr_ps.ps_server.checkpoint.publish import require_writable
+from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
+from ctr_ps.ps_server.engine.engine import Engine
 
 
 class ParameterStore:

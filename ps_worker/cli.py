@@ -21,17 +21,18 @@ from typing import Annotated, Any
 
 import typer
 
-from protos.errors import CtrPsError, RoleError, UsageError
-from protos.role import (
+from ctr_ps.protos.errors import CtrPsError, RoleError, UsageError
+from ctr_ps.protos.role import (
     HeterRole,
     WorkerRole,
     default_bind,
     role_from_environment,
 )
-from protos.runtime.environment import arguments
-from protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
-from protos.runtime.malloc import keep_freed_memory
-from ps_worker.job import Job, load_job
+from ctr_ps.protos.runtime.environment import arguments
+from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.ps_worker.extras.chaos import faults_of
+from ctr_ps.ps_worker.job import Job, load_job
 
 app = typer.Typer(
     add_completion=False,
@@ -136,7 +137,7 @@ def infer(
     as_json: Json = False,
 ) -> None:
     """Predict and evaluate with a saved model, without servers."""
-    from ps_worker.serving.inference import infer  # late: --help should not wait for numba
+    from ctr_ps.ps_worker.predict.inference import infer  # late: --help should not wait for numba
 
     _start()
     with errors_as_exit_codes():
@@ -159,7 +160,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the dense part of a model in PyTorch as a program for other runtimes."""
-    from ps_worker.serving.export import export  # late: --help should not wait for numba
+    from ctr_ps.ps_worker.predict.export import export  # late: --help should not wait for numba
 
     _start()
     with errors_as_exit_codes():
@@ -180,7 +181,7 @@ def report(
     _start()
     with errors_as_exit_codes():
         try:
-            from ps_worker.serving.report.report import report as write  # late: as above
+            from ctr_ps.ps_worker.extras.report.report import report as write  # late: as above
         except ModuleNotFoundError as error:
             raise UsageError(
                 f"a report needs {error.name}, which is not installed: pip install 'ctr-ps[report]'"
@@ -199,7 +200,7 @@ def example(
     ] = Path(),
 ) -> None:
     """Write an example that comes with the package, with the files that it needs."""
-    from ps_worker.job.shipped_examples import example_names, write_example
+    from ctr_ps.ps_worker.job.shipped_examples import example_names, write_example
 
     with errors_as_exit_codes():
         if name is None:
@@ -211,17 +212,22 @@ def example(
 
 
 def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
-    from protos.metrics.metrics_port import metrics_address
-    from ps_worker.checkpoints.folder import require_free_folder
-    from ps_worker.cluster.open_store import LOCAL, open_store
-    from ps_worker.heter.connect import heter_trainers, require_heter
-    from ps_worker.run.abort import job_ends_by_errors
-    from ps_worker.run.figures.worker_metrics import metrics_port
-    from ps_worker.run.plan import plan_of
-    from ps_worker.run.precompile import precompile
-    from ps_worker.run.run import Run
-    from ps_worker.run.termination import Termination
-    from ps_worker.run.training_job.train_job import train_job
+    from ctr_ps.protos.metrics.metrics_port import metrics_address
+    from ctr_ps.ps_worker.checkpoints.folder import require_free_folder
+    from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
+    from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+    from ctr_ps.ps_worker.extras.heter.connect import (
+        before_the_cut,
+        heter_trainers,
+        require_heter,
+    )
+    from ctr_ps.ps_worker.run.abort import job_ends_by_errors
+    from ctr_ps.ps_worker.run.figures.worker_metrics import metrics_port
+    from ctr_ps.ps_worker.run.plan import plan_of
+    from ctr_ps.ps_worker.run.precompile import precompile
+    from ctr_ps.ps_worker.run.run import Run
+    from ctr_ps.ps_worker.run.termination import Termination
+    from ctr_ps.ps_worker.run.training_job.train_job import train_job
 
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
@@ -232,19 +238,21 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         )
     keep_freed_memory()
     with job_ends_by_errors(role):
-        plan = plan_of(job, role)
+        plan = plan_of(job, role, new_pass_trainer=new_pass_trainer)
         if role.is_in_process:
             require_free_folder(job)  # before kernels are compiled
         if role.heter_endpoints:
             require_heter(job, plan.model)
         precompile(plan)
+        heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
+        plan = before_the_cut(plan, heter)
     with ExitStack() as stack:
         termination = None
         if role.is_in_process:
             _tell_of_interruptions(job)
         else:
             termination = stack.enter_context(Termination())
-        store = stack.enter_context(open_store(role, job.cluster))
+        store = stack.enter_context(open_store(role, job.cluster, disturb=faults_of(os.environ)))
 
         def on_joined(run: Run) -> None:
             stack.enter_context(metrics_port(run, metrics_address(metrics)))
@@ -254,7 +262,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         summary = train_job(
             plan,
             store,
-            heter=heter_trainers(role.heter_endpoints, job, worker=role.worker_index),
+            heter=heter,
             on_joined=on_joined,
             is_told_to_end=lambda: termination is not None and termination.is_told_to_end,
         )
@@ -263,7 +271,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
 
 def _tell_of_interruptions(job: Job) -> None:
     """Has the first Ctrl-C or SIGTERM say what is saved and how to go on, and then end the process."""
-    from ps_server.checkpoint.publish import resolve
+    from ctr_ps.ps_server.checkpoint.publish import resolve
 
     by_default = {
         signal.SIGINT: signal.default_int_handler,
@@ -290,11 +298,11 @@ def _tell_of_interruptions(job: Job) -> None:
 
 
 def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
-    from ps_worker.cluster.open_store import open_store
-    from ps_worker.run.abort import job_ends_by_errors
-    from ps_worker.run.heter_job import train_heter
-    from ps_worker.run.plan import heter_plan_of
-    from ps_worker.run.termination import Termination
+    from ctr_ps.ps_worker.cluster.open_store import open_store
+    from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
+    from ctr_ps.ps_worker.run.abort import job_ends_by_errors
+    from ctr_ps.ps_worker.run.plan import heter_plan_of
+    from ctr_ps.ps_worker.run.termination import Termination
 
     role = role_from_environment(os.environ)
     if not isinstance(role, HeterRole):
@@ -304,7 +312,10 @@ def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
     keep_freed_memory()
     with job_ends_by_errors(role):
         plan = heter_plan_of(job, role)
-    with Termination() as termination, open_store(role, job.cluster) as store:
+    with (
+        Termination() as termination,
+        open_store(role, job.cluster, disturb=faults_of(os.environ)) as store,
+    ):
         return train_heter(
             plan,
             store,
@@ -324,7 +335,7 @@ def _other_role(command: str) -> RoleError:
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:
     """Prints the result: as tables for people, or as JSON."""
-    from ps_worker.run.figures.result_tables import print_result
+    from ctr_ps.ps_worker.run.figures.result_tables import print_result
 
     if as_json:
         print(json.dumps(result), flush=True)

@@ -55,7 +55,7 @@ def s3() -> Iterator[dict[str, str]]:
 @pytest.fixture
 def past_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asynchronous training in this process merges, and reads ahead, from its first batch on."""
-    monkeypatch.setattr("ps_worker.communicators.asynchronous.BATCHES_IN_STEP", 0)
+    monkeypatch.setattr("ctr_ps.ps_worker.communicators.asynchronous.BATCHES_IN_STEP", 0)
 
 
 @pytest.fixture

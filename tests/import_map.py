@@ -15,13 +15,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 GENERATED = "protos/v1"
 ALLOWED = {
-    "protos": set(),
-    "ctr_model": set(),
-    "deploy": {"protos"},
-    "ps_server": {"protos"},
-    "ps_worker": {"protos", "ctr_model", "ps_server"},
+    "ctr_ps.protos": set(),
+    "ctr_ps.ctr_model": set(),
+    "ctr_ps.deploy": {"ctr_ps.protos"},
+    "ctr_ps.ps_server": {"ctr_ps.protos"},
+    "ctr_ps.ps_worker": {"ctr_ps.protos", "ctr_ps.ctr_model", "ctr_ps.ps_server"},
 }
-"""For each top-level package those that it may import."""
+"""For each of the five packages those that it may import."""
 
 Arrows = dict[str, set[str]]
 
@@ -29,12 +29,18 @@ Arrows = dict[str, set[str]]
 @cache
 def modules() -> dict[str, Path]:
     """Returns all modules and packages by dotted name."""
-    paths = (path.relative_to(ROOT) for top in ALLOWED for path in (ROOT / top).rglob("*.py"))
+    folders = (name.removeprefix("ctr_ps.") for name in ALLOWED)
+    paths = (path.relative_to(ROOT) for each in folders for path in (ROOT / each).rglob("*.py"))
     return {
-        ".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path
+        ".".join(("ctr_ps", *path.with_suffix("").parts)).removesuffix(".__init__"): ROOT / path
         for path in sorted(paths)
         if not path.is_relative_to(GENERATED)
     }
+
+
+def package_of(module: str) -> str:
+    """Returns which of the five packages a module is in, such as `ctr_ps.protos`."""
+    return ".".join(module.split(".")[:2])
 
 
 def defining_module(module: str, name: str) -> str:
@@ -102,15 +108,14 @@ def packages() -> dict[str, Arrows]:
 
 
 def problems() -> list[str]:
-    """Returns each broken rule as "package: what": circles, and arrows not in `ALLOWED`."""
+    """Returns each broken rule in words: circles, and imports not in `ALLOWED`."""
     found = []
     for package, arrows in packages().items():
         found += [f"{package}: circle {pair}" for pair in circles(arrows)]
     for module in modules():
-        top = module.split(".")[0]
-        targets = {name for name in imports_of(module) if name.split(".")[0] != top}
-        refused = {name for name in targets if name.split(".")[0] not in ALLOWED[top]}
-        found += [f"{top}: {module} imports {name}" for name in sorted(refused)]
+        allowed = {package_of(module), *ALLOWED[package_of(module)]}
+        refused = {name for name in imports_of(module) if package_of(name) not in allowed}
+        found += [f"{module} imports {name}" for name in sorted(refused)]
     return found
 
 

@@ -3,13 +3,13 @@
 import pytest
 from typer.testing import CliRunner
 
-from deploy import launch
-from ps_server import cli as server
-from ps_server.checkpoint.tools import cli as checkpoint
-from ps_worker import cli as worker
-from ps_worker.cluster.watching import top
-from ps_worker.data.tools import cli as data
-from ps_worker.serving.inference_server import cli as serve
+from ctr_ps.deploy import launch
+from ctr_ps.ps_server import cli as server
+from ctr_ps.ps_server.checkpoint.tools import cli as checkpoint
+from ctr_ps.ps_worker import cli as worker
+from ctr_ps.ps_worker.extras.data_tools import cli as data
+from ctr_ps.ps_worker.extras.inference_server import cli as serve
+from ctr_ps.ps_worker.extras.watching import top
 
 
 @pytest.mark.parametrize("module", [server, serve, worker, launch, checkpoint, data, top])

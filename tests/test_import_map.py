@@ -42,23 +42,23 @@ def tree(tmp_path, monkeypatch):
 
 def test_late_imports_and_those_for_types_count(tree):
     tree(
-        a="def f():\n    from protos import b\n",
-        b="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import protos.c\n",
+        a="def f():\n    from ctr_ps.protos import b\n",
+        b="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ctr_ps.protos.c\n",
         c="",
     )
 
-    assert import_map.arrows_within("protos") == {"a": {"b"}, "b": {"c"}, "c": set()}
+    assert import_map.arrows_within("ctr_ps.protos") == {"a": {"b"}, "b": {"c"}, "c": set()}
 
 
 def test_a_re_exported_name_counts_for_the_module_that_defines_it(tree):
-    tree(__init__="from protos.a import x\n", a="", b="from protos import x\n")
+    tree(__init__="from ctr_ps.protos.a import x\n", a="", b="from ctr_ps.protos import x\n")
 
-    assert import_map.arrows_within("protos") == {"a": set(), "b": {"a"}}
+    assert import_map.arrows_within("ctr_ps.protos") == {"a": set(), "b": {"a"}}
 
 
 def test_an_import_upwards_is_a_problem(tree):
-    tree(a="import ps_worker.cluster\n", b="")
+    tree(a="import ctr_ps.ps_worker.cluster\n", b="")
     (import_map.ROOT / "ps_worker").mkdir()
     (import_map.ROOT / "ps_worker/cluster.py").touch()
 
-    assert import_map.problems() == ["protos: protos.a imports ps_worker.cluster"]
+    assert import_map.problems() == ["ctr_ps.protos.a imports ctr_ps.ps_worker.cluster"]

@@ -18,11 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
-from ctr_model.layers.mlp import Mlp
-from ctr_model.layers.products import NewProduct
-from ctr_model.lookup import Ints, Lookup
-from ctr_model.parameters import Floats, Tensors
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.layers.mlp import Mlp
+from ctr_ps.ctr_model.layers.products import NewProduct
+from ctr_ps.ctr_model.lookup import Ints, Lookup
+from ctr_ps.ctr_model.parameters import Floats, Tensors
 
 
 class AttentionBuffers:

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from ctr_model.jit import kernel
-from ctr_model.layers.products import NewProduct, float32_product
-from ctr_model.parameters import Floats, Segment, Tensors
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
+from ctr_ps.ctr_model.parameters import Floats, Segment, Tensors
 
 
 class CrossBuffers:

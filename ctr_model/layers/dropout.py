@@ -15,8 +15,8 @@ run draws the same masks.
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import GAMMA, mix64
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.features import GAMMA, mix64
+from ctr_ps.ctr_model.jit import kernel
 
 Floats = NDArray[np.float32]
 

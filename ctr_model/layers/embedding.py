@@ -10,9 +10,9 @@ negative indices, which makes both kernels half as fast.
 
 import numpy as np
 
-from ctr_model.jit import kernel
-from ctr_model.lookup import Ints, Lookup
-from ctr_model.parameters import Floats
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.lookup import Ints, Lookup
+from ctr_ps.ctr_model.parameters import Floats
 
 
 def pool_slots(dense: Floats, lookup: Lookup, out: Floats) -> None:

@@ -7,9 +7,9 @@ The weights of keys are the rows of a table of dim 1. A key that occurs twice in
 
 import numpy as np
 
-from ctr_model.jit import kernel
-from ctr_model.lookup import Ints, Lookup
-from ctr_model.parameters import Floats, Segment
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.lookup import Ints, Lookup
+from ctr_ps.ctr_model.parameters import Floats, Segment
 
 
 def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segment, Segment]:

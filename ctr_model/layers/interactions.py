@@ -10,9 +10,9 @@ of their pairs, like Rendle's 1/2 (|sum of v|^2 - sum of |v|^2), but without can
 
 import numpy as np
 
-from ctr_model.jit import kernel
-from ctr_model.lookup import Ints, Lookup
-from ctr_model.parameters import Floats
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.lookup import Ints, Lookup
+from ctr_ps.ctr_model.parameters import Floats
 
 
 def add_interactions(lookup: Lookup, sums: Floats, out: Floats) -> None:

@@ -9,7 +9,7 @@ A overwrites Z and dZ overwrites dA, so a hidden layer has one matrix per direct
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.jit import kernel
 
 Floats = NDArray[np.float32]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.jit import kernel
 
 Floats = NDArray[np.float32]
 

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ctr_model.layers.dropout import Dropout
-from ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
-from ctr_model.layers.products import NewProduct, float32_product
-from ctr_model.parameters import Floats, Segment, Tensors
+from ctr_ps.ctr_model.layers.dropout import Dropout
+from ctr_ps.ctr_model.layers.linear import add_bias, add_bias_relu, relu_backward, sum_rows
+from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
+from ctr_ps.ctr_model.parameters import Floats, Segment, Tensors
 
 
 class MlpBuffers:

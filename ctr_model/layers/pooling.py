@@ -18,11 +18,11 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
-from ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_model.lookup import EmbeddingTable, Ints, Lookups, SparseGrads
-from ctr_model.parameters import Floats
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_ps.ctr_model.lookup import EmbeddingTable, Ints, Lookups, SparseGrads
+from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.schema import Schema
 
 Pooling = Literal["sum", "mean", "max"]
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ctr_model.layers.linear import outer
-from ctr_model.parameters import Floats
+from ctr_ps.ctr_model.layers.linear import outer
+from ctr_ps.ctr_model.parameters import Floats
 
 
 class Product(Protocol):

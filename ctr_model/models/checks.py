@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup, Lookups, SparseGrads
-from ctr_model.models.model import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import Lookup, Lookups, SparseGrads
+from ctr_ps.ctr_model.models.model import (
     EmbeddingTable,
     Model,
     StepResult,
     Workspace,
     module_class_of,
 )
-from ctr_model.parameters import Floats, ModelInputError
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.schema import Schema
 
 _MAX_SHOWN = 8
 
@@ -133,7 +133,7 @@ def errors_with_shapes(model: Model, method: str, batch: Batch, lookups: Lookups
 
 def is_own(model: Model) -> bool:
     """Whether a model's class, or its module's, is the user's own."""
-    return _class_of(model).__module__.partition(".")[0] not in _OURS
+    return _class_of(model).__module__.partition(".")[0] != "ctr_ps"
 
 
 def require_result(result: object, batch: Batch) -> None:
@@ -182,9 +182,6 @@ def require_written(method: str, arrays: Mapping[str, Floats]) -> None:
                 f"as they were: the arrays are not initialized, so overwrite them as a whole, in place "
                 f"(out[:] = ...) before anything is added to them"
             )
-
-
-_OURS = ("ctr_model", "ps_worker")
 
 
 def _class_of(model: Model) -> type[Any]:

@@ -16,12 +16,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.layers.dropout import Dropout
-from ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
-from ctr_model.layers.products import NewProduct, float32_product
-from ctr_model.lookup import Lookups, SparseGrads
-from ctr_model.models.checks import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.dropout import Dropout
+from ctr_ps.ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
+from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
+from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
+from ctr_ps.ctr_model.models.checks import (
     all_labels_of,
     errors_with_shapes,
     is_own,
@@ -32,9 +32,9 @@ from ctr_model.models.checks import (
     require_written,
     weights_of,
 )
-from ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
-from ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment, Tensors
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
+from ctr_ps.ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment, Tensors
+from ctr_ps.ctr_model.schema import Schema
 
 
 class ClickModel(ABC):

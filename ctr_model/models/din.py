@@ -16,16 +16,16 @@ are explained in ctr_model/layers/attention.py.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ctr_model.batch import Batch
-from ctr_model.layers.attention import Attention, AttentionBuffers
-from ctr_model.layers.mlp import Mlp, MlpBuffers
-from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookups, SparseGrads
-from ctr_model.models.checks import require_range, require_widths
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats, Tensors
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.attention import Attention, AttentionBuffers
+from ctr_ps.ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
+from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
+from ctr_ps.ctr_model.models.checks import require_range, require_widths
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.origin import keeps_origin
+from ctr_ps.ctr_model.parameters import Floats, Tensors
+from ctr_ps.ctr_model.schema import Schema
 
 
 @keeps_origin

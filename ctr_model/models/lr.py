@@ -7,14 +7,18 @@ The weights of the keys of all slots are in a table of dim 1; a key that occurs 
 twice.
 """
 
-from ctr_model.batch import Batch
-from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
-from ctr_model.lookup import Lookups, SparseGrads
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import EmbeddingTable
-from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats, Tensors
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.first_order import (
+    first_order,
+    first_order_backward,
+    first_order_segments,
+)
+from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.models.origin import keeps_origin
+from ctr_ps.ctr_model.parameters import Floats, Tensors
+from ctr_ps.ctr_model.schema import Schema
 
 LINEAR = "linear"
 

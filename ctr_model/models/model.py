@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ctr_model.batch import Batch
-from ctr_model.lookup import EmbeddingTable, Lookup, Lookups, SparseGrads
-from ctr_model.parameters import Floats, Segment
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import EmbeddingTable, Lookup, Lookups, SparseGrads
+from ctr_ps.ctr_model.parameters import Floats, Segment
 
 __all__ = [
     "Compute",

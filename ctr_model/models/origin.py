@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ctr_model.models.model import Model
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.schema import Schema
 
 ModelClass = TypeVar("ModelClass", bound=type[Any])
 

@@ -14,17 +14,21 @@ categorical features and crosses; in PaddlePaddle's examples it only covers the 
 
 from collections.abc import Mapping, Sequence
 
-from ctr_model.batch import Batch
-from ctr_model.layers.first_order import first_order, first_order_backward, first_order_segments
-from ctr_model.layers.mlp import Mlp, MlpBuffers
-from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.lookup import Lookups, SparseGrads
-from ctr_model.models.checks import require_range, require_widths
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import EmbeddingTable
-from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats, Tensors
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.first_order import (
+    first_order,
+    first_order_backward,
+    first_order_segments,
+)
+from ctr_ps.ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
+from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
+from ctr_ps.ctr_model.models.checks import require_range, require_widths
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.models.origin import keeps_origin
+from ctr_ps.ctr_model.parameters import Floats, Tensors
+from ctr_ps.ctr_model.schema import Schema
 
 WIDE, DEEP = "wide", "embedding"
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, Self, get_args
 
-from ctr_model.schema.entries import (
+from ctr_ps.ctr_model.schema.entries import (
     SchemaError,
     flag_entry,
     list_entry,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
-from ctr_model.schema.dense_column import DenseColumn
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.schema.dense_column import DenseColumn
 
 _LINEAR, _LOG1P, _QUANTILE = range(3)
 

@@ -18,10 +18,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import HASH_VERSION
-from ctr_model.schema.dense_column import FLOAT32_MAX, DenseColumn
-from ctr_model.schema.dense_scaling import DenseScaling
-from ctr_model.schema.entries import (
+from ctr_ps.ctr_model.features import HASH_VERSION
+from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX, DenseColumn
+from ctr_ps.ctr_model.schema.dense_scaling import DenseScaling
+from ctr_ps.ctr_model.schema.entries import (
     SchemaError,
     list_entry,
     refuse_duplicates,
@@ -36,7 +36,7 @@ _NAMES = ("label", "weight", "id")
 _BEYOND_FLOAT32 = FLOAT32_MAX + 2.0**103
 """The smallest number that float32 rounds to infinity."""
 
-_PACKAGED = resources.files("ctr_model.schema") / "schemas"
+_PACKAGED = resources.files("ctr_ps.ctr_model.schema") / "schemas"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

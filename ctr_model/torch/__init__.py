@@ -3,7 +3,7 @@
     class Net(nn.Module):
         def __init__(self, schema: Schema, *, dim: int = 10) -> None:
             super().__init__()
-            self.embedding = Embedding(dim=dim, init_range=0.01)
+            self.embedding = SlotEmbedding(dim=dim, init_range=0.01)
             width = schema.num_dense + len(schema.slots) * dim
             self.mlp = nn.Sequential(nn.Linear(width, 400), nn.ReLU(), nn.Linear(400, 1))
 
@@ -13,7 +13,7 @@
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
-from ctr_model import NEEDS_TORCH
+from ctr_ps.ctr_model import NEEDS_TORCH
 
 try:
     import torch  # noqa: F401
@@ -22,9 +22,9 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError(f"{__name__} {NEEDS_TORCH}", name="torch") from error
 
-from ctr_model.torch.batch import Batch
-from ctr_model.torch.embedding import Embedding
-from ctr_model.torch.front import Front
-from ctr_model.torch.model import TorchModel
+from ctr_ps.ctr_model.torch.batch import Batch
+from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
+from ctr_ps.ctr_model.torch.front import Front
+from ctr_ps.ctr_model.torch.model import TorchModel
 
-__all__ = ["Batch", "Embedding", "Front", "TorchModel"]
+__all__ = ["Batch", "Front", "SlotEmbedding", "TorchModel"]

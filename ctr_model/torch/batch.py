@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctr_model import batch as numpy_batch
-from ctr_model.lookup import Lookup, Lookups
+from ctr_ps.ctr_model import batch as numpy_batch
+from ctr_ps.ctr_model.lookup import Lookup, Lookups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Batch:
 
     dense: Tensor  # float32[B, num_dense], transformed and scaled by the schema
     labels: Tensor | None  # float32[B], 1.0 for a click, else 0.0; None for rows without labels
-    rows: Mapping[str, Rows]  # by table; for `Embedding`
+    rows: Mapping[str, Rows]  # by table; for `SlotEmbedding`
     # float32[B], sample weights, which the loss applies; None: every example has weight 1
     weights: Tensor | None = None
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from ctr_model.layers.products import Product, float32_product
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import Model
-from ctr_model.parameters import Floats
-from ctr_model.torch.batch import tensor_of
-from ctr_model.torch.model import TorchModel
-from ctr_model.torch.threads import use_one_thread
+from ctr_ps.ctr_model.layers.products import Product, float32_product
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.torch.batch import tensor_of
+from ctr_ps.ctr_model.torch.model import TorchModel
+from ctr_ps.ctr_model.torch.threads import use_one_thread
 
 logger = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_model.lookup import Lookup
-from ctr_model.parameters import ModelInputError
-from ctr_model.schema import Schema
-from ctr_model.torch.batch import Batch, Rows
-from ctr_model.torch.front import Front
+from ctr_ps.ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_ps.ctr_model.lookup import Lookup
+from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch.batch import Batch, Rows
+from ctr_ps.ctr_model.torch.front import Front
 
 Pooling = Literal["sum", "mean", "max", "none"]
 
 
-class Embedding(Front):
+class SlotEmbedding(Front):
     """Looks up the keys of slots in a table, and pools those of each slot.
 
     It has no parameters: the rows are on the servers, whose optimizers train them.
@@ -78,7 +78,7 @@ class Embedding(Front):
         if requires_grad:
             return self
         raise ValueError(
-            f"{self!r} cannot be frozen: its rows are trained on the servers; embeddings of ps_worker.torch, "
+            f"{self!r} cannot be frozen: its rows are trained on the servers; `Embedding`, "
             f"in a loop of your own, can be"
         )
 

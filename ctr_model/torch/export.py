@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from ctr_model import PROGRAM_FORMATS
-from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup, Lookups
-from ctr_model.parameters import Floats
-from ctr_model.torch import batch as tensors
-from ctr_model.torch.front import fronts_of
-from ctr_model.torch.halves import receive_instead, returned
-from ctr_model.torch.model import TorchModel
+from ctr_ps.ctr_model import PROGRAM_FORMATS
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import Lookup, Lookups
+from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.torch import batch as tensors
+from ctr_ps.ctr_model.torch.front import fronts_of
+from ctr_ps.ctr_model.torch.halves import receive_instead, returned
+from ctr_ps.ctr_model.torch.model import TorchModel
 
 Inputs = dict[str, NDArray[Any]]
 """By name: `dense` float32[B, num_dense], and outputs of fronts, `deep:0` of the attribute `deep`."""

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ctr_model.batch import Batch
-from ctr_model.lookup import Lookups
-from ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_model.parameters import Floats, ModelInputError
-from ctr_model.torch import batch as tensors
-from ctr_model.torch.front import fronts_of
-from ctr_model.torch.model import TorchModel, gradients_of, in_float32
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import Lookups
+from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
+from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.torch import batch as tensors
+from ctr_ps.ctr_model.torch.front import fronts_of
+from ctr_ps.ctr_model.torch.model import TorchModel, gradients_of, in_float32
 
 Outputs = Mapping[str, Sequence[NDArray[Any]]]
 """Outputs by layer: float32, bool or integers, [B, ...]."""

@@ -28,18 +28,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ctr_model.batch import Batch
-from ctr_model.layers.losses import SIGMOID
-from ctr_model.lookup import Lookups, SparseGrads
-from ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_model.models.model import StepResult, Workspace
-from ctr_model.models.origin import Origin
-from ctr_model.parameters import Floats, ModelInputError, Segment
-from ctr_model.schema import Schema
-from ctr_model.torch import batch as tensors
-from ctr_model.torch.tables import name_tables, tables_of
-from ctr_model.torch.threads import use_one_thread
-from ctr_model.torch.unchanged import Unchanged
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.losses import SIGMOID
+from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
+from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
+from ctr_ps.ctr_model.models.model import StepResult, Workspace
+from ctr_ps.ctr_model.models.origin import Origin
+from ctr_ps.ctr_model.parameters import Floats, ModelInputError, Segment
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch import batch as tensors
+from ctr_ps.ctr_model.torch.tables import name_tables, tables_of
+from ctr_ps.ctr_model.torch.threads import use_one_thread
+from ctr_ps.ctr_model.torch.unchanged import Unchanged
 
 logger = logging.getLogger(__name__)
 

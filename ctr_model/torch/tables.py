@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from ctr_model.models.model import EmbeddingTable
-from ctr_model.schema import Schema
-from ctr_model.torch.embedding import Embedding
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
 
 _NO_SLOT = -1
 DENSE = "dense"
@@ -27,21 +27,21 @@ def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:
 
     Raises ValueError for an unknown slot, or embeddings that disagree about a shared table.
     """
-    shared: dict[str, list[Embedding]] = {}
+    shared: dict[str, list[SlotEmbedding]] = {}
     for _, embedding in _embeddings(module):
         shared.setdefault(embedding.table or "", []).append(embedding)
     return tuple(_table(name, each, schema) for name, each in shared.items())
 
 
-def _embeddings(module: nn.Module) -> list[tuple[str, Embedding]]:
+def _embeddings(module: nn.Module) -> list[tuple[str, SlotEmbedding]]:
     return [
         (name or "embedding", each)
         for name, each in module.named_modules()
-        if isinstance(each, Embedding)
+        if isinstance(each, SlotEmbedding)
     ]
 
 
-def _table(name: str, embeddings: Sequence[Embedding], schema: Schema) -> EmbeddingTable:
+def _table(name: str, embeddings: Sequence[SlotEmbedding], schema: Schema) -> EmbeddingTable:
     first = embeddings[0]
     for other in embeddings[1:]:
         for what in ("dim", "init_range", "optimizer"):

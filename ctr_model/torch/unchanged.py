@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ctr_model.parameters import ModelInputError
-from ctr_model.torch.batch import Batch
+from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.torch.batch import Batch
 
 
 class Unchanged:

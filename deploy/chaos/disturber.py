@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.chaos.schedule import Progress, Record, Schedule, Send
-from deploy.chaos.sentences import Chaos, Disturbance
-from deploy.cluster import Cluster, Line
-from deploy.plan import ProcessSpec
-from deploy.supervisor import Event, Exited, Progressed
+from ctr_ps.deploy.chaos.schedule import Progress, Record, Schedule, Send
+from ctr_ps.deploy.chaos.sentences import Chaos, Disturbance
+from ctr_ps.deploy.cluster import Cluster, Line
+from ctr_ps.deploy.plan import ProcessSpec
+from ctr_ps.deploy.supervisor import Event, Exited, Progressed
 
-CHAOS = "CTR_PS_CHAOS"  # read by ps_worker.cluster.chaos
+CHAOS = "CTR_PS_CHAOS"  # read by ps_worker.extras.chaos.channels
 WATCHER = "versions"
 
 FAULTS = ("request_lost", "reply_lost", "duplicated", "delayed")

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deploy.chaos.sentences import Disturbance
+from ctr_ps.deploy.chaos.sentences import Disturbance
 
 Versions = Sequence[int | None]
 """The version of each server; None: it does not answer."""

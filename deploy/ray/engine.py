@@ -25,9 +25,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from deploy.cluster import to_descriptor
-from deploy.plan import ProcessSpec
-from deploy.ray.host import Host
+from ctr_ps.deploy.cluster import to_descriptor
+from ctr_ps.deploy.plan import ProcessSpec
+from ctr_ps.deploy.ray.host import Host
 
 CPUS_EACH = 1
 CALL_SECONDS = 30.0

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ray.util import get_node_ip_address
 
-from deploy.cluster import free_port, start_tethered
-from deploy.plan import ProcessSpec, with_token
+from ctr_ps.deploy.cluster import free_port, start_tethered
+from ctr_ps.deploy.plan import ProcessSpec, with_token
 
 CHUNK_BYTES = 1 << 16
 

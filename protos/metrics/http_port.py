@@ -22,7 +22,7 @@ from email.message import Message
 from typing import Any, Self, cast
 from urllib.parse import urlsplit
 
-from protos.errors import BindError
+from ctr_ps.protos.errors import BindError
 
 logger = logging.getLogger(__name__)
 

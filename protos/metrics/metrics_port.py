@@ -21,11 +21,11 @@ from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from protos.errors import UsageError
-from protos.metrics.http_port import HttpPort, Page, Route
-from protos.metrics.status import Status, status_routes
-from protos.wire.security.access import Access, access_of_name, token_in
-from protos.wire.security.credentials import (
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.metrics.http_port import HttpPort, Page, Route
+from ctr_ps.protos.metrics.status import Status, status_routes
+from ctr_ps.protos.wire.security.access import Access, access_of_name, token_in
+from ctr_ps.protos.wire.security.credentials import (
     TOKEN,
     TOKEN_FILE,
     Credentials,

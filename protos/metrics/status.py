@@ -14,7 +14,7 @@ from email.message import Message
 from importlib.resources import files
 from typing import Any, Literal
 
-from protos.metrics.http_port import Page, Route
+from ctr_ps.protos.metrics.http_port import Page, Route
 
 Value = str | float | None
 """None: unknown."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numba
 from numba.core import event
 
-from protos.errors import UsageError, WaitTimeoutError
+from ctr_ps.protos.errors import UsageError, WaitTimeoutError
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from protos.errors import CtrPsError, FileError, UsageError
-from protos.role import HeterRole, Role, ServerRole, role_from_environment
-from protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.errors import CtrPsError, FileError, UsageError
+from ctr_ps.protos.role import HeterRole, Role, ServerRole, role_from_environment
+from ctr_ps.protos.runtime.malloc import memory_error_of
 
 _FILE_FAULTS = {
     errno.ENOSPC,

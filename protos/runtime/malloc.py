@@ -5,7 +5,7 @@ import errno
 import resource
 from pathlib import Path
 
-from protos.errors import NoMemoryError
+from ctr_ps.protos.errors import NoMemoryError
 
 # Parameters of glibc's mallopt, from malloc.h.
 _M_TRIM_THRESHOLD = -1

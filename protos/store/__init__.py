@@ -1,9 +1,9 @@
 """The seam between a trainer and its parameters, wherever they are."""
 
-from protos.futures import Future
-from protos.store.admin import Admin
-from protos.store.changes import Changed, Changes
-from protos.store.checkpoints import (
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.store.admin import Admin
+from ctr_ps.protos.store.changes import Changed, Changes
+from ctr_ps.protos.store.checkpoints import (
     Applied,
     Checkpoints,
     InferenceDtype,
@@ -11,7 +11,7 @@ from protos.store.checkpoints import (
     SaveRequest,
     WorkerProgress,
 )
-from protos.store.coordination import (
+from ctr_ps.protos.store.coordination import (
     LONGEST_RENEWAL_S,
     MAX_NUMBERS,
     Coordination,
@@ -25,8 +25,8 @@ from protos.store.coordination import (
     abort_reason,
     require_numbers,
 )
-from protos.store.exchange import Exchange, Message
-from protos.store.parameters import (
+from ctr_ps.protos.store.exchange import Exchange, Message
+from ctr_ps.protos.store.parameters import (
     Acknowledged,
     Missing,
     ParameterReader,
@@ -38,10 +38,10 @@ from protos.store.parameters import (
     Version,
     push_then_pull,
 )
-from protos.store.staleness import Staleness, merge_staleness
-from protos.store.state_chunks import StateChunk, Stretch
-from protos.store.state_transfer import BlockState, ModelState, RowStates, StateTransfer
-from protos.store.status import (
+from ctr_ps.protos.store.staleness import Staleness, merge_staleness
+from ctr_ps.protos.store.state_chunks import StateChunk, Stretch
+from ctr_ps.protos.store.state_transfer import BlockState, ModelState, RowStates, StateTransfer
+from ctr_ps.protos.store.status import (
     SaveStatus,
     ServerStatus,
     Shrunk,
@@ -53,7 +53,7 @@ from protos.store.status import (
     merge_shrunk,
     merge_status,
 )
-from protos.store.store import Store
+from ctr_ps.protos.store.store import Store
 
 __all__ = [
     "LONGEST_RENEWAL_S",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from protos.store.status import Shrunk, StoreStatus
+from ctr_ps.protos.store.status import Shrunk, StoreStatus
 
 
 class Admin(Protocol):

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.futures import Future
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.store.parameters import Version
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store.parameters import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
-from protos.errors import UsageError
-from protos.store.parameters import Version
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store.parameters import Version
 
 InferenceDtype = Literal["float32", "float16"]
 

@@ -8,10 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import ProtocolError
-from protos.futures import Future
-from protos.limits import CHUNK_BYTES
-from protos.store.parameters import Version
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.store.parameters import Version
 
 Numbers = NDArray[np.float64]
 """Numbers that are reduced over workers: metrics, not parameters."""

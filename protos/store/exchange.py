@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from protos.futures import Future
+from ctr_ps.protos.futures import Future
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from protos.futures import Combined, Future, Shared
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.futures import Combined, Future, Shared
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec, TableSpec
 
 Version = int
 """Number of steps applied: one for a synchronous step, one for each batch pushed on arrival."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.chunking import KEY_BYTES, VALUE_BYTES, split_columns
-from protos.errors import ProtocolError
-from protos.store.state_transfer import BlockState, ModelState, RowStates
+from ctr_ps.protos.chunking import KEY_BYTES, VALUE_BYTES, split_columns
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.store.state_transfer import BlockState, ModelState, RowStates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

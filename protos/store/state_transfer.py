@@ -11,11 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.errors import GradientError
-from protos.futures import Future
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.store.parameters import PushId, Version
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store.parameters import PushId, Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

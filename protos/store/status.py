@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TypeVar
 
-from protos.store.checkpoints import WorkerProgress
-from protos.store.parameters import Version
-from protos.store.staleness import Staleness, merge_staleness
+from ctr_ps.protos.store.checkpoints import WorkerProgress
+from ctr_ps.protos.store.parameters import Version
+from ctr_ps.protos.store.staleness import Staleness, merge_staleness
 
 T = TypeVar("T", "TableStatus", "Shrunk")
 

@@ -9,13 +9,13 @@ one never lasts longer than the store's time limits, then it raises.
 
 from typing import Protocol
 
-from protos.store.admin import Admin
-from protos.store.changes import Changes
-from protos.store.checkpoints import Checkpoints
-from protos.store.coordination import Coordination
-from protos.store.exchange import Exchange
-from protos.store.parameters import Parameters
-from protos.store.state_transfer import StateTransfer
+from ctr_ps.protos.store.admin import Admin
+from ctr_ps.protos.store.changes import Changes
+from ctr_ps.protos.store.checkpoints import Checkpoints
+from ctr_ps.protos.store.coordination import Coordination
+from ctr_ps.protos.store.exchange import Exchange
+from ctr_ps.protos.store.parameters import Parameters
+from ctr_ps.protos.store.state_transfer import StateTransfer
 
 
 class Store(

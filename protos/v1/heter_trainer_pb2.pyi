@@ -1,5 +1,5 @@
-from protos.v1 import data_plane_pb2 as _data_plane_pb2
-from protos.v1 import parameter_server_pb2 as _parameter_server_pb2
+from ctr_ps.protos.v1 import data_plane_pb2 as _data_plane_pb2
+from ctr_ps.protos.v1 import parameter_server_pb2 as _parameter_server_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

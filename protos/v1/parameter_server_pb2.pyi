@@ -1,5 +1,5 @@
-from protos.v1 import data_plane_pb2 as _data_plane_pb2
-from protos.v1 import spec_pb2 as _spec_pb2
+from ctr_ps.protos.v1 import data_plane_pb2 as _data_plane_pb2
+from ctr_ps.protos.v1 import spec_pb2 as _spec_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.spec import DenseSpec, TableSpec
-from protos.store import (
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import (
     Changed,
     Joined,
     Message,
@@ -32,10 +32,16 @@ from protos.store import (
     StateChunk,
     Version,
 )
-from protos.v1 import parameter_server_pb2
-from protos.wire.encoding import columns
-from protos.wire.encoding.codec import Codec, FieldCodec, record_codec, value_codec, whole_codec
-from protos.wire.requests import (
+from ctr_ps.protos.v1 import parameter_server_pb2
+from ctr_ps.protos.wire.encoding import columns
+from ctr_ps.protos.wire.encoding.codec import (
+    Codec,
+    FieldCodec,
+    record_codec,
+    value_codec,
+    whole_codec,
+)
+from ctr_ps.protos.wire.requests import (
     Abort,
     Advance,
     AllReduce,
@@ -61,7 +67,7 @@ from protos.wire.requests import (
     Take,
     WaitVersion,
 )
-from protos.wire.security.access import Access
+from ctr_ps.protos.wire.security.access import Access
 
 T = TypeVar("T")
 Q = TypeVar("Q")  # what a call is given

@@ -3,8 +3,8 @@
 import logging
 from typing import Any
 
-from protos.limits import MAX_CHUNKS, MAX_MESSAGE_BYTES
-from protos.runtime.environment import connection_limit
+from ctr_ps.protos.limits import MAX_CHUNKS, MAX_MESSAGE_BYTES
+from ctr_ps.protos.runtime.environment import connection_limit
 
 _COMMON = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import grpc
 
-from protos.errors import UsageError
-from protos.wire.security.authorization import Guarded, Method
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.wire.security.authorization import Guarded, Method
 
 
 class DebugServices:

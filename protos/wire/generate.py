@@ -1,7 +1,7 @@
 """Writes the Python code of the messages in protos/v1/*.proto, or checks that it is up to date.
 
-    python -m protos.wire.generate            # write
-    python -m protos.wire.generate --check    # exit 1 and name the stale files
+    python -m ctr_ps.protos.wire.generate            # write
+    python -m ctr_ps.protos.wire.generate --check    # exit 1 and name the stale files
 
 Stubs and servicers are not generated: protos/wire/calls.py has a row for each RPC.
 The generator is pinned in pyproject.toml: generated code refuses a runtime older than its generator.
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 PROTOS = Path(__file__).parents[1] / "v1"
-ROOT = PROTOS.parent.parent
+ROOT = PROTOS.parents[2]
 
 
 def generate(target: Path) -> None:
@@ -30,7 +30,9 @@ def stale_files() -> list[str]:
     """Returns the names of generated files that differ from the protos."""
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder))
-        fresh = {path.name: path.read_bytes() for path in Path(folder, "protos/v1").iterdir()}
+        fresh = {
+            path.name: path.read_bytes() for path in Path(folder, "ctr_ps/protos/v1").iterdir()
+        }
     present = {path.name: path.read_bytes() for path in PROTOS.glob("*_pb2*.py*")}
     return sorted(
         name for name in fresh.keys() | present.keys() if fresh.get(name) != present.get(name)
@@ -45,7 +47,9 @@ def main() -> int:
         generate(ROOT)
         return 0
     if stale := stale_files():
-        print(f"stale: {', '.join(stale)}; run python -m protos.wire.generate", file=sys.stderr)
+        print(
+            f"stale: {', '.join(stale)}; run python -m ctr_ps.protos.wire.generate", file=sys.stderr
+        )
         return 1
     return 0
 

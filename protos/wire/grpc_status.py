@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import grpc
 
-from protos import errors
+from ctr_ps.protos import errors
 
 METADATA_KEY = "ctr-ps-error"
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2
 
-from protos.wire.security.access import token_in
-from protos.wire.security.credentials import Credentials, WatchedTokens
+from ctr_ps.protos.wire.security.access import token_in
+from ctr_ps.protos.wire.security.credentials import Credentials, WatchedTokens
 
 MAX_CALLS = 32
 """Of one address, watches and checks each; gRPC keeps up to 512 KiB of a message that nobody reads."""

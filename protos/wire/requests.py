@@ -7,11 +7,11 @@ method.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protos.chunking import PushChunk
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.spec import DenseSpec
-from protos.store import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec
+from ctr_ps.protos.store import (
     Acknowledged,
     InferenceSettings,
     Lease,

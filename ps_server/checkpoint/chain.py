@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.keys import Keys
-from ps_server.checkpoint.files.manifest import MANIFEST, Manifest
-from ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
-from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_server.table.contents import Rows
-from ps_server.table.rows.statistics import CLICK, SHOW, UNSEEN
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST, Manifest
+from ctr_ps.ps_server.checkpoint.publish import PublishedManifest, published_in, read_published
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, UNSEEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.spec import DenseSpec, TableSpec
-from protos.store import InferenceSettings
-from ps_server.checkpoint.files.format import write_dense_file, write_table_file
-from ps_server.checkpoint.files.manifest import Entry
-from ps_server.checkpoint.storage.folders import Folder
-from ps_server.table.contents import DensePiece, DenseSource, Rows, TableSource
-from ps_server.table.rows.statistics import scores_of
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import InferenceSettings
+from ctr_ps.ps_server.checkpoint.files.format import write_dense_file, write_table_file
+from ctr_ps.ps_server.checkpoint.files.manifest import Entry
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder
+from ctr_ps.ps_server.table.contents import DensePiece, DenseSource, Rows, TableSource
+from ctr_ps.ps_server.table.rows.statistics import scores_of
 
 
 @dataclass(frozen=True, slots=True)

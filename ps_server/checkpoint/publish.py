@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.files.manifest import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.files.manifest import (
     BEST,
     LATEST,
     MANIFEST,
@@ -33,7 +33,7 @@ from ps_server.checkpoint.files.manifest import (
     manifest_to_json,
     new_token,
 )
-from ps_server.checkpoint.storage.folders import Folder, folder_at
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 
 logger = logging.getLogger(__name__)
 

@@ -15,19 +15,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.spec import DenseSpec, StatisticsSpec, TableSpec
-from ps_server.checkpoint.chain import ShardChange, manifests_of_chain, merged
-from ps_server.checkpoint.files.digest import model_digest, shard_digest
-from ps_server.checkpoint.files.format import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.spec import DenseSpec, StatisticsSpec, TableSpec
+from ctr_ps.ps_server.checkpoint.chain import ShardChange, manifests_of_chain, merged
+from ctr_ps.ps_server.checkpoint.files.digest import model_digest, shard_digest
+from ctr_ps.ps_server.checkpoint.files.format import (
     load_table_file,
     map_table_file,
     read_counters_file,
     read_dense_file,
     read_table_file,
 )
-from ps_server.checkpoint.files.manifest import (
+from ctr_ps.ps_server.checkpoint.files.manifest import (
     ATTACHMENTS,
     MANIFEST,
     CountersEntry,
@@ -38,10 +38,10 @@ from ps_server.checkpoint.files.manifest import (
     require_whole,
     shard_digests,
 )
-from ps_server.checkpoint.files.saved_rows import Layer, SavedRows
-from ps_server.checkpoint.publish import resolve
-from ps_server.checkpoint.storage.folders import Folder
-from ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.checkpoint.files.saved_rows import Layer, SavedRows
+from ctr_ps.ps_server.checkpoint.publish import resolve
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder
+from ctr_ps.ps_server.table.contents import DensePiece, Rows
 
 T = TypeVar("T")
 FileT = TypeVar("FileT", TableEntry, CountersEntry)

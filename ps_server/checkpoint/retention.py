@@ -8,7 +8,7 @@ import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from ps_server.checkpoint.files.manifest import (
+from ctr_ps.ps_server.checkpoint.files.manifest import (
     BEST,
     LATEST,
     MANIFEST,
@@ -16,8 +16,8 @@ from ps_server.checkpoint.files.manifest import (
     Manifest,
     is_data_folder,
 )
-from ps_server.checkpoint.publish import is_own_file, published_in, remove_unfinished_files
-from ps_server.checkpoint.storage.folders import Folder, folder_at
+from ctr_ps.ps_server.checkpoint.publish import is_own_file, published_in, remove_unfinished_files
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 
 logger = logging.getLogger(__name__)
 

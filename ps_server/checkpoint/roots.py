@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.publish import resolve
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import place_of
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.publish import resolve
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import place_of
 
 
 class Roots:

@@ -7,12 +7,12 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.runtime.jit import read_only
-from ps_server.checkpoint.files.saved_rows import read_layers
-from ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.ps_server.checkpoint.files.saved_rows import read_layers
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 
 
 class SavedModel:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from protos.errors import CheckpointError
-from protos.spec import DenseSpec, TableSpec
-from protos.store import merge_progress
-from ps_server.checkpoint.chain import beside
-from ps_server.checkpoint.files.format import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import merge_progress
+from ctr_ps.ps_server.checkpoint.chain import beside
+from ctr_ps.ps_server.checkpoint.files.format import (
     write_counters_file,
     write_dense_file,
     write_removed_file,
     write_table_file,
 )
-from ps_server.checkpoint.files.manifest import (
+from ctr_ps.ps_server.checkpoint.files.manifest import (
     ATTACHMENTS,
     TOKEN,
     Attachment,
@@ -25,10 +25,10 @@ from ps_server.checkpoint.files.manifest import (
     Share,
     require_name,
 )
-from ps_server.checkpoint.publish import discard, open_data, publish
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_server.table.contents import CountersSource, DenseSource, RemovedSource, TableSource
+from ctr_ps.ps_server.checkpoint.publish import discard, open_data, publish
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
+from ctr_ps.ps_server.table.contents import CountersSource, DenseSource, RemovedSource, TableSource
 
 
 def shared_folder(url: str, token: str) -> Folder:

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from protos.errors import ProtocolError
-from protos.role import Members
-from protos.store import Numbers, Reduced, ReduceOp, Version
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Numbers, Reduced, ReduceOp, Version
 
 _OPS: Mapping[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from protos.errors import ProtocolError
-from protos.futures import WaitingFuture
-from protos.role import Members
-from protos.store import Version
-from ps_server.coordination.all_reduce import Contribution, Outcome, Reductions, outcome_of
-from ps_server.coordination.barrier import Barriers, PassedBarriers
-from ps_server.coordination.clocks import Clocks
-from ps_server.coordination.job_state import WaitingArrival
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.steps import StepAggregator
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Version
+from ctr_ps.ps_server.coordination.all_reduce import Contribution, Outcome, Reductions, outcome_of
+from ctr_ps.ps_server.coordination.barrier import Barriers, PassedBarriers
+from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.job_state import WaitingArrival
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.steps import StepAggregator
 
 Answer = Callable[[], None]
 """Answers a call that waited; to be called without the lock."""

@@ -11,14 +11,14 @@ from functools import partial
 
 import numpy as np
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_BARRIERS
-from protos.role import Members
-from protos.store import Numbers, Reduced
-from ps_server.coordination.all_reduce import Outcome
-from ps_server.coordination.job_state import PassedBarrier
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.names import require_name
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_BARRIERS
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Numbers, Reduced
+from ctr_ps.ps_server.coordination.all_reduce import Outcome
+from ctr_ps.ps_server.coordination.job_state import PassedBarrier
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.names import require_name
 
 
 class Barriers:

@@ -9,8 +9,8 @@ Ho et al., "More effective distributed ML via a stale synchronous parallel param
 
 from collections.abc import Mapping
 
-from protos.errors import ProtocolError, counted
-from ps_server.coordination.membership import Membership
+from ctr_ps.protos.errors import ProtocolError, counted
+from ctr_ps.ps_server.coordination.membership import Membership
 
 
 class Clocks:

@@ -24,10 +24,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from protos.errors import AbortedError, JobError, ProtocolError
-from protos.role import Members
-from protos.runtime.malloc import memory_error_of
-from protos.store import (
+from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.store import (
     Acknowledged,
     Applied,
     Future,
@@ -42,16 +42,16 @@ from protos.store import (
     WorkerLoss,
     WorkerProgress,
 )
-from ps_server.coordination.arrivals import Arrivals
-from ps_server.coordination.clocks import Clocks
-from ps_server.coordination.job_state import JobState, Waiting, WaitingMessage
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.missing_workers import MissingWorkers
-from ps_server.coordination.pending_calls import PendingCalls, raise_error
-from ps_server.coordination.push_ledger import require_number
-from ps_server.coordination.pushes import PushIntake
-from ps_server.coordination.rendezvous import Rendezvous
-from ps_server.coordination.steps import CompleteStep, StepAggregator
+from ctr_ps.ps_server.coordination.arrivals import Arrivals
+from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.job_state import JobState, Waiting, WaitingMessage
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.missing_workers import MissingWorkers
+from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, raise_error
+from ctr_ps.ps_server.coordination.push_ledger import require_number
+from ctr_ps.ps_server.coordination.pushes import PushIntake
+from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
+from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 logger = logging.getLogger(__name__)
 

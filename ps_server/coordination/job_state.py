@@ -9,9 +9,9 @@ arrivals at barriers, messages.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from protos.chunking import PushChunk
-from protos.gradients import Gradients
-from protos.store import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.store import (
     Lease,
     Message,
     Numbers,
@@ -22,7 +22,7 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
-from ps_server.coordination.push_ledger import AppliedPushes
+from ctr_ps.ps_server.coordination.push_ledger import AppliedPushes
 
 Chunk = PushChunk | StateChunk
 """A chunk of a push of gradients, or of state."""

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_EXCHANGES, MAX_MESSAGES
-from protos.store import Message
-from ps_server.coordination.job_state import InboxState, PostedBy, WaitingMessage
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.names import require_name
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_EXCHANGES, MAX_MESSAGES
+from ctr_ps.protos.store import Message
+from ctr_ps.ps_server.coordination.job_state import InboxState, PostedBy, WaitingMessage
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.names import require_name
 
 INBOX_BYTES = 64 * 2**20
 """Limit of the messages for one receiver: some seconds of rows, so that a short pause delays no sender."""

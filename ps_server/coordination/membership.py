@@ -15,11 +15,11 @@ import math
 from collections.abc import Collection, Mapping
 from itertools import zip_longest
 
-from protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
-from protos.role import Members
-from protos.runtime.environment import version_term
-from protos.store import Lease, Member, PushId, WorkerLoss
-from ps_server.coordination.job_state import MembersState
+from ctr_ps.protos.errors import JobError, NotJoinedError, PlaceLostError, ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.runtime.environment import version_term
+from ctr_ps.protos.store import Lease, Member, PushId, WorkerLoss
+from ctr_ps.ps_server.coordination.job_state import MembersState
 
 MAX_TERMS = 256
 MAX_TERM = 2**16

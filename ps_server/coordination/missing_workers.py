@@ -5,7 +5,7 @@ Sans-IO: time and places in, lines of the log out; no clock, no locks.
 
 from collections.abc import Mapping, Sequence
 
-from protos.role import Members
+from ctr_ps.protos.role import Members
 
 FIRST_WAIT_S = 5.0
 """A wait that is shorter is nobody's concern."""

@@ -1,7 +1,7 @@
 """Names of barriers and exchanges: chosen by workers, kept by servers."""
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_NAME_CHARACTERS
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_NAME_CHARACTERS
 
 
 def require_name(kind: str, name: str) -> None:

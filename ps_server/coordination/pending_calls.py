@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from protos.errors import AbortedError, NoMemoryError, WaitTimeoutError
-from protos.futures import Answered, WaitingFuture
-from protos.store import Future
-from ps_server.coordination.arrivals import Answer, Arrivals
-from ps_server.coordination.clocks import Clocks
-from ps_server.coordination.steps import StepAggregator
+from ctr_ps.protos.errors import AbortedError, NoMemoryError, WaitTimeoutError
+from ctr_ps.protos.futures import Answered, WaitingFuture
+from ctr_ps.protos.store import Future
+from ctr_ps.ps_server.coordination.arrivals import Answer, Arrivals
+from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.steps import StepAggregator
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ refused, so that no push is lost without an error; and so are those of a push th
 import copy
 from dataclasses import dataclass, field
 
-from protos.errors import ProtocolError
-from protos.limits import CHUNK_BYTES, MAX_CHUNKS
-from protos.role import Members
-from protos.store import PushId
-from ps_server.coordination.job_state import Chunk, WaitingChunk
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import CHUNK_BYTES, MAX_CHUNKS
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import PushId
+from ctr_ps.ps_server.coordination.job_state import Chunk, WaitingChunk
 
 WINDOW = 32
 """A worker keeps fewer pushes than this in flight to one server."""

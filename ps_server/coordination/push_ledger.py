@@ -19,9 +19,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from protos.errors import LostPushesError, ProtocolError
-from protos.role import Members
-from protos.store import Member, PushId, WorkerProgress
+from ctr_ps.protos.errors import LostPushesError, ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Member, PushId, WorkerProgress
 
 MAX_VERSION = 2**53
 """A run does not resume at a later one."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from protos.errors import LostPushesError, ProtocolError, counted
-from protos.futures import Answered
-from protos.gradients import Gradients
-from protos.store import (
+from ctr_ps.protos.errors import LostPushesError, ProtocolError, counted
+from ctr_ps.protos.futures import Answered
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.store import (
     Acknowledged,
     Applied,
     Future,
@@ -25,19 +25,19 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
-from ps_server.coordination.arrivals import Answer
-from ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.pending_calls import PendingCalls, T, answer_all, raise_error
-from ps_server.coordination.push_assembly import PushAssembler
-from ps_server.coordination.push_ledger import (
+from ctr_ps.ps_server.coordination.arrivals import Answer
+from ctr_ps.ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, T, answer_all, raise_error
+from ctr_ps.ps_server.coordination.push_assembly import PushAssembler
+from ctr_ps.ps_server.coordination.push_ledger import (
     MAX_VERSION,
     PushLedger,
     PushState,
     lost_pushes,
     require_plausible,
 )
-from ps_server.coordination.steps import CompleteStep, StepAggregator
+from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from protos.errors import PlaceLostError, ProtocolError, WaitTimeoutError, counted
-from protos.futures import Answered, WaitingFuture
-from protos.limits import CHUNK_BYTES
-from protos.store import (
+from ctr_ps.protos.errors import PlaceLostError, ProtocolError, WaitTimeoutError, counted
+from ctr_ps.protos.futures import Answered, WaitingFuture
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.store import (
     Future,
     Message,
     Numbers,
@@ -21,15 +21,15 @@ from protos.store import (
     Version,
     require_numbers,
 )
-from ps_server.coordination.all_reduce import Contribution
-from ps_server.coordination.arrivals import Arrivals
-from ps_server.coordination.clocks import Clocks
-from ps_server.coordination.job_state import WaitingArrival, WaitingMessage
-from ps_server.coordination.mailbox import Mailbox
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.pending_calls import PendingCalls, raise_error
-from ps_server.coordination.push_ledger import require_number
-from ps_server.coordination.steps import StepAggregator
+from ctr_ps.ps_server.coordination.all_reduce import Contribution
+from ctr_ps.ps_server.coordination.arrivals import Arrivals
+from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.job_state import WaitingArrival, WaitingMessage
+from ctr_ps.ps_server.coordination.mailbox import Mailbox
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, raise_error
+from ctr_ps.ps_server.coordination.push_ledger import require_number
+from ctr_ps.ps_server.coordination.steps import StepAggregator
 
 
 class Rendezvous:

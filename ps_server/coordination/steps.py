@@ -16,12 +16,12 @@ never at the same time.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from protos.errors import ProtocolError
-from protos.gradients import Gradients, sum_gradients
-from protos.store import PushId, Version
-from ps_server.coordination.job_state import WaitingPart
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.push_ledger import lost_pushes
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Gradients, sum_gradients
+from ctr_ps.protos.store import PushId, Version
+from ctr_ps.ps_server.coordination.job_state import WaitingPart
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.push_ledger import lost_pushes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from protos.errors import LogError
+from ctr_ps.protos.errors import LogError
 
 _LOCK = "LOCK"
 _NAME = re.compile(r"segment-(\d{8,})\.log")

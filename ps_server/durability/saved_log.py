@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from protos.errors import LogError
-from ps_server.durability.log_folder import USE_ANOTHER, LogFolder, disk_errors
-from ps_server.durability.segment_format import (
+from ctr_ps.protos.errors import LogError
+from ctr_ps.ps_server.durability.log_folder import USE_ANOTHER, LogFolder, disk_errors
+from ctr_ps.ps_server.durability.segment_format import (
     MARKER,
     MAX_RECORD_HEADER_BYTES,
     SEGMENT_HEADER_BYTES,

@@ -13,7 +13,7 @@ from typing import Self
 
 import xxhash
 
-from protos.errors import LogError
+from ctr_ps.protos.errors import LogError
 
 MAGIC = b"CTRPSLOG"
 FORMAT_VERSION = 1

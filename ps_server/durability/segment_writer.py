@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Self
 
-from ps_server.durability.log_folder import LogFolder
-from ps_server.durability.segment_format import (
+from ctr_ps.ps_server.durability.log_folder import LogFolder
+from ctr_ps.ps_server.durability.segment_format import (
     Record,
     RecordHeader,
     SegmentHeader,

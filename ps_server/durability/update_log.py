@@ -15,13 +15,13 @@ import threading
 from collections.abc import Iterable
 from typing import Self
 
-from protos.errors import LogError
-from protos.futures import Answered, Future, WaitingFuture
-from ps_server.durability.log_folder import disk_errors
-from ps_server.durability.saved_log import SavedLog
-from ps_server.durability.segment_format import Record, checksum_of
-from ps_server.durability.segment_writer import SegmentWriter
-from ps_server.settings import LogSync
+from ctr_ps.protos.errors import LogError
+from ctr_ps.protos.futures import Answered, Future, WaitingFuture
+from ctr_ps.ps_server.durability.log_folder import disk_errors
+from ctr_ps.ps_server.durability.saved_log import SavedLog
+from ctr_ps.ps_server.durability.segment_format import Record, checksum_of
+from ctr_ps.ps_server.durability.segment_writer import SegmentWriter
+from ctr_ps.ps_server.settings import LogSync
 
 SYNC_LIMIT_S = 60.0
 """How long an append waits for its fsync; no disk that works takes so long."""

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from protos.futures import Answered
-from protos.role import Members
-from protos.store import Future, PushId, Version
-from ps_server.coordination.coordinator import Coordinator
-from ps_server.coordination.pending_calls import answer_all
-from ps_server.coordination.steps import CompleteStep
-from ps_server.parameters import Parameters
-from ps_server.snapshot.before_step import BeforeStep
-from ps_server.snapshot.snapshots import Snapshots
-from ps_server.table.changes.subscribers import NOBODY
+from ctr_ps.protos.futures import Answered
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Future, PushId, Version
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
+from ctr_ps.ps_server.coordination.pending_calls import answer_all
+from ctr_ps.ps_server.coordination.steps import CompleteStep
+from ctr_ps.ps_server.parameters import Parameters
+from ctr_ps.ps_server.snapshot.before_step import BeforeStep
+from ctr_ps.ps_server.snapshot.snapshots import Snapshots
+from ctr_ps.ps_server.table.changes.subscribers import NOBODY
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from protos.chunking import PushChunk, join_push
-from protos.gradients import Gradients
-from protos.placement import ShardMap
-from protos.role import Members
-from protos.store import (
+from ctr_ps.protos.chunking import PushChunk, join_push
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import (
     Acknowledged,
     Future,
     InferenceSettings,
@@ -38,16 +38,16 @@ from protos.store import (
     Version,
     WorkerProgress,
 )
-from protos.store.state_chunks import join_state
-from ps_server.checkpoint.files.manifest import Share
-from ps_server.checkpoint.inference import write_inference_share
-from ps_server.checkpoint.roots import Roots
-from ps_server.checkpoint.writer import check_folder, shared_folder, write_share
-from ps_server.coordination.coordinator import Coordinator
-from ps_server.coordination.job_state import JobState
-from ps_server.coordination.mailbox import INBOX_BYTES
-from ps_server.engine.applier import Applier
-from ps_server.engine.journal import (
+from ctr_ps.protos.store.state_chunks import join_state
+from ctr_ps.ps_server.checkpoint.files.manifest import Share
+from ctr_ps.ps_server.checkpoint.inference import write_inference_share
+from ctr_ps.ps_server.checkpoint.roots import Roots
+from ctr_ps.ps_server.checkpoint.writer import check_folder, shared_folder, write_share
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
+from ctr_ps.ps_server.coordination.job_state import JobState
+from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
+from ctr_ps.ps_server.engine.applier import Applier
+from ctr_ps.ps_server.engine.journal import (
     BACK,
     BACK_JSON,
     LOST,
@@ -58,11 +58,11 @@ from ps_server.engine.journal import (
     Journal,
     Owner,
 )
-from ps_server.engine.pulls import Pulls
-from ps_server.parameters import Parameters
-from ps_server.settings import DEFAULT_WAIT_LIMIT_S
-from ps_server.snapshot.snapshots import Snapshots
-from ps_server.table.rows.statistics import Clock, wall_clock
+from ctr_ps.ps_server.engine.pulls import Pulls
+from ctr_ps.ps_server.parameters import Parameters
+from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S
+from ctr_ps.ps_server.snapshot.snapshots import Snapshots
+from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
 
 
 class Engine:

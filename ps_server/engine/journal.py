@@ -7,12 +7,12 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from protos.futures import Answered, Future
-from protos.gradients import Values
-from protos.role import Members
-from protos.spec import DenseSpec, TableSpec
-from protos.store import Member
-from ps_server.coordination.job_state import JobState, Waiting
+from ctr_ps.protos.futures import Answered, Future
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import Member
+from ctr_ps.ps_server.coordination.job_state import JobState, Waiting
 
 LOST, BACK, NEW_JOB = "lost", "back", "new job"
 """Kinds of records of events that are no calls."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from protos.errors import ProtocolError
-from protos.futures import Answered
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.store import (
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.futures import Answered
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import (
     Changed,
     Future,
     Missing,
@@ -19,12 +19,12 @@ from protos.store import (
     Stretch,
     Version,
 )
-from ps_server.coordination.coordinator import Coordinator
-from ps_server.engine.applier import Applier
-from ps_server.parameters import Parameters
-from ps_server.snapshot.before_step import BeforeStep, require_values_at
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
+from ctr_ps.ps_server.engine.applier import Applier
+from ctr_ps.ps_server.parameters import Parameters
+from ctr_ps.ps_server.snapshot.before_step import BeforeStep, require_values_at
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 class Pulls:

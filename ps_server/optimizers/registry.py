@@ -4,18 +4,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from protos.errors import SpecError, did_you_mean
-from protos.spec import OptimizerSpec
-from ps_server.optimizers.adagrad import ADAGRAD
-from ps_server.optimizers.adagrad_row import ADAGRAD_ROW
-from ps_server.optimizers.adam import ADAM
-from ps_server.optimizers.adam_row import ADAM_ROW
-from ps_server.optimizers.ftrl import FTRL
-from ps_server.optimizers.momentum import MOMENTUM
-from ps_server.optimizers.row_update import Optimizer
-from ps_server.optimizers.schedule import factor_at, require_schedule
-from ps_server.optimizers.sgd import SGD
-from ps_server.optimizers.sum import SUM
+from ctr_ps.protos.errors import SpecError, did_you_mean
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD
+from ctr_ps.ps_server.optimizers.adagrad_row import ADAGRAD_ROW
+from ctr_ps.ps_server.optimizers.adam import ADAM
+from ctr_ps.ps_server.optimizers.adam_row import ADAM_ROW
+from ctr_ps.ps_server.optimizers.ftrl import FTRL
+from ctr_ps.ps_server.optimizers.momentum import MOMENTUM
+from ctr_ps.ps_server.optimizers.row_update import Optimizer
+from ctr_ps.ps_server.optimizers.schedule import factor_at, require_schedule
+from ctr_ps.ps_server.optimizers.sgd import SGD
+from ctr_ps.ps_server.optimizers.sum import SUM
 
 OPTIMIZERS = {
     optimizer.name: optimizer

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from protos.gradients import Values
-from protos.runtime.jit import inlined_kernel
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.runtime.jit import inlined_kernel
 
 RowFunction = Callable[[Any, Values, Values, Values, np.float32], None]
 

@@ -16,8 +16,8 @@ gradient descent with warm restarts", ICLR 2017, without restarts.
 
 import math
 
-from protos.errors import SpecError
-from protos.spec import ScheduleSpec
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.spec import ScheduleSpec
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "constant": (),

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protos.gradients import Values
-from ps_server.optimizers.row_update import Optimizer, row_function
+from ctr_ps.protos.gradients import Values
+from ctr_ps.ps_server.optimizers.row_update import Optimizer, row_function
 
 
 class Sum(NamedTuple):

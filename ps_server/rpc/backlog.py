@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from protos.errors import OverloadedError
-from protos.wire.calls import Call
+from ctr_ps.protos.errors import OverloadedError
+from ctr_ps.protos.wire.calls import Call
 
 logger = logging.getLogger(__name__)
 

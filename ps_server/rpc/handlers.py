@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, require_piece_fits
-from protos.errors import ProtocolError
-from protos.futures import Answered, Future, WaitingFuture
-from protos.limits import MAX_NUMBERS_BYTES
-from protos.spec import DenseSpec, TableSpec
-from protos.store import (
+from ctr_ps.protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, require_piece_fits
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.futures import Answered, Future, WaitingFuture
+from ctr_ps.protos.limits import MAX_NUMBERS_BYTES
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import (
     Changed,
     Joined,
     Member,
@@ -30,7 +30,7 @@ from protos.store import (
     StateChunk,
     Version,
 )
-from protos.wire.calls import (
+from ctr_ps.protos.wire.calls import (
     CALLS,
     PULL_DENSE,
     PULL_SPARSE,
@@ -38,7 +38,7 @@ from protos.wire.calls import (
     PUSH_PULL,
     Call,
 )
-from protos.wire.requests import (
+from ctr_ps.protos.wire.requests import (
     CreateDense,
     Join,
     Leave,
@@ -57,11 +57,11 @@ from protos.wire.requests import (
     Shrink,
     Snapshot,
 )
-from ps_server.checkpoint.files.manifest import share_to_json
-from ps_server.engine.engine import Engine
-from ps_server.precompile import Kernels
-from ps_server.rpc.completed_calls import CompletedCalls
-from ps_server.rpc.journal import CompletedState
+from ctr_ps.ps_server.checkpoint.files.manifest import share_to_json
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.precompile import Kernels
+from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
+from ctr_ps.ps_server.rpc.journal import CompletedState
 
 logger = logging.getLogger(__name__)
 

@@ -17,17 +17,17 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from protos.chunking import PushChunk
-from protos.errors import CheckpointError
-from protos.futures import Future
-from protos.gradients import Values
-from protos.runtime.environment import own_version
-from protos.spec import DenseSpec
-from protos.store import Member, PushId, Shrunk, StateChunk
-from protos.wire import calls, requests
-from protos.wire.calls import Call
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.coordination.job_state import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.runtime.environment import own_version
+from ctr_ps.protos.spec import DenseSpec
+from ctr_ps.protos.store import Member, PushId, Shrunk, StateChunk
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.coordination.job_state import (
     Chunk,
     JobState,
     Waiting,
@@ -36,10 +36,10 @@ from ps_server.coordination.job_state import (
     WaitingMessage,
     WaitingPart,
 )
-from ps_server.durability.segment_format import Record
-from ps_server.durability.update_log import UpdateLog
-from ps_server.engine.journal import EngineState, Owner
-from ps_server.snapshot.phase_lock import PhaseLock
+from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.update_log import UpdateLog
+from ctr_ps.ps_server.engine.journal import EngineState, Owner
+from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     AbortedError,
     CtrPsError,
     GradientError,
@@ -25,15 +25,15 @@ from protos.errors import (
     SpecError,
     UsageError,
 )
-from protos.runtime.environment import own_version
-from protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
-from ps_server.coordination.job_state import WaitingMessage
-from ps_server.durability.saved_log import SavedLog
-from ps_server.durability.segment_format import Record
-from ps_server.engine import journal
-from ps_server.engine.engine import Engine
-from ps_server.engine.journal import BACK_JSON, LOST_JSON, Owner
-from ps_server.rpc.journal import (
+from ctr_ps.protos.runtime.environment import own_version
+from ctr_ps.protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
+from ctr_ps.ps_server.coordination.job_state import WaitingMessage
+from ctr_ps.ps_server.durability.saved_log import SavedLog
+from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.engine import journal
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.engine.journal import BACK_JSON, LOST_JSON, Owner
+from ctr_ps.ps_server.rpc.journal import (
     MESSAGE,
     SAVED,
     SAVED_JSON,

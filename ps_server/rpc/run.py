@@ -12,12 +12,12 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protos.role import ServerRole, address_to_bind, default_bind
-from protos.runtime.malloc import keep_freed_memory
-from ps_server.settings import ServerSettings
+from ctr_ps.protos.role import ServerRole, address_to_bind, default_bind
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.ps_server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from ps_server.rpc.server import Server
+    from ctr_ps.ps_server.rpc.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(settings.sigterm_exit_code))
     keep_freed_memory()
-    from protos.metrics.metrics_port import metrics_address
-    from protos.wire.security.credentials import Credentials, require_protection
-    from ps_server.engine.engine import Engine
-    from ps_server.rpc.server import serve
+    from ctr_ps.protos.metrics.metrics_port import metrics_address
+    from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
+    from ctr_ps.ps_server.engine.engine import Engine
+    from ctr_ps.ps_server.rpc.server import serve
 
     bind = settings.bind or default_bind(role.endpoint)
     credentials = Credentials.from_environment()

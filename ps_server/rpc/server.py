@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from grpc_health.v1 import health
 
-from protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
-from protos.runtime.malloc import memory_error_of
-from protos.wire.calls import CALLS
-from protos.wire.channel import server_options
-from protos.wire.debug_services import DebugServices
-from protos.wire.health import HealthService
-from protos.wire.security.authorization import interceptors_of
-from protos.wire.security.credentials import Credentials, bind
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.durability.saved_log import SavedLog, read_log
-from ps_server.durability.update_log import UpdateLog
-from ps_server.engine.engine import Engine
-from ps_server.engine.journal import NO_JOURNAL
-from ps_server.precompile import KERNELS
-from ps_server.rpc.activity import Activity
-from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.health import SERVICE
-from ps_server.rpc.journal import UpdateJournal, first_records
-from ps_server.rpc.metrics.hot_keys import HotKeys
-from ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
-from ps_server.rpc.service import Service
-from ps_server.settings import ServerSettings
+from ctr_ps.protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
+from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.channel import server_options
+from ctr_ps.protos.wire.debug_services import DebugServices
+from ctr_ps.protos.wire.health import HealthService
+from ctr_ps.protos.wire.security.authorization import interceptors_of
+from ctr_ps.protos.wire.security.credentials import Credentials, bind
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.durability.saved_log import SavedLog, read_log
+from ctr_ps.ps_server.durability.update_log import UpdateLog
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.engine.journal import NO_JOURNAL
+from ctr_ps.ps_server.precompile import KERNELS
+from ctr_ps.ps_server.rpc.activity import Activity
+from ctr_ps.ps_server.rpc.backlog import Backlog
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.health import SERVICE
+from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records
+from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
+from ctr_ps.ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
+from ctr_ps.ps_server.rpc.service import Service
+from ctr_ps.ps_server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from protos.metrics.http_port import HttpPort
+    from ctr_ps.protos.metrics.http_port import HttpPort
 
 logger = logging.getLogger(__name__)
 
@@ -224,9 +224,9 @@ class Server:
         if self._settings.metrics is None:
             return
         # Imported late: most servers need none of it.
-        from protos.metrics.metrics_port import open_metrics_port
-        from ps_server.rpc.metrics.server_metrics import ServerMetrics
-        from ps_server.rpc.metrics.server_status import server_status
+        from ctr_ps.protos.metrics.metrics_port import open_metrics_port
+        from ctr_ps.ps_server.rpc.metrics.server_metrics import ServerMetrics
+        from ctr_ps.ps_server.rpc.metrics.server_status import server_status
 
         metrics = ServerMetrics(
             self._engine,

@@ -16,18 +16,18 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from protos.errors import CtrPsError, LogError, NoMemoryError
-from protos.futures import Future, WaitingFuture
-from protos.runtime.malloc import memory_error_of
-from protos.wire.calls import CALLS, SERVICE, Call
-from protos.wire.grpc_status import details_of, metadata_of, status_of
-from protos.wire.requests import PullSparse
-from ps_server.engine.engine import Engine
-from ps_server.rpc.activity import Activity
-from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.handlers import Handlers, answer_of_parts
-from ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
-from ps_server.rpc.metrics.hot_keys import HotKeys
+from ctr_ps.protos.errors import CtrPsError, LogError, NoMemoryError
+from ctr_ps.protos.futures import Future, WaitingFuture
+from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.wire.calls import CALLS, SERVICE, Call
+from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
+from ctr_ps.protos.wire.requests import PullSparse
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc.activity import Activity
+from ctr_ps.ps_server.rpc.backlog import Backlog
+from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
+from ctr_ps.ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
+from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.errors import ProtocolError
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.store import Version
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protos.errors import WaitTimeoutError
+from ctr_ps.protos.errors import WaitTimeoutError
 
 
 class PhaseLock:

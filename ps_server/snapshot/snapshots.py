@@ -15,14 +15,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Condition
 
-from protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
-from protos.spec import DenseSpec
-from protos.store import Applied, SaveStatus
-from ps_server.snapshot.phase_lock import PhaseLock
-from ps_server.table.contents import DensePiece
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_snapshot import CountersSnapshot, RemovedSnapshot, TableSnapshot
+from ctr_ps.protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
+from ctr_ps.protos.spec import DenseSpec
+from ctr_ps.protos.store import Applied, SaveStatus
+from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
+from ctr_ps.ps_server.table.contents import DensePiece
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, RemovedSnapshot, TableSnapshot
 
 logger = logging.getLogger(__name__)
 

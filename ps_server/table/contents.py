@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec, TableSpec
 
 
 @dataclass(frozen=True, slots=True)

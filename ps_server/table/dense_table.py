@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from protos.errors import CheckpointError, GradientError
-from protos.gradients import DenseGrad, Values, require_examples
-from protos.placement import ONE_SERVER, ShardMap
-from protos.runtime.jit import kernel, read_only
-from protos.spec import DenseSegment, DenseSpec
-from ps_server.optimizers.registry import Tuning, initial_state, optimizer_of
-from ps_server.optimizers.row_update import decay_row, update_row
-from ps_server.table.contents import DensePiece
-from ps_server.table.rows.initializers import build_initializer, initialize_elements
-from ps_server.table.spec_checks import check_dense_spec
+from ctr_ps.protos.errors import CheckpointError, GradientError
+from ctr_ps.protos.gradients import DenseGrad, Values, require_examples
+from ctr_ps.protos.placement import ONE_SERVER, ShardMap
+from ctr_ps.protos.runtime.jit import kernel, read_only
+from ctr_ps.protos.spec import DenseSegment, DenseSpec
+from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state, optimizer_of
+from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row
+from ctr_ps.ps_server.table.contents import DensePiece
+from ctr_ps.ps_server.table.rows.initializers import build_initializer, initialize_elements
+from ctr_ps.ps_server.table.spec_checks import check_dense_spec
 
 
 @kernel

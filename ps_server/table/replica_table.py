@@ -8,12 +8,12 @@ rows that the servers changed are merged.
 
 import numpy as np
 
-from protos.errors import ProtocolError
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.runtime.jit import kernel, read_only
-from protos.spec import TableSpec
-from ps_server.table.memory.hash_index import (
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.jit import kernel, read_only
+from ctr_ps.protos.spec import TableSpec
+from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
     find_block,
@@ -22,9 +22,9 @@ from ps_server.table.memory.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.memory.intrinsics import Int
-from ps_server.table.memory.layout import KEY_COLUMNS
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.memory.intrinsics import Int
+from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 class ReplicaTable(SparseTable):

@@ -15,29 +15,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError, GradientError, ProtocolError, SpecError
-from protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts, require_examples
-from protos.keys import Keys, require_unique
-from protos.placement import ONE_SERVER, ShardMap, shard_of
-from protos.runtime.jit import read_only
-from protos.spec import StatisticsSpec, TableSpec
-from protos.store import Missing, Shrunk, TableStatus
-from ps_server.optimizers.registry import Tuning, initial_state
-from ps_server.table.changes.subscribers import NOBODY
-from ps_server.table.contents import Rows
-from ps_server.table.feature_life.candidates import (
+from ctr_ps.protos.errors import CheckpointError, GradientError, ProtocolError, SpecError
+from ctr_ps.protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts, require_examples
+from ctr_ps.protos.keys import Keys, require_unique
+from ctr_ps.protos.placement import ONE_SERVER, ShardMap, shard_of
+from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.protos.spec import StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Missing, Shrunk, TableStatus
+from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state
+from ctr_ps.ps_server.table.changes.subscribers import NOBODY
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.feature_life.candidates import (
     Candidates,
     EstimatedCandidates,
     ExactCandidates,
     candidates_of,
 )
-from ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
-from ps_server.table.feature_life.expiry import expiry_rule, shrink_shard
-from ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ps_server.table.memory.hash_index import TableArrays
-from ps_server.table.memory.layout import STATISTICS_WIDTH, RowLayout
-from ps_server.table.rows.initializers import build_initializer
-from ps_server.table.rows.kernels import (
+from ctr_ps.ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
+from ctr_ps.ps_server.table.feature_life.expiry import expiry_rule, shrink_shard
+from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
+from ctr_ps.ps_server.table.memory.hash_index import TableArrays
+from ctr_ps.ps_server.table.memory.layout import STATISTICS_WIDTH, RowLayout
+from ctr_ps.ps_server.table.rows.initializers import build_initializer
+from ctr_ps.ps_server.table.rows.kernels import (
     Push,
     apply_rows,
     find_new_row,
@@ -47,10 +47,10 @@ from ps_server.table.rows.kernels import (
     take_changed_rows,
     write_rows,
 )
-from ps_server.table.rows.regions import RowRegions
-from ps_server.table.rows.statistics import Clock, seconds_of, unknown_statistics, wall_clock
-from ps_server.table.spec_checks import check_table_spec
-from ps_server.table.table_snapshot import TableSnapshot
+from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.statistics import Clock, seconds_of, unknown_statistics, wall_clock
+from ctr_ps.ps_server.table.spec_checks import check_table_spec
+from ctr_ps.ps_server.table.table_snapshot import TableSnapshot
 
 
 class SparseTable:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from protos.errors import CheckpointError, SpecConflictError
-from protos.spec import DenseSpec, TableSpec
-from ps_server.optimizers.sum import SUM
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.errors import CheckpointError, SpecConflictError
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.ps_server.optimizers.sum import SUM
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
 

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from protos.errors import ProtocolError
-from protos.gradients import Values
-from protos.keys import Keys, require_unique
-from protos.store import BlockState, RowStates
-from ps_server.table.contents import DensePiece, Rows
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys, require_unique
+from ctr_ps.protos.store import BlockState, RowStates
+from ctr_ps.ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 def rows_of(table: SparseTable, keys: Keys) -> RowStates:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.gradients import Values
-from protos.runtime.jit import inlined_kernel, kernel
-from protos.spec import TableSpec
-from ps_server.table.changes.dirty_rows import ROW_WORDS
-from ps_server.table.changes.tombstones import Tombstones
-from ps_server.table.contents import Rows
-from ps_server.table.memory.buffer_pool import BufferPool
-from ps_server.table.memory.intrinsics import Int, prefetch
-from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
-from ps_server.table.rows.regions import RowRegions
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
+from ctr_ps.protos.spec import TableSpec
+from ctr_ps.ps_server.table.changes.dirty_rows import ROW_WORDS
+from ctr_ps.ps_server.table.changes.tombstones import Tombstones
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.memory.buffer_pool import BufferPool
+from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
+from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
+from ctr_ps.ps_server.table.rows.regions import RowRegions
 
 STRETCH_ROWS = 4096
 """Rows copied under one lock, in 15 us. 360 KB of dim 10 with Adagrad, in the cache until they are placed."""

@@ -5,17 +5,17 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ctr_model.models.model import Model
-from ctr_model.models.origin import origin_of
-from ctr_model.registry import name_of
-from ctr_model.schema import Schema
-from protos.errors import CheckpointError, UsageError
-from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.job import Job, saved_job
-from ps_worker.job.model import DENSE_BLOCK, model_of, own_model_file
-from ps_worker.job.sections.section import ModelSection, require_json
-from ps_worker.job.specs import dense_spec
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.registry import name_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CheckpointError, UsageError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.job import Job, saved_job
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of, own_model_file
+from ctr_ps.ps_worker.job.sections.section import ModelSection, require_json
+from ctr_ps.ps_worker.job.specs import dense_spec
 
 logger = logging.getLogger(__name__)
 

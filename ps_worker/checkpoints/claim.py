@@ -20,9 +20,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_worker.job import Job
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
+from ctr_ps.ps_worker.job import Job
 
 logger = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """The folder of a fresh run: its own, or one with checkpoints of an earlier run."""
 
-from protos.errors import CheckpointError, counted
-from ps_server.checkpoint.publish import require_replaceable
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_worker.checkpoints.attachments import JOB_ATTACHMENT
-from ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
-from ps_worker.job import Job
+from ctr_ps.protos.errors import CheckpointError, counted
+from ctr_ps.ps_server.checkpoint.publish import require_replaceable
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT
+from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
+from ctr_ps.ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ctr_ps.ps_worker.job import Job
 
 _MOST_LISTED = 10
 

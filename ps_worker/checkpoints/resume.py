@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from protos.errors import CheckpointError, JobError, counted
-from protos.store import Version, WorkerProgress
-from ps_server.checkpoint.publish import has_latest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_worker.checkpoints.attachments import job_of_checkpoint
-from ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
-from ps_worker.data.files.signature import difference_of
-from ps_worker.job import Job
-from ps_worker.job.datasets import order_of_data
+from ctr_ps.protos.errors import CheckpointError, JobError, counted
+from ctr_ps.protos.store import Version, WorkerProgress
+from ctr_ps.ps_server.checkpoint.publish import has_latest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
+from ctr_ps.ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
+from ctr_ps.ps_worker.data.files.signature import difference_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import order_of_data
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ A run removes only its own; with `overwrite` also those of an earlier run, once 
 import re
 from collections.abc import Collection
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.files.manifest import MANIFEST
-from ps_server.checkpoint.publish import read_manifest
-from ps_server.checkpoint.retention import keep_last, manifests_in, remove_checkpoints
-from ps_server.checkpoint.storage.folders import Folder, folder_at, place_of
-from ps_worker.job import Job
-from ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST
+from ctr_ps.ps_server.checkpoint.publish import read_manifest
+from ctr_ps.ps_server.checkpoint.retention import keep_last, manifests_in, remove_checkpoints
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at, place_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
 
 _NAME_OF_RUN = re.compile(r"epoch-[0-9]+|step-[0-9]+(-[0-9]+)?")
 

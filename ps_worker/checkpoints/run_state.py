@@ -4,7 +4,7 @@ import json
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, Self, get_origin
 
-from protos.errors import CheckpointError
+from ctr_ps.protos.errors import CheckpointError
 
 RUN_ATTACHMENT = "run.json"
 

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from ctr_model.models.model import Model
-from ctr_model.schema import Schema
-from protos.errors import JobError
-from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
-from ps_worker.job import Job
-from ps_worker.job.model import DENSE_BLOCK, names_of
-from ps_worker.job.specs import dense_spec
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, names_of
+from ctr_ps.ps_worker.job.specs import dense_spec
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ told to servers             ^        all of them, without a gap
 
 import threading
 
-from protos.store import Acknowledged, PushId, Version
+from ctr_ps.protos.store import Acknowledged, PushId, Version
 
 
 class Acknowledgements:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from protos.wire.calls import Awaited
+from ctr_ps.protos.wire.calls import Awaited
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from protos.chunking import PushChunk, require_piece_fits, require_values
-from protos.errors import ProtocolError
-from protos.futures import (
+from ctr_ps.protos.chunking import PushChunk, require_piece_fits, require_values
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.futures import (
     Answer,
     Combined,
     Future,
@@ -26,12 +26,12 @@ from protos.futures import (
     results,
     results_of_all_ended,
 )
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
-from protos.placement import ShardMap
-from protos.spec import DenseSpec, TableSpec
-from protos.store import (
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import (
     Changed,
     Joined,
     Lease,
@@ -54,18 +54,18 @@ from protos.store import (
     merge_status,
     push_then_pull,
 )
-from protos.wire import calls, requests
-from protos.wire.calls import Call
-from ps_server.checkpoint.files.digest import model_digest
-from ps_server.checkpoint.files.manifest import Share, share_from_json
-from ps_server.checkpoint.publish import require_writable
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.writer import open_base, save_checkpoint
-from ps_worker.cluster import state_transfer
-from ps_worker.cluster.join import join_servers
-from ps_worker.cluster.joined_worker import JoinedWorker
-from ps_worker.cluster.routing import Positions, Routing
-from ps_worker.cluster.transport import Transport, call_all
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_server.checkpoint.files.digest import model_digest
+from ctr_ps.ps_server.checkpoint.files.manifest import Share, share_from_json
+from ctr_ps.ps_server.checkpoint.publish import require_writable
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
+from ctr_ps.ps_worker.cluster import state_transfer
+from ctr_ps.ps_worker.cluster.join import join_servers
+from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker
+from ctr_ps.ps_worker.cluster.routing import Positions, Routing
+from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
 Q = TypeVar("Q")
 A = TypeVar("A")

@@ -6,16 +6,22 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from protos.errors import CtrPsError, ProtocolError, RecoveringError, TransportError, UsageError
-from protos.role import HeterRole, WorkerRole
-from protos.store import Member, ServerStatus
-from protos.wire.calls import GET_STATUS
-from protos.wire.requests import Join
-from protos.wire.security.credentials import TLS_CA
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
-from ps_worker.cluster.join import ABORT_S, abort_on_each
-from ps_worker.cluster.transport import Transport
+from ctr_ps.protos.errors import (
+    CtrPsError,
+    ProtocolError,
+    RecoveringError,
+    TransportError,
+    UsageError,
+)
+from ctr_ps.protos.role import HeterRole, WorkerRole
+from ctr_ps.protos.store import Member, ServerStatus
+from ctr_ps.protos.wire.calls import GET_STATUS
+from ctr_ps.protos.wire.requests import Join
+from ctr_ps.protos.wire.security.credentials import TLS_CA
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, Disturb, GrpcTransport
+from ctr_ps.ps_worker.cluster.join import ABORT_S, abort_on_each
+from ctr_ps.ps_worker.cluster.transport import Transport
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +39,7 @@ def connect(
     connect_timeout_s: float = 300.0,
     deadlines: Deadlines | None = None,
     retry_s: float | None = None,
+    disturb: Disturb | None = None,
 ) -> ClusterClient:
     """Returns a client once all servers answer.
 
@@ -41,12 +48,13 @@ def connect(
         connect_timeout_s: How long to wait for servers that are not up yet.
         deadlines: How long calls may take.
         retry_s: See `GrpcTransport`.
+        disturb: See `GrpcTransport`.
 
     Raises:
         TransportError: If servers do not answer within the time-out; lists them.
         ProtocolError: If a server is not the one that this list says it is.
     """
-    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s)
+    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, disturb=disturb)
     try:
         wait_for_servers(transport, connect_timeout_s)
     except CtrPsError:

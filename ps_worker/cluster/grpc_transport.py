@@ -5,7 +5,6 @@ whoever waits for which answer.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,22 +15,26 @@ from typing import Any, Generic, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     CtrPsError,
     OverloadedError,
     RecoveringError,
     TransportError,
     UnknownCallerError,
 )
-from protos.futures import Answer
-from protos.wire.calls import CALLS, Call, Deadline
-from protos.wire.grpc_status import error_of
-from protos.wire.security.credentials import Credentials, Metadata, WatchedFiles, open_channel
-from ps_worker.cluster import call_log
-from ps_worker.cluster.call_log import CallLog
-from ps_worker.cluster.chaos import disturbed
-from ps_worker.cluster.delays import Delays
-from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
+from ctr_ps.protos.futures import Answer
+from ctr_ps.protos.wire.calls import CALLS, Call, Deadline
+from ctr_ps.protos.wire.grpc_status import error_of
+from ctr_ps.protos.wire.security.credentials import (
+    Credentials,
+    Metadata,
+    WatchedFiles,
+    open_channel,
+)
+from ctr_ps.ps_worker.cluster import call_log
+from ctr_ps.ps_worker.cluster.call_log import CallLog
+from ctr_ps.ps_worker.cluster.delays import Delays
+from ctr_ps.ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,10 @@ AT_ONCE_S = 1.0
 
 Q = TypeVar("Q")
 A = TypeVar("A")
+
+
+Disturb = Callable[[Sequence[grpc.Channel]], Sequence[Any]]
+"""Returns channels to servers 0, 1, ... whose calls have faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,6 +360,7 @@ class GrpcTransport:
         retry_s: float | None = None,
         calls: Mapping[str, Call[Any, Any]] = CALLS,
         credentials: Credentials | None = None,
+        disturb: Disturb | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens a channel to each server; whether they answer shows at the first call.
@@ -364,6 +372,7 @@ class GrpcTransport:
                 long as a restart takes where servers keep an update log, else for a moment.
             calls: Those that servers of this kind answer, by name.
             credentials: Of this process; None: those of its environment.
+            disturb: Puts faults into the calls of a test.
             clock: In seconds.
 
         Raises:
@@ -381,6 +390,7 @@ class GrpcTransport:
         self._deadlines = deadlines or Deadlines()
         self._calls = calls
         self._credentials = credentials or Credentials.from_environment()
+        self._disturb = disturb
         self._watched = WatchedFiles(self._credentials.files())
         self._connecting = threading.Lock()
         self._old: _Connection | None = None  # with calls that may not be answered yet
@@ -389,7 +399,7 @@ class GrpcTransport:
     def _connect(self) -> _Connection:
         metadata = self._credentials.metadata()
         opened = [open_channel(endpoint, self._credentials) for endpoint in self.endpoints]
-        channels = disturbed(opened, os.environ)
+        channels = self._disturb(opened) if self._disturb else opened
         methods = [
             {
                 call.name: channel.unary_unary(

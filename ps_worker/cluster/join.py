@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     AbortedError,
     CtrPsError,
     JobError,
@@ -16,10 +16,10 @@ from protos.errors import (
     TransportError,
     comes_again,
 )
-from protos.futures import Combined, Future, results, results_of_all_ended
-from protos.store import LONGEST_RENEWAL_S, Joined, Member, WorkerLoss, abort_reason
-from protos.wire import calls, requests
-from ps_worker.cluster.transport import Transport, call_all
+from ctr_ps.protos.futures import Combined, Future, results, results_of_all_ended
+from ctr_ps.protos.store import LONGEST_RENEWAL_S, Joined, Member, WorkerLoss, abort_reason
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ alone reduces numbers and compares clocks.
 
 from collections.abc import Sequence
 
-from protos.errors import ProtocolError, TransportError
-from protos.futures import (
+from ctr_ps.protos.errors import ProtocolError, TransportError
+from ctr_ps.protos.futures import (
     Answer,
     Combined,
     Future,
@@ -16,7 +16,7 @@ from protos.futures import (
     results_of_all_ended,
     wait_for_all,
 )
-from protos.store import (
+from ctr_ps.protos.store import (
     LONGEST_RENEWAL_S,
     Lease,
     Member,
@@ -27,10 +27,10 @@ from protos.store import (
     WorkerLoss,
     require_numbers,
 )
-from protos.wire import calls, requests
-from ps_worker.cluster.acknowledgements import Acknowledgements
-from ps_worker.cluster.join import ABORT_S
-from ps_worker.cluster.transport import Transport, call_all
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_worker.cluster.acknowledgements import Acknowledgements
+from ctr_ps.ps_worker.cluster.join import ABORT_S
+from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
 
 class JoinedWorker:

@@ -2,18 +2,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from protos.errors import CtrPsError, TransportError, UsageError
-from protos.role import HeterRole, WorkerRole
-from protos.store import Store
-from ps_worker.job.sections.section import ClusterSection
+from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
+from ctr_ps.protos.role import HeterRole, WorkerRole
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_worker.job.sections.section import ClusterSection
+
+if TYPE_CHECKING:
+    from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
 
 LOCAL = WorkerRole(endpoints=(), worker_index=0, num_workers=1)
 """The role of a process without a cluster: worker 0 of 1, whose store is in this process."""
 
 
 @contextmanager
-def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator[Store]:
+def open_store(
+    role: WorkerRole | HeterRole, limits: ClusterSection, *, disturb: "Disturb | None" = None
+) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
 
     Where that fails, the servers that do answer tell the others, who wait for this worker.
@@ -21,19 +27,20 @@ def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator
     Args:
         role: Of this process.
         limits: How long to wait for servers and workers.
+        disturb: See `GrpcTransport`.
 
     Raises:
         TransportError: If servers do not answer within `limits.connect_timeout_s`; lists them.
         ProtocolError: If a server is not the one that the list of endpoints says it is.
     """
     if role.is_in_process:
-        from ps_server.store import ParameterStore
+        from ctr_ps.ps_server.store import ParameterStore
 
         yield ParameterStore(wait_limit_s=limits.wait_timeout_s)
         return
     # Imported late: a run in one process needs no gRPC.
-    from ps_worker.cluster.connect import abort_unjoined, connect
-    from ps_worker.cluster.grpc_transport import Deadlines
+    from ctr_ps.ps_worker.cluster.connect import abort_unjoined, connect
+    from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 
     deadlines = Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s)
     try:
@@ -42,6 +49,7 @@ def open_store(role: WorkerRole | HeterRole, limits: ClusterSection) -> Iterator
             connect_timeout_s=limits.connect_timeout_s,
             deadlines=deadlines,
             retry_s=limits.retry_s,
+            disturb=disturb,
         )
     except CtrPsError as error:
         may_come_again = isinstance(error, TransportError) and limits.on_worker_loss == "wait"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, split_columns, split_push
-from protos.errors import GradientError, ProtocolError, UnknownTableError
-from protos.gradients import (
+from ctr_ps.protos.chunking import KEY_BYTES, VALUE_BYTES, PushChunk, split_columns, split_push
+from ctr_ps.protos.errors import GradientError, ProtocolError, UnknownTableError
+from ctr_ps.protos.gradients import (
     DenseGrad,
     Gradients,
     Values,
@@ -24,11 +24,11 @@ from protos.gradients import (
     require_examples,
     require_finite,
 )
-from protos.keys import Keys, require_unique
-from protos.placement import ShardMap
-from protos.runtime.jit import kernel
-from protos.spec import DenseSpec, TableSpec
-from protos.store import Changed
+from ctr_ps.protos.keys import Keys, require_unique
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import Changed
 
 Positions = NDArray[np.int32]
 

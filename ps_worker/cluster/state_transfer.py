@@ -9,17 +9,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protos.chunking import VALUE_BYTES, split_columns
-from protos.errors import ProtocolError
-from protos.gradients import Values
-from protos.keys import Keys, require_unique
-from protos.spec import DenseSpec, TableSpec
-from protos.store import BlockState, ModelState, RowStates, StateChunk, Stretch
-from protos.store.state_chunks import concatenated, row_bytes, rows_at, split_state, stretch_of
-from protos.store.state_transfer import require_finite_state
-from protos.wire.requests import PullState
-from ps_server.optimizers.registry import optimizer_of
-from ps_worker.cluster.routing import Positions, Routing
+from ctr_ps.protos.chunking import VALUE_BYTES, split_columns
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys, require_unique
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import BlockState, ModelState, RowStates, StateChunk, Stretch
+from ctr_ps.protos.store.state_chunks import (
+    concatenated,
+    row_bytes,
+    rows_at,
+    split_state,
+    stretch_of,
+)
+from ctr_ps.protos.store.state_transfer import require_finite_state
+from ctr_ps.protos.wire.requests import PullState
+from ctr_ps.ps_server.optimizers.registry import optimizer_of
+from ctr_ps.ps_worker.cluster.routing import Positions, Routing
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from protos.futures import Answer
-from protos.wire.calls import Call
+from ctr_ps.protos.futures import Answer
+from ctr_ps.protos.wire.calls import Call
 
 Q = TypeVar("Q")
 A = TypeVar("A")

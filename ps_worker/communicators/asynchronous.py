@@ -18,16 +18,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-from protos.errors import WaitTimeoutError
-from protos.futures import Shared
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.store import Coordination, Future, Member, Missing, Parameters, Pulled, Version
-from ps_worker.communicators.background import Background
-from ps_worker.communicators.dense_mirror import DenseMirror
-from ps_worker.communicators.merging import GradientMerger, MergedPush
-from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
-from ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.protos.errors import WaitTimeoutError
+from ctr_ps.protos.futures import Shared
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Coordination, Future, Member, Missing, Parameters, Pulled, Version
+from ctr_ps.ps_worker.communicators.background import Background
+from ctr_ps.ps_worker.communicators.dense_mirror import DenseMirror
+from ctr_ps.ps_worker.communicators.merging import GradientMerger, MergedPush
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
 

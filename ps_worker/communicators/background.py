@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 
-from protos.errors import ProtocolError, WaitTimeoutError
+from ctr_ps.protos.errors import ProtocolError, WaitTimeoutError
 
 
 class Background:

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from protos.keys import Keys
-from protos.store import Coordination, Future, Member, Parameters, Pulled, Version
-from ps_worker.communicators.asynchronous import AsyncCommunicator
-from ps_worker.communicators.merging import MergedPush
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Coordination, Future, Member, Parameters, Pulled, Version
+from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
+from ctr_ps.ps_worker.communicators.merging import MergedPush
 
 
 class ClockedParameters(Parameters, Coordination, Protocol):

@@ -3,18 +3,18 @@
 import logging
 from typing import Any
 
-from ctr_model.models.model import Model
-from protos.role import HeterRole, WorkerRole
-from protos.store import Member, Store
-from ps_worker.communicators.asynchronous import AsyncCommunicator
-from ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
-from ps_worker.communicators.communicator import Communicator
-from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.geo import GeoCommunicator
-from ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
-from ps_worker.job import Job
-from ps_worker.job.sections.strategy import AsyncSettings
-from ps_worker.job.specs import ModelSpecs
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.protos.role import HeterRole, WorkerRole
+from ctr_ps.protos.store import Member, Store
+from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
+from ctr_ps.ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.geo import GeoCommunicator
+from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.sections.strategy import AsyncSettings
+from ctr_ps.ps_worker.job.specs import ModelSpecs
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.store import Future, Pulled, Version
-from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Future, Pulled, Version
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 
 class Communicator(Protocol):

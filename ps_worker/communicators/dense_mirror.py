@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from protos.gradients import Values
+from ctr_ps.protos.gradients import Values
 
 
 class DenseMirror:

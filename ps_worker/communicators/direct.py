@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.store import Future, Member, Missing, Parameters, Pulled, Version
-from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
-from ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Future, Member, Missing, Parameters, Pulled, Version
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 
 class DirectCommunicator:

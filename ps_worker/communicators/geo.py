@@ -16,16 +16,16 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.errors import JobError
-from protos.futures import Answered
-from protos.gradients import Gradients, Values
-from protos.keys import Keys
-from protos.spec import DenseSpec, TableSpec
-from protos.store import Changes, Future, Member, Parameters, Pulled, Version
-from ps_worker.communicators.background import Background
-from ps_worker.communicators.push_ids import UNNUMBERED, PushIds
-from ps_worker.communicators.replica import Replica
-from ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.futures import Answered
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import Changes, Future, Member, Parameters, Pulled, Version
+from ctr_ps.ps_worker.communicators.background import Background
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.communicators.replica import Replica
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_sparse
-from protos.store import Version
-from ps_worker.communicators.push_ids import UNNUMBERED
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_sparse
+from ctr_ps.protos.store import Version
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 
 
 @dataclass(frozen=True, slots=True)

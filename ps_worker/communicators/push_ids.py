@@ -10,8 +10,8 @@ So the step and position of a push id never leave out a batch.
 import threading
 from collections.abc import Iterable
 
-from protos.store import Member, PushId, Version, WorkerProgress
-from ps_worker.data.blocks.position import DataPosition
+from ctr_ps.protos.store import Member, PushId, Version, WorkerProgress
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
 
 UNNUMBERED = 0
 """Number of a batch whose position is not recorded."""

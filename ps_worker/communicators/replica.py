@@ -16,12 +16,12 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
-from protos.keys import Keys
-from protos.spec import DenseSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.replica_table import ReplicaTable
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.replica_table import ReplicaTable
 
 
 class Replica:

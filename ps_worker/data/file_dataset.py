@@ -6,20 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import BadRowError, DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.listing import stamp_of
-from ps_worker.data.formats import Format, require_format, values_of_files
-from ps_worker.data.reading import Reading
-from ps_worker.data.slot_values import SlotValues
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import BadRowError, DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import stamp_of
+from ctr_ps.ps_worker.data.formats import Format, require_format, values_of_files
+from ctr_ps.ps_worker.data.reading import Reading
+from ctr_ps.ps_worker.data.slot_values import SlotValues
 
 if TYPE_CHECKING:
-    from ps_worker.data.text.multislot import Values
-    from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
+    from ctr_ps.ps_worker.data.text.multislot import Values
+    from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 
 
 class FileDataset:
@@ -103,8 +103,8 @@ class FileDataset:
         Raises:
             UsageError: If the command is empty, or the columns do not match the schema.
         """
-        from ps_worker.data.text.multislot import MultiSlotScanner
-        from ps_worker.data.user_code.pipe import PipeReader, piped
+        from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
+        from ctr_ps.ps_worker.data.user_code.pipe import PipeReader, piped
 
         PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
         self._format = piped(command, columns=columns, values=values)
@@ -117,7 +117,7 @@ class FileDataset:
         Raises:
             DataError: If the generator uses `hash()`, whose values differ in each process.
         """
-        from ps_worker.data.user_code.generator_reader import generated
+        from ctr_ps.ps_worker.data.user_code.generator_reader import generated
 
         self._format = generated(generator)
         self._format_shown = type(generator).__qualname__

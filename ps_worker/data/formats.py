@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import PurePath
 
-from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError, did_you_mean
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Reader
-from ps_worker.data.files.content import CODECS, open_content, suffix_of
-from ps_worker.data.slot_values import Kind, SlotValues
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Reader
+from ctr_ps.ps_worker.data.files.content import CODECS, open_content, suffix_of
+from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
 
 MakeReader = Callable[[Schema, BadRows], Reader]
 Format = str | MakeReader
@@ -63,31 +63,31 @@ def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
     reader: Reader
     match format:
         case "csv":
-            from ps_worker.data.text.csv_text import CsvReader
+            from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 
             reader = CsvReader(schema, bad_rows)
         case "parquet":
-            from ps_worker.data.columnar.parquet import ParquetReader
+            from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
 
             reader = ParquetReader(schema, bad_rows)
         case "orc":
-            from ps_worker.data.columnar.orc import OrcReader
+            from ctr_ps.ps_worker.data.columnar.orc import OrcReader
 
             reader = OrcReader(schema, bad_rows)
         case "libsvm":
-            from ps_worker.data.text.svm import LibsvmReader
+            from ctr_ps.ps_worker.data.text.svm import LibsvmReader
 
             reader = LibsvmReader(schema, bad_rows)
         case "libffm":
-            from ps_worker.data.text.svm import LibffmReader
+            from ctr_ps.ps_worker.data.text.svm import LibffmReader
 
             reader = LibffmReader(schema, bad_rows)
         case "multislot":
-            from ps_worker.data.text.multislot import MultiSlotReader
+            from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
 
             reader = MultiSlotReader(schema, bad_rows)
         case _:
-            from ps_worker.data.text.criteo import CriteoReader
+            from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 
             reader = CriteoReader(schema, bad_rows)
     return reader
@@ -141,8 +141,8 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
         if name in KINDS:
             found.merge(SlotValues(dict.fromkeys(schema.slots, KINDS[name])))
             continue
-        from ps_worker.data.columnar.column_matching import kinds_of_values
-        from ps_worker.data.columnar.open_file import fields_of
+        from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
+        from ctr_ps.ps_worker.data.columnar.open_file import fields_of
 
         with suppress(DataError, KeyError):  # readers report the faults of a file
             found.merge(kinds_of_values(fields_of(path, name), schema.slots))

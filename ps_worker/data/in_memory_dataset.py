@@ -13,15 +13,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from protos.errors import DataError, UsageError, counted
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.position import DataPosition, digest_of_files
-from ps_worker.data.file_dataset import FileDataset
-from ps_worker.data.memory.global_shuffle import shuffle_globally
-from ps_worker.data.memory.loading import load_rows
-from ps_worker.data.memory.peers import HasPeers
-from ps_worker.data.memory.rows import Index, RowsInMemory, SlotSwap
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.position import DataPosition, digest_of_files
+from ctr_ps.ps_worker.data.file_dataset import FileDataset
+from ctr_ps.ps_worker.data.memory.global_shuffle import shuffle_globally
+from ctr_ps.ps_worker.data.memory.loading import load_rows
+from ctr_ps.ps_worker.data.memory.peers import HasPeers
+from ctr_ps.ps_worker.data.memory.rows import Index, RowsInMemory, SlotSwap
 
 # Purposes of random numbers, part of each generator's seed.
 _LOCAL, _GLOBAL, _SLOTS = range(3)

@@ -7,20 +7,20 @@ several: in any order   splits --> reader threads, a split each --> bounded queu
 from collections.abc import Generator, Iterator
 from functools import cache
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import UsageError, counted
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import batches
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.blocks.position import DataPosition, digest_of_files
-from ps_worker.data.blocks.reader_threads import merged
-from ps_worker.data.file_dataset import FileDataset
-from ps_worker.data.files.file_split import FileSplit, shuffled
-from ps_worker.data.files.listing import size_of
-from ps_worker.data.files.pass_share import PassShare
-from ps_worker.data.formats import Format, has_byte_offsets
-from ps_worker.data.reading import Reading
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.batching import batches
+from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.blocks.position import DataPosition, digest_of_files
+from ctr_ps.ps_worker.data.blocks.reader_threads import merged
+from ctr_ps.ps_worker.data.file_dataset import FileDataset
+from ctr_ps.ps_worker.data.files.file_split import FileSplit, shuffled
+from ctr_ps.ps_worker.data.files.listing import size_of
+from ctr_ps.ps_worker.data.files.pass_share import PassShare
+from ctr_ps.ps_worker.data.formats import Format, has_byte_offsets
+from ctr_ps.ps_worker.data.reading import Reading
 
 _QUEUED_BATCHES = 4  # per reader, waiting for training
 

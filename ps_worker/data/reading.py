@@ -4,17 +4,17 @@ import logging
 from collections import deque
 from collections.abc import Generator, Sequence
 
-from ctr_model.schema import Schema
-from protos.errors import BadRowError, DataError, counted
-from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ps_worker.data.blocks.batching import RowColumnCheck
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.content import suffix_of
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.listing import require_unchanged
-from ps_worker.data.formats import Format, doubt_about, reader_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import BadRowError, DataError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
+from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.content import suffix_of
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import require_unchanged
+from ctr_ps.ps_worker.data.formats import Format, doubt_about, reader_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,24 @@
 alone in one process.
 """
 
-from ps_worker.data.user_code.data_generator import (
+from ctr_ps.ps_worker.data.user_code.data_generator import (
     MultiSlotDataGenerator,
     MultiSlotStringDataGenerator,
 )
-from ps_worker.data.user_code.samples import SampleLoader
-from ps_worker.fleet import metrics, optimizer, util
-from ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer
-from ps_worker.fleet.executor import Executor
-from ps_worker.fleet.running import FLEET
-from ps_worker.fleet.words.datasets import DatasetFactory, InMemoryDataset, QueueDataset
-from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, Role, RoleMaker, UserDefinedRoleMaker
-from ps_worker.fleet.words.strategy import DistributedStrategy
-from ps_worker.training.monitor import Fetched
+from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
+from ctr_ps.ps_worker.fleet import metrics, optimizer, util
+from ctr_ps.ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer
+from ctr_ps.ps_worker.fleet.executor import Executor
+from ctr_ps.ps_worker.fleet.running import FLEET
+from ctr_ps.ps_worker.fleet.words.datasets import DatasetFactory, InMemoryDataset, QueueDataset
+from ctr_ps.ps_worker.fleet.words.roles import (
+    PaddleCloudRoleMaker,
+    Role,
+    RoleMaker,
+    UserDefinedRoleMaker,
+)
+from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
+from ctr_ps.ps_worker.training.monitor import Fetched
 
 __all__ = [
     "DatasetFactory",

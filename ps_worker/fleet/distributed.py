@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ctr_model.models.model import Model
-from protos.errors import UsageError
-from ps_worker.fleet.executor import Executor
-from ps_worker.fleet.optimizer import require_optimizer
-from ps_worker.fleet.running import FLEET
-from ps_worker.fleet.task import Task
-from ps_worker.fleet.words.strategy import DistributedStrategy
-from ps_worker.job import override_job
-from ps_worker.job.checks import require_base_rate, require_life, require_optimizers
-from ps_worker.job.model import trained_model
-from ps_worker.job.specs import specs_of
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.fleet.executor import Executor
+from ctr_ps.ps_worker.fleet.optimizer import require_optimizer
+from ctr_ps.ps_worker.fleet.running import FLEET
+from ctr_ps.ps_worker.fleet.task import Task
+from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.checks import require_base_rate, require_life, require_optimizers
+from ctr_ps.ps_worker.job.model import trained_model
+from ctr_ps.ps_worker.job.specs import specs_of
 
 
 class DistributedOptimizer:

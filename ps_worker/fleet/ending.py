@@ -16,9 +16,9 @@ import signal
 import sys
 import threading
 
-from protos.errors import AbortedError, CtrPsError, TransportError
-from ps_worker.fleet.fleet import Fleet
-from ps_worker.run.termination import EXIT_CODE, Termination
+from ctr_ps.protos.errors import AbortedError, CtrPsError, TransportError
+from ctr_ps.ps_worker.fleet.fleet import Fleet
+from ctr_ps.ps_worker.run.termination import EXIT_CODE, Termination
 
 _LACKS_A_CALL = 2
 

@@ -4,20 +4,20 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
-from ctr_model.batch import Batch
-from ctr_model.metrics import ClickMetrics
-from ctr_model.models.model import Model
-from protos.errors import UsageError
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.file_dataset import head_of
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.user_code.samples import SampleLoader
-from ps_worker.fleet.running import FLEET
-from ps_worker.fleet.words.unknown import called_as
-from ps_worker.training.evaluation.evaluator import OnPredictions
-from ps_worker.training.monitor import FetchHandler, Fetching
-from ps_worker.training.step_loop import TrainedStep
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.file_dataset import head_of
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
+from ctr_ps.ps_worker.fleet.running import FLEET
+from ctr_ps.ps_worker.fleet.words.unknown import called_as
+from ctr_ps.ps_worker.training.evaluation.evaluator import OnPredictions
+from ctr_ps.ps_worker.training.monitor import FetchHandler, Fetching
+from ctr_ps.ps_worker.training.step_loop import TrainedStep
 
 FETCH_PERIOD_S = 5.0
 

@@ -7,38 +7,48 @@
 Without a role everything is in this process: it is worker 0 of 1, and has the parameters, too.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import Literal, NoReturn, TypeVar, overload
 
-from ctr_model.models.model import Model
-from ctr_model.schema import Schema
-from protos.errors import RoleError, UsageError
-from protos.metrics.metrics_port import metrics_address
-from protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
-from protos.store import InferenceDtype, InferenceSettings, Numbers, ReduceOp, SaveRequest, Shrunk
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.settings import ServerSettings
-from ps_worker.checkpoints.attachments import values_of_checkpoint
-from ps_worker.cluster.open_store import LOCAL, open_store
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.files.file_split import FileSplit, file_splits, split_files
-from ps_worker.data.files.listing import stamp_of
-from ps_worker.data.files.signature import signature_of
-from ps_worker.data.formats import Format, reader_of
-from ps_worker.data.memory.peers import Peers
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.fleet.task import Task
-from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
-from ps_worker.fleet.words.unknown import called_as
-from ps_worker.heter.connect import heter_trainers, require_heter
-from ps_worker.run.abort import abort_before_joining
-from ps_worker.run.figures.worker_metrics import metrics_port
-from ps_worker.run.plan import model_plan_of
-from ps_worker.run.run import Run
-from ps_worker.run.termination import Place, Termination
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import RoleError, UsageError
+from ctr_ps.protos.metrics.metrics_port import metrics_address
+from ctr_ps.protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
+from ctr_ps.protos.store import (
+    InferenceDtype,
+    InferenceSettings,
+    Numbers,
+    ReduceOp,
+    SaveRequest,
+    Shrunk,
+)
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.settings import ServerSettings
+from ctr_ps.ps_worker.checkpoints.attachments import values_of_checkpoint
+from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.files.file_split import FileSplit, file_splits, split_files
+from ctr_ps.ps_worker.data.files.listing import stamp_of
+from ctr_ps.ps_worker.data.files.signature import signature_of
+from ctr_ps.ps_worker.data.formats import Format, reader_of
+from ctr_ps.ps_worker.data.memory.peers import Peers
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.extras.chaos import faults_of
+from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+from ctr_ps.ps_worker.extras.heter.connect import before_the_cut, heter_trainers, require_heter
+from ctr_ps.ps_worker.fleet.task import Task
+from ctr_ps.ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
+from ctr_ps.ps_worker.fleet.words.unknown import called_as
+from ctr_ps.ps_worker.run.abort import abort_before_joining
+from ctr_ps.ps_worker.run.figures.worker_metrics import metrics_port
+from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.termination import Place, Termination
 
 _MOST_LISTS = 16
 
@@ -302,7 +312,7 @@ class Fleet:
         if not self._is_server_ready:
             raise UsageError("fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
-        from ps_worker.fleet.serving import serve
+        from ctr_ps.ps_worker.fleet.serving import serve
 
         settings = ServerSettings(
             load=self._server_load,
@@ -340,11 +350,14 @@ class Fleet:
         if self._task is None or not self._is_server_ready:
             raise UsageError("fleet.init_heter_worker() before fleet.run_heter_worker()")
         # Late, so that others do not load the shell of a heter trainer.
-        from ps_worker.run.heter_job import train_heter
+        from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
 
         self._is_over = True
         plan = model_plan_of(self._task.model, self._task.job, role)
-        with Termination() as termination, open_store(role, plan.job.cluster) as store:
+        with (
+            Termination() as termination,
+            open_store(role, plan.job.cluster, disturb=faults_of(os.environ)) as store,
+        ):
             train_heter(
                 plan,
                 store,
@@ -372,10 +385,13 @@ class Fleet:
         self._task.precompile(is_in_process=role.is_in_process)
         self._has_called = True
         with ExitStack() as opened:
-            store = opened.enter_context(open_store(role, self._task.job.cluster))
-            plan = model_plan_of(self._task.model, self._task.job, role)
-            heter = heter_trainers(role.heter_endpoints, plan.job, worker=role.worker_index)
-            run = Run(store, plan, heter=heter)
+            store = opened.enter_context(
+                open_store(role, self._task.job.cluster, disturb=faults_of(os.environ))
+            )
+            job = self._task.job
+            heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
+            plan = model_plan_of(self._task.model, job, role, new_pass_trainer=new_pass_trainer)
+            run = Run(store, before_the_cut(plan, heter), heter=heter)
             self._run = opened.enter_context(run)
             opened.enter_context(metrics_port(run, metrics_address(None)))
             self._resources = opened.pop_all()

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ctr_model.metrics import ClickMetrics, auc_of_histograms
-from protos.errors import UsageError
-from protos.store import Numbers, ReduceOp
-from ps_worker.fleet.running import FLEET
+from ctr_ps.ctr_model.metrics import ClickMetrics, auc_of_histograms
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import Numbers, ReduceOp
+from ctr_ps.ps_worker.fleet.running import FLEET
 
 AllReduce = Callable[[Numbers, ReduceOp], Numbers]
 """Reduces float64[N] over workers."""

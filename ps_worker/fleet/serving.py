@@ -1,9 +1,9 @@
 """A server in the process of a script: the one module of a worker's package that knows the server's shell."""
 
-from protos.role import ServerRole
-from protos.runtime.logs import configure_logs, errors_as_exit_codes
-from ps_server.rpc.run import run_server
-from ps_server.settings import ServerSettings
+from ctr_ps.protos.role import ServerRole
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
+from ctr_ps.ps_server.rpc.run import run_server
+from ctr_ps.ps_server.settings import ServerSettings
 
 
 def serve(role: ServerRole, settings: ServerSettings) -> None:

@@ -3,12 +3,13 @@
 import logging
 from dataclasses import dataclass
 
-from ctr_model.models.model import Model
-from ctr_model.models.origin import origin_of
-from ps_worker.checkpoints.attachments import attachments_of_model
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.job import Job
-from ps_worker.run.precompile import precompile_script
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ps_worker.checkpoints.attachments import attachments_of_model
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.precompile import precompile_script
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,13 @@ class Task:
         """Compiles what training runs, for a model that says which columns it was built for."""
         origin = origin_of(self.model)
         if origin is not None:  # a class of the user's own may not say
-            precompile_script(self.model, origin.schema, self.job, is_in_process=is_in_process)
+            precompile_script(
+                self.model,
+                origin.schema,
+                self.job,
+                is_in_process=is_in_process,
+                new_pass_trainer=new_pass_trainer,
+            )
 
     def attachments(self, values: SlotValues | None = None) -> dict[str, bytes]:
         """Returns the files that `ps-worker infer` reads; none for a model that does not know its options."""

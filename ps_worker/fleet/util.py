@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from protos.store import Numbers, ReduceOp
-from ps_worker.fleet.running import FLEET
+from ctr_ps.protos.store import Numbers, ReduceOp
+from ctr_ps.ps_worker.fleet.running import FLEET
 
 
 def all_reduce(input: ArrayLike, mode: Literal["sum", "max", "min"] = "sum") -> Numbers:

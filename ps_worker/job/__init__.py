@@ -8,7 +8,7 @@ to change and names the key; for an unknown key also the nearest known one. Path
 directory.
 """
 
-from ps_worker.job.job import Job
-from ps_worker.job.reading import load_job, override_job, saved_job
+from ctr_ps.ps_worker.job.job import Job
+from ctr_ps.ps_worker.job.reading import load_job, override_job, saved_job
 
 __all__ = ["Job", "load_job", "override_job", "saved_job"]

@@ -5,18 +5,18 @@ Faults are JobErrors that name the key of the job.
 
 from collections.abc import Iterator
 
-from ctr_model.models.model import Model, module_class_of
-from protos.errors import SpecError
-from protos.spec import OptimizerSpec
-from ps_server.optimizers.registry import WEIGHT_DECAY, Tuning, optimizer_of
-from ps_server.table.feature_life.admission import check_score_source
-from ps_server.table.feature_life.eviction import max_rows_of_shard
-from ps_server.table.spec_checks import check_table_spec
-from ps_worker.job.faults import first_named
-from ps_worker.job.job import Job
-from ps_worker.job.sections.life import EXPIRY_RULES, TableLife
-from ps_worker.job.sections.schedule import ScheduleSection
-from ps_worker.job.specs import (
+from ctr_ps.ctr_model.models.model import Model, module_class_of
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_server.optimizers.registry import WEIGHT_DECAY, Tuning, optimizer_of
+from ctr_ps.ps_server.table.feature_life.admission import check_score_source
+from ctr_ps.ps_server.table.feature_life.eviction import max_rows_of_shard
+from ctr_ps.ps_server.table.spec_checks import check_table_spec
+from ctr_ps.ps_worker.job.faults import first_named
+from ctr_ps.ps_worker.job.job import Job
+from ctr_ps.ps_worker.job.sections.life import EXPIRY_RULES, TableLife
+from ctr_ps.ps_worker.job.sections.schedule import ScheduleSection
+from ctr_ps.ps_worker.job.specs import (
     DELTA_OPTIMIZER,
     ModelSpecs,
     asked_optimizer,

@@ -14,26 +14,26 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema, SchemaError
-from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.listing import FileStamp
-from ps_worker.data.formats import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema, SchemaError
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import FileStamp
+from ctr_ps.ps_worker.data.formats import (
     Format,
     has_named_columns,
     require_format,
     values_of_files,
 )
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.memory.peers import HasPeers
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.data.text.multislot import MultiSlotReader
-from ps_worker.data.user_code.pipe import piped
-from ps_worker.job import Job
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.memory.peers import HasPeers
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
+from ctr_ps.ps_worker.data.user_code.pipe import piped
+from ctr_ps.ps_worker.job import Job
 
 
 def format_of_job(job: Job) -> Format | None:

@@ -9,12 +9,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from protos.errors import did_you_mean
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_worker.job.fleet_words import FLEET_WORDS
-from ps_worker.job.job import Job
-from ps_worker.job.origin import KeyPath, Origin
-from ps_worker.job.sections.optimizers import OptimizerChoice
+from ctr_ps.protos.errors import did_you_mean
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_worker.job.fleet_words import FLEET_WORDS
+from ctr_ps.ps_worker.job.job import Job
+from ctr_ps.ps_worker.job.origin import KeyPath, Origin
+from ctr_ps.ps_worker.job.sections.optimizers import OptimizerChoice
 
 _NEAR = 0.6
 """Similarity from which on a name of the same table may be meant, as of `difflib`."""

@@ -13,8 +13,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from protos.errors import JobError, did_you_mean
-from ps_worker.job.sections.strategy import SETTINGS, Mode
+from ctr_ps.protos.errors import JobError, did_you_mean
+from ctr_ps.ps_worker.job.sections.strategy import SETTINGS, Mode
 
 logger = logging.getLogger(__name__)
 

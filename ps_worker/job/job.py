@@ -6,15 +6,15 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, PrivateAttr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from protos.errors import JobError
-from ps_worker.job.origin import Origin
-from ps_worker.job.sections.checkpoint import CheckpointSection
-from ps_worker.job.sections.data import DataSection
-from ps_worker.job.sections.device import DeviceSection
-from ps_worker.job.sections.life import LifeSection
-from ps_worker.job.sections.optimizers import OptimizerSection
-from ps_worker.job.sections.run import RunSection
-from ps_worker.job.sections.section import (
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job.origin import Origin
+from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.ps_worker.job.sections.data import DataSection
+from ctr_ps.ps_worker.job.sections.device import DeviceSection
+from ctr_ps.ps_worker.job.sections.life import LifeSection
+from ctr_ps.ps_worker.job.sections.optimizers import OptimizerSection
+from ctr_ps.ps_worker.job.sections.run import RunSection
+from ctr_ps.ps_worker.job.sections.section import (
     ClusterSection,
     HeterSection,
     ModelSection,
@@ -22,8 +22,8 @@ from ps_worker.job.sections.section import (
     TrainSection,
     is_utf8,
 )
-from ps_worker.job.sections.strategy import StrategySection
-from ps_worker.job.sections.valid import ValidSection
+from ctr_ps.ps_worker.job.sections.strategy import StrategySection
+from ctr_ps.ps_worker.job.sections.valid import ValidSection
 
 
 def _model_of_name(value: object) -> object:

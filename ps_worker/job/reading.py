@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from protos.errors import JobError
-from protos.runtime.environment import with_home
-from ps_worker.job.faults import explain, hint_for_key
-from ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
-from ps_worker.job.job import Job
-from ps_worker.job.origin import Origin, path_of
-from ps_worker.job.sections.strategy import SETTINGS
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.runtime.environment import with_home
+from ctr_ps.ps_worker.job.faults import explain, hint_for_key
+from ctr_ps.ps_worker.job.fleet_words import FleetWordError, aliases_of, translated
+from ctr_ps.ps_worker.job.job import Job
+from ctr_ps.ps_worker.job.origin import Origin, path_of
+from ctr_ps.ps_worker.job.sections.strategy import SETTINGS
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:

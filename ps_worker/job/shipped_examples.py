@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
-from protos.errors import UsageError, did_you_mean
+from ctr_ps.protos.errors import UsageError, did_you_mean
 
-_PACKAGED = Path(__file__).parents[1] / "examples"  # in a wheel
-_OF_SOURCES = Path(__file__).parents[2] / "examples"
-_FOLDER = _PACKAGED if _PACKAGED.is_dir() else _OF_SOURCES
+_FOLDER = Path(__file__).parents[2] / "examples"
 
 _SUFFIXES = (".toml", ".py", ".sh")
 _NAMED = re.compile(r"\bexamples/([\w/]+\.(?:toml|py|sh))\b")

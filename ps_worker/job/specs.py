@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from ctr_model.models.model import (
+from ctr_ps.ctr_model.models.model import (
     EmbeddingTable,
     Model,
     initial_biases_of,
     initial_values_of,
     tasks_of,
 )
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Parameters
-from ps_server.optimizers.adagrad import ADAGRAD
-from ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY
-from ps_worker.job.job import Job
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.sections.optimizers import OptimizerChoice
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Parameters
+from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY
+from ctr_ps.ps_worker.job.job import Job
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.job.sections.optimizers import OptimizerChoice
 
 DELTA_OPTIMIZER = OptimizerSpec(name="sum")
 """The optimizer of servers in GEO training: it adds deltas."""

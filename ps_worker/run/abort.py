@@ -8,9 +8,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protos.errors import CtrPsError, UsageError, comes_again
-from protos.role import HeterRole, WorkerRole
-from protos.store import Coordination, abort_reason
+from ctr_ps.protos.errors import CtrPsError, UsageError, comes_again
+from ctr_ps.protos.role import HeterRole, WorkerRole
+from ctr_ps.protos.store import Coordination, abort_reason
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,6 @@ def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> 
     if role.is_in_process or isinstance(error, UsageError):
         return
     # Imported late: a run in one process needs no gRPC.
-    from ps_worker.cluster.connect import abort_unjoined
+    from ctr_ps.ps_worker.cluster.connect import abort_unjoined
 
     abort_unjoined(role, error)

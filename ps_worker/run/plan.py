@@ -10,22 +10,28 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ctr_model.models.model import Model
-from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError, counted
-from protos.role import HeterRole, Members, WorkerRole
-from protos.runtime.environment import version_term
-from ps_worker.checkpoints.retention import require_other_folder
-from ps_worker.checkpoints.warm_start import warm_start_of
-from ps_worker.cluster.open_store import LOCAL
-from ps_worker.data.files.listing import FileStamp, matching_files, stamp_of
-from ps_worker.data.files.signature import signature_of
-from ps_worker.job import Job
-from ps_worker.job.checks import require_base_rate, require_device, require_life, require_optimizers
-from ps_worker.job.datasets import evaluated, format_of_job
-from ps_worker.job.model import model_of, trained_model
-from ps_worker.job.specs import ModelSpecs, specs_of, with_rates_of_tables
-from ps_worker.training.evaluation.breakdown import breakdown_of
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.protos.role import HeterRole, Members, WorkerRole
+from ctr_ps.protos.runtime.environment import version_term
+from ctr_ps.ps_worker.checkpoints.retention import require_other_folder
+from ctr_ps.ps_worker.checkpoints.warm_start import warm_start_of
+from ctr_ps.ps_worker.cluster.open_store import LOCAL
+from ctr_ps.ps_worker.data.files.listing import FileStamp, matching_files, stamp_of
+from ctr_ps.ps_worker.data.files.signature import signature_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.checks import (
+    require_base_rate,
+    require_device,
+    require_life,
+    require_optimizers,
+)
+from ctr_ps.ps_worker.job.datasets import evaluated, format_of_job
+from ctr_ps.ps_worker.job.model import model_of, trained_model
+from ctr_ps.ps_worker.job.specs import ModelSpecs, specs_of, with_rates_of_tables
+from ctr_ps.ps_worker.run.guests import NewPassTrainer
+from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +51,14 @@ class ModelPlan:
         role: Of this process.
         trained: Computes its gradients; `model` predicts.
         terms: Settings in which all workers of the run must agree, by the names that users know.
+        new_pass_trainer: Makes what trains where `device.tables` is "pass".
     """
 
     specs: ModelSpecs
     role: WorkerRole | HeterRole
     trained: Model
     terms: Mapping[str, str]
+    new_pass_trainer: NewPassTrainer | None = None
 
     @property
     def model(self) -> Model:
@@ -84,7 +92,13 @@ class Plan(ModelPlan):
     signatures: Mapping[str, str]
 
 
-def model_plan_of(model: Model, job: Job, role: WorkerRole | HeterRole = LOCAL) -> ModelPlan:
+def model_plan_of(
+    model: Model,
+    job: Job,
+    role: WorkerRole | HeterRole = LOCAL,
+    *,
+    new_pass_trainer: NewPassTrainer | None = None,
+) -> ModelPlan:
     """Returns the plan of a process that trains a model as a job says, with data of whatever kind.
 
     Raises:
@@ -95,10 +109,17 @@ def model_plan_of(model: Model, job: Job, role: WorkerRole | HeterRole = LOCAL) 
         role=role,
         trained=trained_model(job, model, worker=role.worker_index),
         terms=terms_of(job, role.members),
+        new_pass_trainer=new_pass_trainer,
     )
 
 
-def checked_model_plan(model: Model, job: Job, role: WorkerRole | HeterRole = LOCAL) -> ModelPlan:
+def checked_model_plan(
+    model: Model,
+    job: Job,
+    role: WorkerRole | HeterRole = LOCAL,
+    *,
+    new_pass_trainer: NewPassTrainer | None = None,
+) -> ModelPlan:
     """Returns the plan of a process, whose job gets the learning rates of the model's tables.
 
     Raises:
@@ -106,7 +127,8 @@ def checked_model_plan(model: Model, job: Job, role: WorkerRole | HeterRole = LO
     """
     require_optimizers(job, model)
     require_base_rate(job, model)
-    plan = model_plan_of(model, with_rates_of_tables(job, model), role)
+    job = with_rates_of_tables(job, model)
+    plan = model_plan_of(model, job, role, new_pass_trainer=new_pass_trainer)
     require_life(plan.specs)
     require_device(plan.specs)
     return plan
@@ -121,7 +143,9 @@ def heter_plan_of(job: Job, role: HeterRole) -> ModelPlan:
     return checked_model_plan(model_of(job, _schema_of(job)), job, role)
 
 
-def plan_of(job: Job, role: WorkerRole = LOCAL) -> Plan:
+def plan_of(
+    job: Job, role: WorkerRole = LOCAL, *, new_pass_trainer: NewPassTrainer | None = None
+) -> Plan:
     """Returns a worker's plan of a training job.
 
     Raises:
@@ -131,7 +155,8 @@ def plan_of(job: Job, role: WorkerRole = LOCAL) -> Plan:
         CheckpointError: If checkpoints cannot be where the job says.
     """
     schema = _schema_of(job)
-    of_model = checked_model_plan(model_of(job, schema), job, role)
+    model = model_of(job, schema)
+    of_model = checked_model_plan(model, job, role, new_pass_trainer=new_pass_trainer)
     job = of_model.job
     _require_format(job)
     warm_start_of(job, of_model.model)
@@ -147,6 +172,7 @@ def plan_of(job: Job, role: WorkerRole = LOCAL) -> Plan:
         role=role,
         trained=of_model.trained,
         terms={**of_model.terms, **_terms_of_data(job, schema, signatures)},
+        new_pass_trainer=new_pass_trainer,
         schema=schema,
         train_files=files["train"],
         test_files=files["test"],

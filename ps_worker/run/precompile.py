@@ -1,4 +1,4 @@
-"""Compiles the kernels of a worker: `python -m ps_worker.run.precompile` in the build of an image.
+"""Compiles the kernels of a worker: `python -m ctr_ps.ps_worker.run.precompile` in the build of an image.
 
 It trains on two rows with a store of its own, so that all kernels of a step are compiled, or loaded from
 numba's cache on disk.
@@ -14,33 +14,34 @@ from pathlib import Path
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.models.model import Model
-from ctr_model.schema import Schema
-from protos.errors import CtrPsError
-from protos.gradients import SparseGrad, sum_sparse
-from protos.placement import ShardMap
-from protos.role import WorkerRole
-from protos.runtime.compile_lock import compile_lock
-from protos.runtime.jit import read_only
-from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
-from ps_server.store import ParameterStore
-from ps_worker.cluster.routing import scatter_rows
-from ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ps_worker.data.columnar.record_batches import Columns, blocks_of
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import format_of, without_codec
-from ps_worker.data.memory.rows import RowsInMemory
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.text.line_blocks import line_blocks
-from ps_worker.data.text.multislot import MultiSlotScanner
-from ps_worker.data.tools.columns import columns_of
-from ps_worker.data.user_code.samples import batches_of_samples
-from ps_worker.job import Job
-from ps_worker.job.datasets import streamed
-from ps_worker.job.model import errors_of_model
-from ps_worker.run.plan import Plan, model_plan_of, plan_of
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.gradients import SparseGrad, sum_sparse
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.role import WorkerRole
+from ctr_ps.protos.runtime.compile_lock import compile_lock
+from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.routing import scatter_rows
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.columnar.record_batches import Columns, blocks_of
+from ctr_ps.ps_worker.data.columns import columns_of
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import format_of, without_codec
+from ctr_ps.ps_worker.data.memory.rows import RowsInMemory
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
+from ctr_ps.ps_worker.data.user_code.samples import batches_of_samples
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import streamed
+from ctr_ps.ps_worker.job.model import errors_of_model
+from ctr_ps.ps_worker.run.guests import NewPassTrainer
+from ctr_ps.ps_worker.run.plan import Plan, model_plan_of, plan_of
+from ctr_ps.ps_worker.run.run import Run
 
 
 def precompile(plan: Plan) -> None:
@@ -50,7 +51,7 @@ def precompile(plan: Plan) -> None:
     # Before the lock: files may be far away, and other processes wait for it.
     read_again = _first_rows(plan) if is_read else None
     with errors_of_model(job), compile_lock():
-        _train_on_two_rows(plan.model, plan.schema, job)
+        _train_on_two_rows(plan.model, plan.schema, job, plan.new_pass_trainer)
         if not plan.role.is_in_process:
             _move_rows(job)
         if job.data.in_memory:
@@ -61,20 +62,30 @@ def precompile(plan: Plan) -> None:
             read_again()
 
 
-def precompile_script(model: Model, schema: Schema, job: Job, *, is_in_process: bool) -> None:
+def precompile_script(
+    model: Model,
+    schema: Schema,
+    job: Job,
+    *,
+    is_in_process: bool,
+    new_pass_trainer: NewPassTrainer | None = None,
+) -> None:
     """Compiles the kernels that a script may need, whose data is not known yet; see `precompile`."""
     with compile_lock():
-        _train_on_two_rows(model, schema, job)
+        _train_on_two_rows(model, schema, job, new_pass_trainer)
         if not is_in_process:
             _move_rows(job)
         _hash_a_sample(schema)
 
 
-def _train_on_two_rows(model: Model, schema: Schema, job: Job) -> None:
+def _train_on_two_rows(
+    model: Model, schema: Schema, job: Job, new_pass_trainer: NewPassTrainer | None
+) -> None:
     """Runs what trains and evaluates a model."""
     quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
     batches = [_batch_of_one(schema, label) for label in (0.0, 1.0)]
-    plan = model_plan_of(model, job.model_copy(update={"train": quiet}))
+    job = job.model_copy(update={"train": quiet})
+    plan = model_plan_of(model, job, new_pass_trainer=new_pass_trainer)
     with Run(ParameterStore(), plan) as run:
         run.train(batches, thread_num=1)
         run.evaluate(batches)

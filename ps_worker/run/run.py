@@ -14,14 +14,14 @@ train; later it may not, since in some modes each worker has parameters of its o
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import Self
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.models.model import tasks_of
-from protos.errors import AbortedError, UsageError, counted
-from protos.store import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.model import tasks_of
+from ctr_ps.protos.errors import AbortedError, UsageError, counted
+from ctr_ps.protos.store import (
     Numbers,
     ReduceOp,
     SaveRequest,
@@ -31,36 +31,31 @@ from protos.store import (
     WorkerLoss,
     WorkerProgress,
 )
-from ps_worker.checkpoints.warm_start import warm_start
-from ps_worker.communicators.choice import communicator_of
-from ps_worker.communicators.communicator import Communicator
-from ps_worker.data.blocks.position import Batches
-from ps_worker.data.memory.peers import Peers
-from ps_worker.heter.front_model import FrontModel
-from ps_worker.heter.trainers import HeterTrainers
-from ps_worker.job.checks import require_one_worker
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.specs import (
+from ctr_ps.ps_worker.checkpoints.warm_start import warm_start
+from ctr_ps.ps_worker.communicators.choice import communicator_of
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.data.memory.peers import Peers
+from ctr_ps.ps_worker.job.checks import require_one_worker
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.job.specs import (
     declare,
     num_biases,
     num_rates,
 )
-from ps_worker.run.abort import abort_by
-from ps_worker.run.membership import Membership
-from ps_worker.run.plan import ModelPlan
-from ps_worker.run.termination import Termination
-from ps_worker.training.evaluation.advice import advice_on_loss
-from ps_worker.training.evaluation.base_rate import rates_of
-from ps_worker.training.evaluation.breakdown import Breakdown
-from ps_worker.training.evaluation.evaluator import Evaluation, OnPredictions, evaluate
-from ps_worker.training.learning_rates import LearningRates
-from ps_worker.training.meter import Progress
-from ps_worker.training.non_finite import NonFiniteBatches
-from ps_worker.training.step_loop import StepLoop, TrainedStep
-
-if TYPE_CHECKING:
-    from ctr_model.torch import TorchModel
-    from ps_worker.training.device_pass.pass_trainer import PassTrainer
+from ctr_ps.ps_worker.run.abort import abort_by
+from ctr_ps.ps_worker.run.guests import DensePart, PassTrainer
+from ctr_ps.ps_worker.run.membership import Membership
+from ctr_ps.ps_worker.run.plan import ModelPlan
+from ctr_ps.ps_worker.run.termination import Termination
+from ctr_ps.ps_worker.training.evaluation.advice import advice_on_loss
+from ctr_ps.ps_worker.training.evaluation.base_rate import rates_of
+from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
+from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, OnPredictions, evaluate
+from ctr_ps.ps_worker.training.learning_rates import LearningRates
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
+from ctr_ps.ps_worker.training.step_loop import StepLoop, TrainedStep
 
 logger = logging.getLogger(__name__)
 
@@ -83,16 +78,14 @@ class Run:
         non_finite: Its batches that were skipped.
     """
 
-    def __init__(
-        self, store: Store, plan: ModelPlan, *, heter: HeterTrainers | None = None
-    ) -> None:
+    def __init__(self, store: Store, plan: ModelPlan, *, heter: DensePart | None = None) -> None:
         """Joins the run.
 
         Args:
             store: The parameters.
             plan: What to train, and in which role; of its job the sections [train], [optimizer], [life],
                 [strategy], [device] and [cluster] count.
-            heter: They train the dense parameters for this worker; None: it does that itself.
+            heter: Trains the dense parameters for this worker; None: it does that itself.
 
         Raises:
             JobError: If workers do not agree.
@@ -117,7 +110,7 @@ class Run:
         self._model = model
         self._job = job
         self._heter = heter
-        self._trained_model = plan.trained if heter is None else FrontModel(plan.trained, heter)
+        self._trained_model = plan.trained
         self._counting_tables = plan.specs.counting_tables
         self._communicator: Communicator | None = None  # None: not started
         self._earlier_progress: WorkerProgress | None = None
@@ -561,27 +554,18 @@ class Run:
                 self._partial_pass = f"{type(error).__name__}: {error}"
             raise
 
-    def _pass_trainer(self) -> "PassTrainer":
-        from ps_worker.training.device_pass.pass_trainer import (  # late: needs an extra
-            DeviceSettings,
-            PassTrainer,
-        )
-
-        job, device = self._job, self._job.device
-        return PassTrainer(
-            cast("TorchModel", self._trained_model),
+    def _pass_trainer(self) -> PassTrainer:
+        if self._plan.new_pass_trainer is None:
+            raise UsageError(
+                'device.tables is "pass", and this run was not given a trainer of passes'
+            )
+        return self._plan.new_pass_trainer(
+            self._trained_model,
+            self._plan.specs,
             self.store,
             self._started().push_ids,
-            tables=self._plan.specs.tables,
-            dense=self._plan.specs.dense,
-            settings=DeviceSettings(
-                kind=device.kind,
-                memory_bytes=device.memory_bytes,
-                pass_batches=device.pass_rows // job.train.batch_size or None,
-            ),
             progress=self.progress,
             non_finite=self.non_finite,
-            clip_norm=self._job.train.clip_norm,
         )
 
     def _step_loop(self, thread_num: int) -> StepLoop:

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 
-from protos.errors import AbortedError, CtrPsError, TransportError
-from protos.store import Coordination
+from ctr_ps.protos.errors import AbortedError, CtrPsError, TransportError
+from ctr_ps.protos.store import Coordination
 
 logger = logging.getLogger(__name__)
 

@@ -5,14 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from protos.errors import RoleError, UsageError
-from protos.role import WorkerRole, require_endpoints, role_from_environment
-from ps_worker.cluster.open_store import LOCAL, open_store
-from ps_worker.job import Job
-from ps_worker.job.reading import override_job
-from ps_worker.run.membership import Membership
-from ps_worker.run.plan import terms_of
-from ps_worker.torch.tables import Tables
+from ctr_ps.protos.errors import RoleError, UsageError
+from ctr_ps.protos.role import WorkerRole, require_endpoints, role_from_environment
+from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
+from ctr_ps.ps_worker.extras.chaos import faults_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.reading import override_job
+from ctr_ps.ps_worker.run.membership import Membership
+from ctr_ps.ps_worker.run.plan import terms_of
+from ctr_ps.ps_worker.torch.tables import Tables
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def open_tables(
     role = _role_of(servers, worker, num_workers)
     job = override_job(
         {
-            "model": "ps_worker.torch",
+            "model": "ctr_ps.torch",
             "strategy": {"mode": mode},
             "optimizer": {"sparse": optimizer, "schedule": schedule or {}},
             "train": {"seed": seed},
@@ -72,7 +73,7 @@ def open_tables(
     if max_pending_mb < 1:
         raise UsageError(f"max_pending_mb is {max_pending_mb}, expected at least 1")
     with (
-        open_store(role, job.cluster) as store,
+        open_store(role, job.cluster, disturb=faults_of(os.environ)) as store,
         Membership(
             store,
             role.worker_index,

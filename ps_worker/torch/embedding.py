@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ctr_model.models.model import EmbeddingTable
-from ctr_model.torch.batch import tensor_of
-from protos.errors import UsageError
-from protos.keys import unique_keys
-from ps_worker.torch.keys import keys_of
-from ps_worker.torch.tables import TableModule
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.torch.batch import tensor_of
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.keys import unique_keys
+from ctr_ps.ps_worker.torch.keys import keys_of
+from ctr_ps.ps_worker.torch.tables import TableModule
 
 OptimizerChoice = str | Mapping[str, str | float]
 """As in a job: "adagrad", or {"name": "adagrad", "learning_rate": 0.1}."""

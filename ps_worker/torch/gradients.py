@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protos.errors import UsageError
-from protos.gradients import SparseGrad, sum_sparse
-from protos.keys import Keys
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.gradients import SparseGrad, sum_sparse
+from ctr_ps.protos.keys import Keys
 
 logger = logging.getLogger(__name__)
 

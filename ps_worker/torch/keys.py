@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protos.errors import UsageError
-from protos.keys import Keys
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.keys import Keys
 
 
 def keys_of(tensor: Tensor) -> Keys:

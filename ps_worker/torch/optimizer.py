@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ps_worker.torch.gradients import leaf_with
-from ps_worker.torch.tables import Tables
+from ctr_ps.ps_worker.torch.gradients import leaf_with
+from ctr_ps.ps_worker.torch.tables import Tables
 
 
 class PushOptimizer:

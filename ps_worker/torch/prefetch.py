@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from protos.errors import UsageError
-from protos.keys import Keys, unique_keys
-from protos.store import Future, Pulled
-from ps_worker.torch.keys import keys_of
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.keys import Keys, unique_keys
+from ctr_ps.protos.store import Future, Pulled
+from ctr_ps.ps_worker.torch.keys import keys_of
 
 B = TypeVar("B")
 KeysOfBatch = Callable[[B], Mapping[str, Tensor]]

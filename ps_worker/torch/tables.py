@@ -9,20 +9,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from ctr_model.models.model import EmbeddingTable
-from protos.errors import CheckpointError, CtrPsError, UsageError, counted
-from protos.gradients import Gradients, SparseGrad, Values, require_finite
-from protos.keys import Keys
-from protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
-from ps_server.checkpoint.files.manifest import MANIFEST, TOKEN_CHARACTERS
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_worker.communicators.push_ids import PushIds
-from ps_worker.job import Job
-from ps_worker.job.specs import specs_of_tables
-from ps_worker.run.membership import Membership
-from ps_worker.torch.gradients import PendingGradients
-from ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
+from ctr_ps.protos.gradients import Gradients, SparseGrad, Values, require_finite
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Future, Missing, Pulled, ReduceOp, SaveRequest, Store, Version
+from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST, TOKEN_CHARACTERS
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.communicators.push_ids import PushIds
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.specs import specs_of_tables
+from ctr_ps.ps_worker.run.membership import Membership
+from ctr_ps.ps_worker.torch.gradients import PendingGradients
+from ctr_ps.ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +130,7 @@ class Tables:
         embeddings = [each for each in module.modules() if isinstance(each, TableModule)]
         if not embeddings:
             raise UsageError(
-                f"{type(module).__name__} has no embedding of ps_worker.torch: there is nothing to attach"
+                f"{type(module).__name__} has no embedding of ctr_ps.torch: there is nothing to attach"
             )
         for spec in specs_of_tables([each.spec for each in embeddings], self._job):
             self._store.create_table(spec)

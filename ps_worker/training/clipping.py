@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from protos.gradients import Gradients, Values
-from protos.runtime.jit import kernel
+from ctr_ps.protos.gradients import Gradients, Values
+from ctr_ps.protos.runtime.jit import kernel
 
 
 @kernel

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from protos.spec import OptimizerSpec
-from ps_server.optimizers.registry import Tuning
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_server.optimizers.registry import Tuning
 
 logger = logging.getLogger(__name__)
 

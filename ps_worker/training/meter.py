@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.metrics import ClickMetrics, SlidingMetrics
-from ps_worker.training.evaluation.base_rate import BaseRate
-from ps_worker.training.evaluation.groups import ratio
+from ctr_ps.ctr_model.metrics import ClickMetrics, SlidingMetrics
+from ctr_ps.ps_worker.training.evaluation.base_rate import BaseRate
+from ctr_ps.ps_worker.training.evaluation.groups import ratio
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from protos.errors import UsageError
-from protos.store import Staleness
-from ps_worker.training.evaluation.groups import ratio
-from ps_worker.training.meter import Counts, Progress
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import Staleness
+from ctr_ps.ps_worker.training.evaluation.groups import ratio
+from ctr_ps.ps_worker.training.meter import Counts, Progress
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Literal
 
-from protos.errors import GradientError
-from protos.gradients import Gradients, faults_of
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.gradients import Gradients, faults_of
 
 logger = logging.getLogger(__name__)
 

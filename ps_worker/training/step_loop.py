@@ -20,21 +20,21 @@ from typing import Self, TypeVar
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.models.checks import errors_with_shapes, require_result
-from ctr_model.models.model import Model, StepResult, number_batch
-from protos.errors import DataError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
-from protos.store import Future, Pulled, Version
-from ps_worker.communicators.communicator import Communicator
-from ps_worker.communicators.push_ids import PushIds
-from ps_worker.data.blocks.position import Batches
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.training.blas import blas_threads
-from ps_worker.training.clipping import clip
-from ps_worker.training.lookups import BatchKeys, keys_of_batch
-from ps_worker.training.meter import Progress
-from ps_worker.training.non_finite import NonFiniteBatches
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.checks import errors_with_shapes, require_result
+from ctr_ps.ctr_model.models.model import Model, StepResult, number_batch
+from ctr_ps.protos.errors import DataError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values, sum_gradients
+from ctr_ps.protos.store import Future, Pulled, Version
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.push_ids import PushIds
+from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.training.blas import blas_threads
+from ctr_ps.ps_worker.training.clipping import clip
+from ctr_ps.ps_worker.training.lookups import BatchKeys, keys_of_batch
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 
 logger = logging.getLogger(__name__)
 

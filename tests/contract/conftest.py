@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from protos.limits import CHUNK_BYTES
-from protos.store import Store
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.store import Store
 from tests.support.cluster import cluster
 from tests.support.stores import OpenJob, declare, in_process, joined
 

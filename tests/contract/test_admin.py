@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     ProtocolError,
 )
-from protos.spec import OptimizerSpec
-from protos.store import Missing, Shrunk, Staleness, Store, WorkerProgress
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.protos.store import Missing, Shrunk, Staleness, Store, WorkerProgress
 from tests.support.stores import (
     DEEP,
     KEYS,

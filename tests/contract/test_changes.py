@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError, UnknownTableError
-from protos.gradients import Gradients, SparseGrad, Values
-from protos.keys import Keys
-from protos.limits import CHUNK_BYTES
-from protos.spec import OptimizerSpec
-from protos.store import Missing, SaveRequest, Store
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import ProtocolError, UnknownTableError
+from ctr_ps.protos.gradients import Gradients, SparseGrad, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.protos.store import Missing, SaveRequest, Store
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.stores import DEEP, KEYS, WIDE, push_id
 from tests.support.training import together

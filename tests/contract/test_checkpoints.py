@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     CheckpointError,
     ProtocolError,
     UnknownChangesError,
 )
-from protos.gradients import DenseGrad, Gradients
-from protos.store import InferenceSettings, Missing, SaveRequest, WorkerProgress
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.store import ParameterStore
+from ctr_ps.protos.gradients import DenseGrad, Gradients
+from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest, WorkerProgress
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import (
     DEEP,
     KEYS,

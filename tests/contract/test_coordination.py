@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     CtrPsError,
     ProtocolError,
     WaitTimeoutError,
 )
-from protos.store import (
+from ctr_ps.protos.store import (
     Missing,
     ReduceOp,
     Store,

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from protos.errors import ProtocolError, WaitTimeoutError
-from protos.store import Message, Store
+from ctr_ps.protos.errors import ProtocolError, WaitTimeoutError
+from ctr_ps.protos.store import Message, Store
 from tests.support.stores import OpenJob
 
 LIMIT_S = 20.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import (
+from ctr_ps.protos.errors import (
     GradientError,
     ProtocolError,
     SpecConflictError,
@@ -13,10 +13,10 @@ from protos.errors import (
     UnknownTableError,
     WrongServerError,
 )
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.limits import CHUNK_BYTES
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, Pulled
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing, Pulled
 from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import SpecError
-from protos.gradients import Gradients, SparseGrad
-from protos.keys import Keys
-from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
-from protos.store import Missing, Store
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Missing, Store
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import DEEP, KEYS, WIDE, OpenJob, declare, push_id
 
 SCORED = replace(WIDE, name="scored", num_shards=64, statistics=StatisticsSpec())

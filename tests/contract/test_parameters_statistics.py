@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import GradientError
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import ExpirySpec, StatisticsSpec
-from protos.store import Missing, Store
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
+from ctr_ps.protos.store import Missing, Store
 from tests.support.stores import DEEP, KEYS, OpenJob, in_process, push_id, random_gradients
 
 COUNTED = replace(DEEP, name="counted", statistics=StatisticsSpec())

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
-from protos.spec import StatisticsSpec
-from protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
-from protos.store.state_chunks import join_state, split_state
-from ps_server.checkpoint.reader import Checkpoint
-from ps_worker.cluster.fates import CHAOS
+from ctr_ps.protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
+from ctr_ps.protos.spec import StatisticsSpec
+from ctr_ps.protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
+from ctr_ps.protos.store.state_chunks import join_state, split_state
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker.extras.chaos.fates import CHAOS
 from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,
@@ -219,8 +219,8 @@ def test_rows_beyond_the_memory_limit_are_not_created() -> None:
 
 def test_chunks_of_gradients_and_of_state_are_not_one_push() -> None:
     """A confused sender: neither is applied."""
-    from protos.chunking import PushChunk
-    from protos.store import StateChunk
+    from ctr_ps.protos.chunking import PushChunk
+    from ctr_ps.protos.store import StateChunk
 
     store = joined(in_process())
     push = push_id(sequence=0)
@@ -340,9 +340,9 @@ def changed(state: ModelState) -> ModelState:
 
 
 def test_stretch_beyond_a_piece_is_refused() -> None:
-    from protos.store import Stretch
-    from protos.wire import calls
-    from protos.wire.requests import PullState
+    from ctr_ps.protos.store import Stretch
+    from ctr_ps.protos.wire import calls
+    from ctr_ps.protos.wire.requests import PullState
 
     with cluster() as servers:
         client = servers.client()

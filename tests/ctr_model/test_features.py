@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr_model.features import HASH_VERSION, MAX_SLOT, hash_bytes, key_of
+from ctr_ps.ctr_model.features import HASH_VERSION, MAX_SLOT, hash_bytes, key_of
 from tests.reference import features as reference
 from tests.support.key_vectors import DOCUMENT, published_vectors
 

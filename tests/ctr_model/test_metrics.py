@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
-from ctr_model.metrics import CELLS, ClickMetrics, SlidingMetrics
+from ctr_ps.ctr_model.metrics import CELLS, ClickMetrics, SlidingMetrics
 
 EXAMPLES = st.lists(
     st.tuples(st.booleans(), st.floats(0, 1, width=32)), min_size=2, max_size=300

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
 from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
 
 
@@ -48,8 +48,8 @@ def test_wrong_option_is_named_by_every_model_that_has_it(
 
 
 OWN_MODEL = """
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 
 class MyModel(CtrDnn):
     def __init__(self, schema, *, dim: int = 4):
@@ -125,9 +125,9 @@ def test_faults_of_ones_own_model_are_named(
 # z = the sum of an example's numbers times one weight.
 PLAIN_MODEL = """
 import numpy as np
-from ctr_model.layers.losses import binary_cross_entropy, sigmoid_probabilities
-from ctr_model.models.model import EmbeddingTable, StepResult
-from ctr_model.parameters import Segment
+from ctr_ps.ctr_model.layers.losses import binary_cross_entropy, sigmoid_probabilities
+from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult
+from ctr_ps.ctr_model.parameters import Segment
 
 class Plain:
     tables = (EmbeddingTable(name="unused", dim=1),)
@@ -198,12 +198,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ctr_model.jit import kernel
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.model import EmbeddingTable
 
 if TYPE_CHECKING:
-    from ctr_model.schema import Schema
+    from ctr_ps.ctr_model.schema import Schema
 
 
 @kernel
@@ -272,8 +272,8 @@ def test_embeddings_start_in_the_range_that_is_asked_for(name: str) -> None:
 WITHOUT_TORCH = """
 import importlib, sys
 sys.modules["torch"] = None  # as where it is not installed
-from ctr_model.registry import build_model, with_compute
-from ctr_model.schema import criteo_schema
+from ctr_ps.ctr_model.registry import build_model, with_compute
+from ctr_ps.ctr_model.schema import criteo_schema
 model = build_model("ctr_dnn", criteo_schema(), {})
 try:
     build_model("examples/torch_wide_deep.py:WideDeep", criteo_schema(), {})
@@ -293,7 +293,7 @@ for needing in sys.argv[1:]:
 
 
 def test_what_needs_pytorch_says_which_extra_to_install() -> None:
-    modules = ["ctr_model.torch", "ps_worker.torch"]
+    modules = ["ctr_ps.ctr_model.torch", "ctr_ps.ps_worker.torch"]
     modules += ["examples.torch_ddp", "examples.heter_wide_deep"]
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *modules], capture_output=True, text=True, check=False
@@ -303,7 +303,7 @@ def test_what_needs_pytorch_says_which_extra_to_install() -> None:
     assert done.stdout.splitlines() == [
         f"model 'examples/torch_wide_deep.py:WideDeep': 'examples/torch_wide_deep.py' {needs}",
         f"bfloat16 {needs}",
-        *[f"ctr_model.torch {needs}" for _ in modules],
+        *[f"ctr_ps.ctr_model.torch {needs}" for _ in modules],
     ]
 
 

@@ -4,9 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.cluster import Cluster, Events, LocalProcess, ProcessExited
-from deploy.plan import ProcessSpec
-from deploy.supervisor import Exited
+from ctr_ps.deploy.cluster import Cluster, Events, LocalProcess, ProcessExited
+from ctr_ps.deploy.plan import ProcessSpec
+from ctr_ps.deploy.supervisor import Exited
 from tests.support.launches import python
 
 

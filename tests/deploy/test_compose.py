@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from protos.wire.security.access import Access, Tokens, own_token
+from ctr_ps.protos.wire.security.access import Access, Tokens, own_token
 from tests.support.needs import is_missing
 
 ROOT = Path(__file__).parents[2]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.launch import JobSettings
-from ps_worker.job import load_job
+from ctr_ps.deploy.launch import JobSettings
+from ctr_ps.ps_worker.job import load_job
 
 JOB = """
 [data]

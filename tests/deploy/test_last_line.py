@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from deploy.launcher import LastLine
+from ctr_ps.deploy.launcher import LastLine
 
 
 @pytest.mark.parametrize("cuts", [[], [1], [4, 5], [5, 9], [8, 20]], ids=str)

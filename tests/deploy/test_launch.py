@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.cluster import free_port
-from deploy.launcher import TAIL_LINES, Launch, run, tail
-from deploy.programs import Commands
-from deploy.supervisor import Policy
-from ps_worker.job import load_job
+from ctr_ps.deploy.cluster import free_port
+from ctr_ps.deploy.launcher import TAIL_LINES, Launch, run, tail
+from ctr_ps.deploy.programs import Commands
+from ctr_ps.deploy.supervisor import Policy
+from ctr_ps.ps_worker.job import load_job
 from tests.support.launches import launched_here, python, terminal_at
 from tests.support.processes import LIMIT_S, started
 
@@ -73,7 +73,7 @@ with open(role + os.environ.get("PADDLE_TRAINER_ID", ""), "w") as told:
 
 def launch_script(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     Path("script.py").write_text(script)
-    command = [sys.executable, "-m", "deploy.launch", *arguments]
+    command = [sys.executable, "-m", "ctr_ps.deploy.launch", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -81,7 +81,7 @@ def launch_command(server: str, worker: str, *arguments: str) -> list[str]:
     commands = ["--server-command", shlex.join(python(server))]
     commands += ["--worker-command", shlex.join(python(worker))]
     sizes = ["--server-num", "2", "--worker-num", "2"]
-    return [sys.executable, "-m", "deploy.launch", *commands, *sizes, "job.toml", *arguments]
+    return [sys.executable, "-m", "ctr_ps.deploy.launch", *commands, *sizes, "job.toml", *arguments]
 
 
 @pytest.fixture
@@ -400,7 +400,7 @@ def test_tail_of_a_long_log_is_its_last_lines() -> None:
 def test_ray_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('model = "lr"\n')
-    without = "import sys; sys.modules['ray'] = None; from deploy.launch import main; main()"
+    without = "import sys; sys.modules['ray'] = None; from ctr_ps.deploy.launch import main; main()"
 
     done = subprocess.run(
         [sys.executable, "-c", without, "--on", "ray", job],

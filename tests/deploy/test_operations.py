@@ -8,11 +8,11 @@ import pytest
 import typer
 from typer.main import get_command
 
-import deploy.launch
-import ps_server.cli
-import ps_worker.cli
-from deploy.plan import ROLE_VARIABLES
-from protos.errors import CtrPsError
+from ctr_ps.deploy import launch
+from ctr_ps.deploy.plan import ROLE_VARIABLES
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.ps_server import cli as server_cli
+from ctr_ps.ps_worker import cli as worker_cli
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -34,9 +34,9 @@ def classes_below(base: type[CtrPsError]) -> Iterator[type[CtrPsError]]:
 @pytest.mark.parametrize(
     ("title", "app"),
     [
-        ("ps-launch", deploy.launch.app),
-        ("ps-server", ps_server.cli.app),
-        ("ps-worker", ps_worker.cli.app),
+        ("ps-launch", launch.app),
+        ("ps-server", server_cli.app),
+        ("ps-worker", worker_cli.app),
     ],
 )
 def test_every_option_has_its_row_and_every_row_its_option(title: str, app: typer.Typer) -> None:

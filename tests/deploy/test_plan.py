@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.plan import (
+from ctr_ps.deploy.plan import (
     ROLE_VARIABLES,
     describe_end,
     environment_of,
@@ -12,7 +12,7 @@ from deploy.plan import (
     with_token,
     worker_specs,
 )
-from protos.role import HeterRole, role_from_environment
+from ctr_ps.protos.role import HeterRole, role_from_environment
 
 ENDPOINTS = ["127.0.0.1:8500", "127.0.0.1:8501"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from deploy.programs import commands_of_job, commands_of_script, split_command
+from ctr_ps.deploy.programs import commands_of_job, commands_of_script, split_command
 
 
 def test_workers_of_a_job_get_it_and_its_overrides(tmp_path: Path) -> None:

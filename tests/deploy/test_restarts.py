@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cluster import LogDirError
+from ctr_ps.deploy.cluster import LogDirError
 from tests.support.launches import launched_here, python
 from tests.support.processes import LIMIT_S, started
 
@@ -46,7 +46,7 @@ def launched(
 ) -> AbstractContextManager[subprocess.Popen[str]]:
     commands = ["--server-command", shlex.join(python(server))]
     commands += ["--worker-command", shlex.join(python(worker))]
-    return started([sys.executable, "-m", "deploy.launch", *commands, *options, *job])
+    return started([sys.executable, "-m", "ctr_ps.deploy.launch", *commands, *options, *job])
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -246,7 +246,7 @@ def test_job_without_checkpoints_is_not_started_again() -> None:
 def test_script_is_not_started_again_from_a_checkpoint_and_gets_no_options() -> None:
     Path("script.py").write_text(DIES_ONCE)
     options = ["--max-restarts", "3"]
-    with started([sys.executable, "-m", "deploy.launch", *options, "script.py"]) as process:
+    with started([sys.executable, "-m", "ctr_ps.deploy.launch", *options, "script.py"]) as process:
         code, _, err = finish(process)
 
     assert code == 128 + signal.SIGKILL
@@ -256,7 +256,7 @@ def test_script_is_not_started_again_from_a_checkpoint_and_gets_no_options() -> 
 def test_process_of_a_script_is_started_again_without_options_of_ours() -> None:
     Path("script.py").write_text(DIES_ONCE)
     options = ["--max-restarts", "3", "--durability", "log"]
-    with started([sys.executable, "-m", "deploy.launch", *options, "script.py"]) as process:
+    with started([sys.executable, "-m", "ctr_ps.deploy.launch", *options, "script.py"]) as process:
         code, _, err = finish(process)
 
     assert code == 0, err

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from deploy.resumption import Resumption, newest
-from protos.store import SaveRequest
-from ps_server.checkpoint.publish import write_latest
-from ps_server.store import ParameterStore
+from ctr_ps.deploy.resumption import Resumption, newest
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.publish import write_latest
+from ctr_ps.ps_server.store import ParameterStore
 
 RESUMES = ("--set", "checkpoint.resume=true")
 STARTS_FRESH = ("--set", "checkpoint.resume=false")

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from deploy.supervisor import (
+from ctr_ps.deploy.supervisor import (
     FUTILE_SECONDS,
     MAX_FUTILE_RESTARTS,
     Decision,

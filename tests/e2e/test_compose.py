@@ -199,7 +199,7 @@ def test_kernels_of_the_image_are_compiled(project: Project) -> None:
     count = "find /var/cache/numba -name '*.nbc' | wc -l"
     before = int(in_worker(project, "sh", "-c", count))
 
-    after = int(in_worker(project, "sh", "-c", f"python -m ps_server.precompile; {count}"))
+    after = int(in_worker(project, "sh", "-c", f"python -m ctr_ps.ps_server.precompile; {count}"))
 
     assert before == after > 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from tests.support.commands import COMMANDS, LIMIT_S, ROOT, clean_environment, result_of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

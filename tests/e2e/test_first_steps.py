@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ps_worker.data.tools.generate import generate
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from tests.support.commands import ROOT, result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

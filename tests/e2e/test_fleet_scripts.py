@@ -17,9 +17,9 @@ LIMIT_S = 60.0
 SCRIPT = """
 import logging, sys, time
 import numpy as np
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.schema import Schema
-from ps_worker import fleet
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_worker import fleet
 
 logging.basicConfig(level=logging.INFO)
 fleet.init(wait_timeout_s=60)
@@ -288,9 +288,10 @@ def test_servers_begin_with_a_saved_model(tmp_path: Path) -> None:
 def test_workers_do_not_load_the_servers_shell() -> None:
     program = """
 import sys
-from ps_worker import fleet
+from ctr_ps.ps_worker import fleet
 fleet.init()
-shell = {"ps_server.rpc.run", "ps_server.rpc.server", "ps_server.rpc.service", "ps_server.cli"}
+server = "ctr_ps.ps_server."
+shell = {server + name for name in ("rpc.run", "rpc.server", "rpc.service", "cli")}
 assert not shell & sys.modules.keys(), shell & sys.modules.keys()
 """
     subprocess.run([sys.executable, "-c", program], env=clean_environment(), check=True)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps_server.rpc.server import ALL_LEFT
+from ctr_ps.ps_server.rpc.server import ALL_LEFT
 from tests.support.commands import ROOT, result_of, run
 from tests.support.network import delayed_network
 from tests.support.process_figures import Peak, peaks_until_end

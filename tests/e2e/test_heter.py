@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
 from tests.support.processes import free_port, started
 

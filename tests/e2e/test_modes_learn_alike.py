@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_worker.data.tools.generate import PlantedReport, generate
+from ctr_ps.ps_worker.extras.data_tools.generate import PlantedReport, generate
 from tests.support.commands import result_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ps_worker.data.tools.generate import generate
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from tests.support.needs import is_missing
 from tests.support.processes import free_port, started
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.store import Missing, SaveRequest
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import connect
+from ctr_ps.protos.store import Missing, SaveRequest
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import connect
 from tests.support import pusher
 from tests.support.commands import run
 from tests.support.disks import mounting_at

@@ -6,15 +6,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ctr_model.features import key_of
-from ctr_model.schema import Schema
-from ps_server.store import ParameterStore
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.job import load_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
-from ps_worker.serving import Predictor
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.job import load_job
+from ctr_ps.ps_worker.predict import Predictor
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.commands import ROOT, run
 from tests.support.formats import rows_of
 

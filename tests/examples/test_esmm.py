@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.store import ParameterStore
-from ps_worker.job import load_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import load_job
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.commands import ROOT, run
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.schema import criteo_schema
+from ctr_ps.ctr_model.schema import criteo_schema
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import MakeReader
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ps_worker.data.user_code.generator_reader import generated
+from ctr_ps.ps_worker.data.user_code.pipe import piped
 from examples.my_generator import CriteoGenerator
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import MakeReader
-from ps_worker.data.text.criteo import CriteoReader
-from ps_worker.data.user_code.generator_reader import generated
-from ps_worker.data.user_code.pipe import piped
 from tests.support.commands import ROOT
 
 COMMAND = f"PYTHONPATH={shlex.quote(str(ROOT))} {shlex.quote(sys.executable)} {ROOT}/examples/my_generator.py"

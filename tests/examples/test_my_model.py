@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from ps_server.store import ParameterStore
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import load_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import load_job
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.reference import my_model as oracle
 from tests.support.model_cases import MY_MODEL, ModelCase, assert_gradients_agree
 

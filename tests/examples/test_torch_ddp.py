@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
 from tests.support.commands import ROOT, run  # noqa: E402
 from tests.support.processes import free_port  # noqa: E402
 

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from ps_worker.serving import Predictor  # noqa: E402
+from ctr_ps.ps_worker.predict import Predictor  # noqa: E402
 from tests.support.commands import ROOT, result_of, run  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ps_worker.cli import app as worker
-from ps_worker.data.tools.cli import app as data
-from ps_worker.serving.checkpoint_cli import app as checkpoints
-from ps_worker.serving.inference import infer
+from ctr_ps.ps_worker.cli import app as worker
+from ctr_ps.ps_worker.extras.data_tools.cli import app as data
+from ctr_ps.ps_worker.predict.checkpoint_cli import app as checkpoints
+from ctr_ps.ps_worker.predict.inference import infer
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 COMMANDS = {"ps-data": data, "ps-worker": worker, "ps-ckpt": checkpoints}

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from protos.keys import Keys
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.store import ParameterStore
+from ctr_ps.protos.keys import Keys
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.store import ParameterStore
 from tests.fuzz.mutations import mutate_document
 from tests.support.checkpoints import fake_counting_model, signed
 from tests.support.stores import trained_chain

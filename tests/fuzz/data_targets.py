@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from ctr_model.batch import Batch
-from ctr_model.schema import DenseColumn, Schema
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import joined
-from ps_worker.data.columnar.orc import OrcReader
-from ps_worker.data.columnar.parquet import ParquetReader
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.memory.row_message import pack_rows, unpack_rows
-from ps_worker.data.text.criteo import CriteoReader
-from ps_worker.data.text.csv_text import CsvReader
-from ps_worker.data.text.multislot import MultiSlotReader
-from ps_worker.data.text.svm import LibffmReader, LibsvmReader
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.memory.row_message import pack_rows, unpack_rows
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ps_worker.data.text.csv_text import CsvReader
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
+from ctr_ps.ps_worker.data.text.svm import LibffmReader, LibsvmReader
 from tests.fuzz.driver import Target
 from tests.fuzz.mutations import mutated
 from tests.reference.features import key_of

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protos.errors import CtrPsError
+from ctr_ps.protos.errors import CtrPsError
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -4,9 +4,9 @@ import random
 from contextlib import closing
 from pathlib import Path
 
-from protos.errors import CtrPsError
-from protos.futures import WaitingFuture
-from protos.spec import (
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
@@ -16,11 +16,11 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.wire.calls import CALLS
-from ps_server.durability.saved_log import read_log
-from ps_server.durability.segment_format import MARKER, Record
-from ps_server.rpc.handlers import Handlers, answer_of_parts
-from ps_server.store import ParameterStore
+from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.segment_format import MARKER, Record
+from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
+from ctr_ps.ps_server.store import ParameterStore
 from tests.fuzz.checkpoint_mutations import Bases
 from tests.fuzz.driver import Target
 from tests.fuzz.mutations import mutated

@@ -9,24 +9,24 @@ from typing import Any
 from aiohttp import web
 from google.protobuf.message import DecodeError
 
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import CtrPsError, DataError
-from protos.v1 import open_inference_pb2 as messages
-from ps_server.checkpoint.files.manifest import Share
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.writer import save_checkpoint
-from ps_worker.checkpoints.attachments import (
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import CtrPsError, DataError
+from ctr_ps.protos.v1 import open_inference_pb2 as messages
+from ctr_ps.ps_server.checkpoint.files.manifest import Share
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.writer import save_checkpoint
+from ctr_ps.ps_worker.checkpoints.attachments import (
     attachments_of,
     job_of_checkpoint,
     schema_of_checkpoint,
     values_of_checkpoint,
 )
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.data.user_code.samples import batches_of_samples
-from ps_worker.job import Job
-from ps_worker.serving.inference_server import grpc_service
-from ps_worker.serving.inference_server.http_service import HEADER_LENGTH, _Asked
-from ps_worker.serving.inference_server.tensors import samples_of
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.user_code.samples import batches_of_samples
+from ctr_ps.ps_worker.extras.inference_server import grpc_service
+from ctr_ps.ps_worker.extras.inference_server.http_service import HEADER_LENGTH, _Asked
+from ctr_ps.ps_worker.extras.inference_server.tensors import samples_of
+from ctr_ps.ps_worker.job import Job
 from tests.fuzz.data_targets import require_rows
 from tests.fuzz.driver import Target
 from tests.fuzz.mutations import mutated, mutated_json

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
-from protos.store import Missing, SaveRequest, Store
-from ps_server.store import ParameterStore
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import AdmissionSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Missing, SaveRequest, Store
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.stores import DEEP, KEYS, NEWEST, push_id
 

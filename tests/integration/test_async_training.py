@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import CtrPsError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.role import WorkerRole
-from protos.store import Future, Missing, PushId, Version
-from ps_server.store import ParameterStore
-from ps_worker.communicators import asynchronous
-from ps_worker.communicators.asynchronous import AsyncCommunicator
-from ps_worker.communicators.choice import communicator_of
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.specs import declare, specs_of
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.role import WorkerRole
+from ctr_ps.protos.store import Future, Missing, PushId, Version
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.communicators import asynchronous
+from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
+from ctr_ps.ps_worker.communicators.choice import communicator_of
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.job.specs import declare, specs_of
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker

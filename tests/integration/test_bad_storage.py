@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError
-from protos.store import SaveRequest
-from ps_server.checkpoint.files.manifest import MANIFEST
-from ps_server.checkpoint.publish import write_latest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.retention import keep_last
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST
+from ctr_ps.ps_server.checkpoint.publish import write_latest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.retention import keep_last
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.disks import Mount, mounting_at
 from tests.support.stores import KEYS, declare, in_process, push_id, random_gradients

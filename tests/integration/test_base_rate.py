@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import JobError
-from protos.store import SaveRequest, Store
-from ps_server.store import ParameterStore
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import override_job
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
-from ps_worker.training.evaluation.base_rate import rates_of
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.store import SaveRequest, Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.training.evaluation.base_rate import rates_of
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, small_model, together, worker_run
 

@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from ctr_model.models.model import Model
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from ctr_model.torch import TorchModel
-from protos.errors import CtrPsError
-from protos.store import SaveRequest
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.attachments import attachments_of
-from ps_worker.run.run import Run
-from ps_worker.serving.predictor import Predictor
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch import TorchModel
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
+from ctr_ps.ps_worker.predict.predictor import Predictor
+from ctr_ps.ps_worker.run.run import Run
 from tests.support.torch_models import TWINS
 from tests.support.training import (
     NUM_DENSE,
@@ -76,7 +76,7 @@ SERVE = """
 import sys
 sys.modules["torch"] = None  # as where it is not installed
 import numpy as np
-from ps_worker.serving.predictor import Predictor
+from ctr_ps.ps_worker.predict.predictor import Predictor
 from tests.support.training import random_batches
 print(Predictor.load(sys.argv[1]).predict(random_batches(1, 64, seed=2)[0]).tobytes().hex())
 """

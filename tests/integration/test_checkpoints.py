@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError, ProtocolError
-from protos.store import Lease, SaveRequest, WorkerLoss
-from ps_server.checkpoint.files.manifest import Share
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import Folder
-from ps_server.checkpoint.writer import shared_folder
-from ps_server.store import ParameterStore
-from ps_worker.cluster.connect import connect
+from ctr_ps.protos.errors import CheckpointError, ProtocolError
+from ctr_ps.protos.store import Lease, SaveRequest, WorkerLoss
+from ctr_ps.ps_server.checkpoint.files.manifest import Share
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder
+from ctr_ps.ps_server.checkpoint.writer import shared_folder
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.connect import connect
 from tests.support.cluster import cluster
 from tests.support.processes import environment_of, free_port, server_process
 from tests.support.s3 import BUCKET
@@ -129,7 +129,7 @@ def test_server_that_sees_other_storage_than_the_worker_says_so(
     def elsewhere(url: str, token: str) -> Folder:
         return shared_folder(f"memory://elsewhere-{token}", token)
 
-    monkeypatch.setattr("ps_server.engine.engine.shared_folder", elsewhere)
+    monkeypatch.setattr("ctr_ps.ps_server.engine.engine.shared_folder", elsewhere)
     with cluster(num_servers=2) as servers:
         store = servers.client()
         declare(store)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ctr_model.batch import Batch
+from ctr_ps.ctr_model.batch import Batch
 from tests.reference.feature_life import occurrences_of
 from tests.support.cluster import cluster
 from tests.support.statistics import counted_on

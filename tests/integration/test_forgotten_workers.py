@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from protos.errors import AbortedError, NotJoinedError, TransportError
-from ps_server.store import ParameterStore
-from ps_worker.run.run import Run
+from ctr_ps.protos.errors import AbortedError, NotJoinedError, TransportError
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.run.run import Run
 from tests.support.cluster import Cluster, cluster
 from tests.support.training import job, small_model, worker_run
 
@@ -60,7 +60,7 @@ def test_abort_that_reached_one_server_alone_ends_the_job_on_all() -> None:
 
 
 def test_server_that_stays_away_ends_the_job_on_the_others(monkeypatch) -> None:
-    monkeypatch.setattr("ps_worker.cluster.grpc_transport.BUDGET_S", 1.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.grpc_transport.BUDGET_S", 1.0)
     with running_worker(SHORT_LEASE_S) as (servers, worker):
         with pytest.raises(TransportError, match=r"Renew to server .*tried \d+ times in 1 s"):
             wait_at_the_first_server(worker, lambda: servers.stop_server(1))

@@ -13,11 +13,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
-from protos.wire.calls import CALLS
-from protos.wire.security.access import Access
-from protos.wire.security.credentials import Credentials, open_channel
-from ps_server.rpc.health import SERVICE
-from ps_server.store import ParameterStore
+from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.security.access import Access
+from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
+from ctr_ps.ps_server.rpc.health import SERVICE
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import cluster
 

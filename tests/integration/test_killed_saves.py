@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_server.store import ParameterStore
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.kill_target import NUMBER
 from tests.support.processes import free_port
 from tests.support.s3 import BUCKET

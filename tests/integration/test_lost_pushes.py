@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.store import SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, small_model, worker_run
 

@@ -14,8 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import (
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     ExpirySpec,
     InitializerSpec,
@@ -23,8 +23,8 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, SaveRequest, Store
-from ps_server.store import ParameterStore
+from ctr_ps.protos.store import Missing, SaveRequest, Store
+from ctr_ps.ps_server.store import ParameterStore
 from tests.reference.admission import ReferenceAdmission
 from tests.reference.feature_life import Life, ReferenceLives
 from tests.support.local_transport import LocalTransport, joined_client

@@ -11,23 +11,23 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.errors import AccessError, UnknownCallerError
-from protos.placement import FIRST_EPOCH
-from protos.store import Missing
-from protos.wire import calls
-from protos.wire.calls import CALLS, Call
-from protos.wire.heter import HETER_CALLS
-from protos.wire.requests import PullSparse
-from protos.wire.security.access import Access
-from protos.wire.security.credentials import Credentials, open_channel
-from ps_server.rpc.health import why_not_serving
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import wait_for_servers
-from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
-from ps_worker.heter.inbox import Inbox
-from ps_worker.heter.joining import Joining
-from ps_worker.heter.service import HeterService
+from ctr_ps.protos.errors import AccessError, UnknownCallerError
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Missing
+from ctr_ps.protos.wire import calls
+from ctr_ps.protos.wire.calls import CALLS, Call
+from ctr_ps.protos.wire.heter import HETER_CALLS
+from ctr_ps.protos.wire.requests import PullSparse
+from ctr_ps.protos.wire.security.access import Access
+from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
+from ctr_ps.ps_server.rpc.health import why_not_serving
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import wait_for_servers
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.extras.heter.inbox import Inbox
+from ctr_ps.ps_worker.extras.heter.joining import Joining
+from ctr_ps.ps_worker.extras.heter.service import HeterService
 from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import INCARNATION, declare
@@ -231,7 +231,7 @@ def test_each_call_in_flight_is_sent_again_with_a_token_that_was_exchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that is otherwise sent once, as the renewal of a lease."""
-    monkeypatch.setattr("protos.wire.security.credentials.LOOK_S", 0.0)
+    monkeypatch.setattr("ctr_ps.protos.wire.security.credentials.LOOK_S", 0.0)
     known, shown = tmp_path / "known", tmp_path / "shown"
     known.write_text(TOKENS[Access.READER])
     shown.write_text(TOKENS[Access.READER])
@@ -319,7 +319,7 @@ def test_certificates_and_tokens_are_exchanged_under_load_without_a_lost_call(
 ) -> None:
     """In the order that docs/security.md says: what is trusted first, then what is shown, then the rest."""
     old, new = (CertificateAuthority(tmp_path, name) for name in ("old", "new"))
-    monkeypatch.setattr("protos.wire.security.credentials.LOOK_S", 0.0)
+    monkeypatch.setattr("ctr_ps.protos.wire.security.credentials.LOOK_S", 0.0)
     ca, known, shown = tmp_path / "ca", tmp_path / "known-tokens", tmp_path / "token"
     first, second = TOKENS[Access.READER], f"{WRONG}-the-next"
 

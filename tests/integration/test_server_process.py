@@ -7,12 +7,12 @@ import socket
 import numpy as np
 import pytest
 
-from protos.errors import UnknownCallerError
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, SaveRequest
-from protos.wire.security.credentials import Credentials
-from ps_worker.cluster.connect import connect, wait_for_servers
-from ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.protos.errors import UnknownCallerError
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing, SaveRequest
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_worker.cluster.connect import connect, wait_for_servers
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.certificates import CertificateAuthority
 from tests.support.processes import environment_of, free_port, server_process
 

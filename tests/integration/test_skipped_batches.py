@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import GradientError
-from protos.gradients import Gradients
-from protos.store import Store
-from ps_server.store import ParameterStore
-from ps_worker.job import Job
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.run import Run
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, small_model, together, worker_run
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ctr_model.batch import Batch
-from ps_worker.job import Job
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ps_worker.job import Job
 from tests.support.cluster import cluster
 from tests.support.training import job, random_batches, train_workers
 

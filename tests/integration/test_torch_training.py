@@ -9,15 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from ctr_model.batch import Batch  # noqa: E402
-from ctr_model.models.model import Model  # noqa: E402
-from ctr_model.schema import Schema  # noqa: E402
-from ctr_model.torch import TorchModel  # noqa: E402
-from protos.errors import SpecConflictError  # noqa: E402
-from protos.store import Missing, Store  # noqa: E402
-from ps_server.store import ParameterStore  # noqa: E402
-from ps_worker.job import Job  # noqa: E402
-from ps_worker.job.model import DENSE_BLOCK  # noqa: E402
+from ctr_ps.ctr_model.batch import Batch  # noqa: E402
+from ctr_ps.ctr_model.models.model import Model  # noqa: E402
+from ctr_ps.ctr_model.schema import Schema  # noqa: E402
+from ctr_ps.ctr_model.torch import TorchModel  # noqa: E402
+from ctr_ps.protos.errors import SpecConflictError  # noqa: E402
+from ctr_ps.protos.store import Missing, Store  # noqa: E402
+from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
+from ctr_ps.ps_worker.job import Job  # noqa: E402
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402
 from tests.support.torch_models import CtrDnn, params_of_twin  # noqa: E402
 from tests.support.training import (  # noqa: E402
@@ -120,7 +120,7 @@ def dense_of(store: Store, model: Model) -> Any:
 
 def loss_of(store: Store, model: Model) -> float:
     """Returns the log loss on examples that were not trained on."""
-    from ps_worker.training.lookups import keys_of_batch
+    from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
     batch = joined(random_batches(20, 32, seed=99))
     keys = keys_of_batch(batch, model.tables)

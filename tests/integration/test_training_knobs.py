@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.store import Missing, SaveRequest, Store
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_worker.job import Job
-from ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.store import Missing, SaveRequest, Store
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from tests.support.cluster import cluster
 from tests.support.training import (
     job,

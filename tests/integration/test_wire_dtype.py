@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
-from protos.store import Missing
-from protos.wire import calls
-from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
-from ps_worker.cluster.client import ClusterClient
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
+from ctr_ps.protos.store import Missing
+from ctr_ps.protos.wire import calls
+from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.cluster import cluster
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS, TOWER, declare, in_process, pull, push_id, random_gradients

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk, join_push, split_columns, split_push
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.chunking import PushChunk, join_push, split_columns, split_push
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 
 
 def rows(count, dim, examples=3, first_key=0, counts=False):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from protos import errors
+from ctr_ps.protos import errors
 
 # Those of other modules stay inside their process.
 DIRECT = [each for each in errors.CtrPsError.__subclasses__() if each.__module__ == errors.__name__]

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
-from protos.futures import WaitingFuture
+from ctr_ps.protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
+from ctr_ps.protos.futures import WaitingFuture
 
 LONG_S = 30.0
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from protos.errors import GradientError
-from protos.gradients import (
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.gradients import (
     DenseGrad,
     Gradients,
     SparseGrad,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import GradientError, ProtocolError
-from protos.keys import repeated_key, require_unique, unique_keys
+from ctr_ps.protos.errors import GradientError, ProtocolError
+from ctr_ps.protos.keys import repeated_key, require_unique, unique_keys
 from tests.reference.partition import unmix64
 
 EDGES = [0, 1, 2**63, 2**64 - 1]

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError, WrongServerError
-from protos.keys import mix64
-from protos.placement import FIRST_EPOCH, ONE_SERVER, ShardMap, shard_of
+from ctr_ps.protos.errors import ProtocolError, WrongServerError
+from ctr_ps.protos.keys import mix64
+from ctr_ps.protos.placement import FIRST_EPOCH, ONE_SERVER, ShardMap, shard_of
 from tests.reference import partition as reference
 
 KEYS = st.lists(st.integers(0, 2**64 - 1), max_size=60)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from protos.errors import RoleError
-from protos.role import HeterRole, Members, ServerRole, WorkerRole, role_from_environment
+from ctr_ps.protos.errors import RoleError
+from ctr_ps.protos.role import HeterRole, Members, ServerRole, WorkerRole, role_from_environment
 
 SERVERS = "10.0.0.1:7164,ps-1.ps:7164,[fd00::3]:7000"
 SERVER = {

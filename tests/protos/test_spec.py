@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
 
 ZEROS = InitializerSpec()
 

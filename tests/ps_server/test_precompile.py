@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import SpecError
-from protos.gradients import DenseGrad, SparseGrad
-from protos.spec import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import DenseGrad, SparseGrad
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
@@ -23,16 +23,16 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing, PushId, SaveRequest
-from protos.wire.calls import CREATE_TABLE, PULL_SPARSE, PUSH_GRAD
-from protos.wire.requests import PullSparse, PushGrad
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.precompile import Kernels, kind_of
-from ps_server.rpc.handlers import Handlers
-from ps_server.store import ParameterStore
-from ps_server.table.feature_life.admission import filter_settings
-from ps_server.table.feature_life.bloom_filter import counter_dtype
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.store import Missing, PushId, SaveRequest
+from ctr_ps.protos.wire.calls import CREATE_TABLE, PULL_SPARSE, PUSH_GRAD
+from ctr_ps.protos.wire.requests import PullSparse, PushGrad
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.precompile import Kernels, kind_of
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.feature_life.admission import filter_settings
+from ctr_ps.ps_server.table.feature_life.bloom_filter import counter_dtype
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.local_transport import through
 from tests.support.optimizers import plain_optimizer
 
@@ -41,7 +41,7 @@ def compiled_kernels() -> Counter[str]:
     """Returns how many variants of each kernel there are."""
     counts: Counter[str] = Counter()
     for name, module in list(sys.modules.items()):
-        if name.startswith(("protos.", "ps_server.")):
+        if name.startswith(("ctr_ps.protos.", "ctr_ps.ps_server.")):
             for attribute, value in vars(module).items():
                 if getattr(value, "__module__", None) == name:
                     counts[f"{name}.{attribute}"] = len(getattr(value, "signatures", ()))
@@ -150,14 +150,14 @@ def test_job_after_the_warm_up_compiles_nothing(tmp_path):
         admit_keys(admission)
     round_numbers()
 
-    assert before["ps_server.table.rows.kernels.apply_rows"] >= len(OPTIMIZERS)
+    assert before["ctr_ps.ps_server.table.rows.kernels.apply_rows"] >= len(OPTIMIZERS)
     assert compiled_kernels() == before
 
 
 ONE_OPTIMIZER = """
 import json, sys
 from pathlib import Path
-from ps_server.precompile import Kernels
+from ctr_ps.ps_server.precompile import Kernels
 from tests.ps_server.test_precompile import compiled_kernels, serve_a_job, table_of
 
 kernels = Kernels()
@@ -165,7 +165,7 @@ kernels.prepare(table_of("adagrad"))
 before = compiled_kernels()
 serve_a_job("adagrad", sys.argv[1])
 print(json.dumps({
-    "optimizers": before["ps_server.table.rows.kernels.apply_rows"],
+    "optimizers": before["ctr_ps.ps_server.table.rows.kernels.apply_rows"],
     "admissions": [name for name in before if "admit_" in name],
     "compiled later": dict(compiled_kernels() - before),
     "is another ready": kernels.are_ready(table_of("adam")),
@@ -224,7 +224,7 @@ def test_table_is_not_ready_while_its_kernels_are_compiled(monkeypatch):
     seen = []
     for compile_part in ("_exercise", "_admit"):
         monkeypatch.setattr(
-            f"ps_server.precompile.{compile_part}",
+            f"ctr_ps.ps_server.precompile.{compile_part}",
             lambda _: seen.append(len(kernels._missing(spec))),
         )
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from protos.chunking import PushChunk
-from protos.gradients import require_finite
-from protos.placement import FIRST_EPOCH
-from protos.wire import calls, requests
-from ps_server.coordination.membership import Membership
-from ps_server.rpc.handlers import Handlers
-from ps_server.store import ParameterStore
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.gradients import require_finite
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import in_process, joined, push_id, random_gradients
 
 LOCK, PLACE, FINITE = "lock", "place", "finite"

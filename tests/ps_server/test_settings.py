@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from protos.errors import UsageError
-from ps_server.settings import ServerSettings, bytes_of_size
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_server.settings import ServerSettings, bytes_of_size
 
 
 @pytest.mark.parametrize(

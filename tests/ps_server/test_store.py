@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import (
     CheckpointError,
     CtrPsError,
     GradientError,
@@ -16,13 +16,13 @@ from protos.errors import (
     UnknownTableError,
     WrongServerError,
 )
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.keys import Keys
-from protos.placement import ShardMap
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, PushId, SaveRequest, Staleness, StoreStatus
-from ps_server.checkpoint.files.digest import model_digest
-from ps_server.store import ParameterStore
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing, PushId, SaveRequest, Staleness, StoreStatus
+from ctr_ps.ps_server.checkpoint.files.digest import model_digest
+from ctr_ps.ps_server.store import ParameterStore
 from tests.reference.partition import unmix64
 from tests.support.stores import push_id as new_push_id
 

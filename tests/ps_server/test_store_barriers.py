@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError, WaitTimeoutError
-from protos.gradients import Gradients
-from protos.store import PushId, ReduceOp
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import ProtocolError, WaitTimeoutError
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.store import PushId, ReduceOp
+from ctr_ps.ps_server.store import ParameterStore
 
 
 def test_worker_that_comes_again_waits_on_when_its_first_call_gives_up() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import SaveRequest
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import push_id
 
 KEYS = np.arange(50, dtype=np.uint64)

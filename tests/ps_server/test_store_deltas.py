@@ -10,16 +10,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from protos.errors import CheckpointError
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import SaveRequest
-from ps_server.checkpoint.publish import write_latest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.retention import keep_last
-from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.checkpoint.tools.rewrite import compact
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.publish import write_latest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.retention import keep_last
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.checkpoint.tools.rewrite import compact
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS as ALL_KEYS
 from tests.support.stores import (
@@ -342,7 +342,7 @@ def test_a_failed_save_gives_its_passes_and_removals_to_the_next(
 
     store.shrink()
     with monkeypatch.context() as patch:
-        patch.setattr("ps_server.engine.engine.write_share", fail)
+        patch.setattr("ctr_ps.ps_server.engine.engine.write_share", fail)
         with pytest.raises(KeyError):
             store.save(SaveRequest(url=str(tmp_path / "1"), base=base))
     store.shrink()

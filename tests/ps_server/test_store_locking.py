@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.chunking import split_push
-from protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
-from protos.futures import WaitingFuture
-from protos.gradients import Gradients
-from protos.store import Missing, SaveRequest
-from ps_server.store import ParameterStore
+from ctr_ps.protos.chunking import split_push
+from ctr_ps.protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.store import Missing, SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import KEYS, TOWER, in_process, push_id, random_gradients
 
 LIMIT_S = 10.0

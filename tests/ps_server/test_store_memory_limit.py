@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from protos.errors import OverloadedError
-from protos.gradients import Counts, Gradients, SparseGrad
-from protos.placement import shard_of
-from protos.spec import (
+from ctr_ps.protos.errors import OverloadedError
+from ctr_ps.protos.gradients import Counts, Gradients, SparseGrad
+from ctr_ps.protos.placement import shard_of
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     ExpirySpec,
     InitializerSpec,
@@ -14,7 +14,7 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ps_server.store import ParameterStore
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import push_id
 
 LIMIT = 200_000

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, ProtocolError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import (
+from ctr_ps.protos.errors import CheckpointError, ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.spec import (
     DenseSegment,
     DenseSpec,
     InitializerSpec,
     OptimizerSpec,
     TableSpec,
 )
-from protos.store import InferenceSettings, SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.store import InferenceSettings, SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.stores import NEWEST, in_process, pull, push_id, random_gradients
 
 LIMIT_S = 20.0

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import SaveRequest
-from ps_server.store import ParameterStore
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.statistics import Counted, counted_on
 from tests.support.stores import push_id
 

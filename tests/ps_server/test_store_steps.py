@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.futures import WaitingFuture
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Future, Missing, PushId, Version
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Future, Missing, PushId, Version
+from ctr_ps.ps_server.store import ParameterStore
 
 DIM = 2
 KEYS = np.arange(30, dtype=np.uint64)

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import TransportError, UsageError
-from protos.runtime.logs import errors_as_exit_codes
-from protos.store import SaveRequest
-from ps_server.checkpoint.publish import write_latest
-from ps_worker import cli
-from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.job import override_job
+from ctr_ps.protos.errors import TransportError, UsageError
+from ctr_ps.protos.runtime.logs import errors_as_exit_codes
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.publish import write_latest
+from ctr_ps.ps_worker import cli
+from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.job import override_job
 from tests.support.disks import mounting_at
 from tests.support.stores import in_process
 
@@ -97,7 +97,9 @@ def test_full_disk_is_an_error_that_names_the_file(
 
 
 def test_report_without_its_extra_names_it(tmp_path: Path) -> None:
-    program = "import sys; sys.modules['matplotlib'] = None; from ps_worker.cli import app; app()"
+    program = (
+        "import sys; sys.modules['matplotlib'] = None; from ctr_ps.ps_worker.cli import app; app()"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", program, "report", tmp_path],

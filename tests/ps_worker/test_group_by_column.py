@@ -10,15 +10,15 @@ import pytest
 from pyarrow import csv, orc
 from sklearn.metrics import roc_auc_score
 
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import DataError, JobError
-from ps_server.store import ParameterStore
-from ps_worker.job import Job, override_job
-from ps_worker.job.datasets import evaluated
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
-from ps_worker.serving.inference import infer
-from ps_worker.training.evaluation.breakdown import breakdown_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import DataError, JobError
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.datasets import evaluated
+from ctr_ps.ps_worker.predict.inference import infer
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 from tests.support.training import worker_role
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("item",), label="click")

@@ -10,16 +10,16 @@ import pytest
 from numpy.typing import NDArray
 from pyarrow import orc, parquet
 
-from ctr_model.batch import Batch
-from ctr_model.metrics import ClickMetrics
-from ctr_model.schema import Schema
-from protos.errors import CtrPsError, DataError
-from ps_worker import Predictor, Trainer
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.tools.convert import convert
-from ps_worker.job import override_job
-from ps_worker.serving.inference import infer
+from ctr_ps import Predictor, Trainer
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CtrPsError, DataError
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.predict.inference import infer
 from tests.support.training import train_alone
 
 VALUES, SLOTS = 30, 3

@@ -4,7 +4,7 @@ import hashlib
 import math
 from dataclasses import dataclass, field
 
-from protos.spec import TableSpec
+from ctr_ps.protos.spec import TableSpec
 from tests.reference.partition import mix64
 
 

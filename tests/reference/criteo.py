@@ -3,7 +3,7 @@
 import math
 import re
 
-from ctr_model.schema import DenseColumn, Schema
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from tests.reference.features import key_of
 
 Row = tuple[float, list[float], list[int]]

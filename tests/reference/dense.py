@@ -2,7 +2,7 @@
 
 import math
 
-from ctr_model.schema.dense_column import DenseColumn
+from ctr_ps.ctr_model.schema.dense_column import DenseColumn
 
 
 def seen(x: float, column: DenseColumn) -> float:

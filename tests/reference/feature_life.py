@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.spec import ExpirySpec, StatisticsSpec
+from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec
 
 
 @dataclass

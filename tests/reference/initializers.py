@@ -3,7 +3,7 @@
 import hashlib
 import math
 
-from protos.spec import InitializerSpec
+from ctr_ps.protos.spec import InitializerSpec
 from tests.reference.partition import MASK, mix64
 
 STEP = 0x9E3779B97F4A7C15

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.schema import Schema
 from tests.reference.criteo import Row
 from tests.reference.features import key_of
 

@@ -2,7 +2,7 @@
 
 import math
 
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.schema import Schema
 from tests.reference.criteo import Row
 from tests.reference.features import key_of
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.spec import TableSpec
+from ctr_ps.protos.spec import TableSpec
 from tests.reference.initializers import initial_row
 from tests.reference.optimizers import UPDATES, Memory, Vector
 

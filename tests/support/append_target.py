@@ -10,9 +10,9 @@ import os
 import sys
 import threading
 
-from ps_server.durability.saved_log import read_log
-from ps_server.durability.segment_format import Record
-from ps_server.durability.update_log import LogSync, UpdateLog
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 
 THREADS = 2
 SIZES = (0, 10, 100_000, 3)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trustme
 
-from protos.wire.security.credentials import Credentials
+from ctr_ps.protos.wire.security.credentials import Credentials
 
 
 class CertificateAuthority:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.placement import ShardMap
-from protos.spec import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import (
     DenseSegment,
     DenseSpec,
     InitializerSpec,
@@ -23,13 +23,13 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ps_server.checkpoint.files.format import write_table_file
-from ps_server.checkpoint.files.manifest import Entry, Share, share_to_json
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import Folder, LocalFolder
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.checkpoint.files.format import write_table_file
+from ctr_ps.ps_server.checkpoint.files.manifest import Entry, Share, share_to_json
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, LocalFolder
+from ctr_ps.ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.contents import DensePiece, Rows
 
 ATTACHMENTS = {"job.toml": b"[train]\nepochs = 1\n", "empty": b""}
 

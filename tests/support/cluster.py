@@ -5,23 +5,25 @@ with cluster(num_servers=2, num_workers=2) as servers:
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, TypeVar
 
-from protos.limits import CHUNK_BYTES
-from protos.wire.security.credentials import Credentials
-from ps_server.coordination.mailbox import INBOX_BYTES
-from ps_server.precompile import KERNELS
-from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.server import Server
-from ps_server.settings import ServerSettings
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import wait_for_servers
-from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
+from ctr_ps.ps_server.precompile import KERNELS
+from ctr_ps.ps_server.rpc.backlog import Backlog
+from ctr_ps.ps_server.rpc.server import Server
+from ctr_ps.ps_server.settings import ServerSettings
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import wait_for_servers
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.extras.chaos import faults_of
 from tests.support.stores import INCARNATION
 
 T = TypeVar("T")
@@ -103,7 +105,11 @@ class Cluster:
         joins: bool = True,
     ) -> ClusterClient:
         """Returns a new client, joined as each of the workers; it is closed with the cluster."""
-        transport = GrpcTransport(self.endpoints, deadlines or Deadlines(rpc_s=10, wait_s=20))
+        transport = GrpcTransport(
+            self.endpoints,
+            deadlines or Deadlines(rpc_s=10, wait_s=20),
+            disturb=faults_of(os.environ),
+        )
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
         for worker in range(self.stores[0].engine.members.total if joins else 0):

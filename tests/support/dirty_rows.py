@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.dirty_rows import CopyOnWrite
-from ps_server.table.memory.hash_index import BITS_PER_WORD
+from ctr_ps.ps_server.table.changes.dirty_rows import CopyOnWrite
+from ctr_ps.ps_server.table.memory.hash_index import BITS_PER_WORD
 
 
 def dirty_rows(snapshot: CopyOnWrite, shard: int, num_rows: int) -> NDArray[np.bool_]:

@@ -16,19 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import orc
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from ps_worker.data.blocks.batching import joined
-from ps_worker.data.files.content import CODECS
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.text.multislot import MultiSlotReader
-from ps_worker.data.tools.convert import convert
-from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
-from ps_worker.data.user_code.generator_reader import generated
-from ps_worker.data.user_code.pipe import piped
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.files.content import CODECS
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import Format
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
+from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
+from ctr_ps.ps_worker.data.user_code.generator_reader import generated
+from ctr_ps.ps_worker.data.user_code.pipe import piped
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from tests.reference.features import key_of
 
 NUM_DENSE = 2

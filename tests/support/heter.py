@@ -5,13 +5,13 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from ctr_model.models.model import Model
-from protos.role import HeterRole
-from ps_worker.heter.connect import heter_trainers
-from ps_worker.job import Job
-from ps_worker.run.heter_job import train_heter
-from ps_worker.run.plan import model_plan_of
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.protos.role import HeterRole
+from ctr_ps.ps_worker.extras.heter.connect import heter_trainers
+from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.run import Run
 from tests.support.cluster import Cluster, cluster
 from tests.support.processes import free_port
 from tests.support.training import together, worker_run

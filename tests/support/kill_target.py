@@ -18,23 +18,23 @@ import sys
 import threading
 from pathlib import Path
 
-from deploy.tether import PR_SET_PDEATHSIG
+from ctr_ps.deploy.tether import PR_SET_PDEATHSIG
 
 NUMBER = "number"
 
 
 def serve(port: int) -> None:
-    from protos.role import ServerRole
-    from ps_server.rpc.run import run_server
-    from ps_server.settings import ServerSettings
+    from ctr_ps.protos.role import ServerRole
+    from ctr_ps.ps_server.rpc.run import run_server
+    from ctr_ps.ps_server.settings import ServerSettings
 
     role = ServerRole(endpoints=(f"127.0.0.1:{port}",), server_index=0, num_workers=1)
     run_server(role, ServerSettings(stay=True))
 
 
 def work(port: int, url: str, first: int, log: str) -> None:
-    from protos.store import SaveRequest
-    from ps_worker.cluster.connect import connect
+    from ctr_ps.protos.store import SaveRequest
+    from ctr_ps.ps_worker.cluster.connect import connect
     from tests.support.stores import INCARNATION, declare, push_id, random_gradients
 
     with connect([f"127.0.0.1:{port}"], connect_timeout_s=30) as store:
@@ -58,8 +58,8 @@ def work(port: int, url: str, first: int, log: str) -> None:
 def main() -> None:
     import s3fs  # noqa: F401 (as most of what follows, here once instead of in each fork)
 
-    import ps_worker.cluster.connect  # noqa: F401
-    from ps_server.precompile import KERNELS
+    import ctr_ps.ps_worker.cluster.connect  # noqa: F401
+    from ctr_ps.ps_server.precompile import KERNELS
 
     KERNELS.prepare_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that were killed

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from protos.futures import WaitingFuture
-from protos.gradients import Gradients
-from protos.store import PushId, Store, push_then_pull
-from ps_worker.job import Job, override_job
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.store import PushId, Store, push_then_pull
+from ctr_ps.ps_worker.job import Job, override_job
 
 _POLL_S = 0.002
 

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.chaos.sentences import Chaos, parse
-from deploy.cluster import Terminal, to_descriptor
-from deploy.launcher import Launch, run
-from deploy.programs import Commands
-from deploy.supervisor import Policy
+from ctr_ps.deploy.chaos.sentences import Chaos, parse
+from ctr_ps.deploy.cluster import Terminal, to_descriptor
+from ctr_ps.deploy.launcher import Launch, run
+from ctr_ps.deploy.programs import Commands
+from ctr_ps.deploy.supervisor import Policy
 
 
 def python(program: str) -> tuple[str, ...]:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from protos.errors import CtrPsError
-from protos.wire.calls import Call, Codec
-from ps_server.rpc.handlers import Handlers, answer_of_parts
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.wire.calls import Call, Codec
+from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.stores import INCARNATION, joined
 
 T = TypeVar("T")

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.lookup import Lookup
-from ctr_model.models.model import EmbeddingTable, Model, Workspace
-from ctr_model.parameters import FlatLayout
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from ctr_model.slots import select_slots
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import Lookup
+from ctr_ps.ctr_model.models.model import EmbeddingTable, Model, Workspace
+from ctr_ps.ctr_model.parameters import FlatLayout
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.slots import select_slots
 from tests.reference import ctr_dnn, dcn_v2, deepfm, din, fm, lr, my_model, wide_deep
 
 Array = NDArray[np.float64]

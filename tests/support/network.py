@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from deploy import tether
+from ctr_ps.deploy import tether
 from tests.support import delay_line
 from tests.support.needs import lacking
 

@@ -1,7 +1,7 @@
 """Optimizers to test with."""
 
-from protos.spec import OptimizerSpec
-from ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 
 CUSTOM_PARAMS: dict[str, dict[str, float]] = {
     "sgd": {"learning_rate": 0.7},

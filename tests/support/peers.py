@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
 
-from protos.store import Numbers, ReduceOp, Store
-from ps_worker.data.memory.peers import Peers
+from ctr_ps.protos.store import Numbers, ReduceOp, Store
+from ctr_ps.ps_worker.data.memory.peers import Peers
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from deploy import tether
+from ctr_ps.deploy import tether
 from tests.support.commands import clean_environment
 
 LIMIT_S = 60.0
@@ -94,7 +94,7 @@ class ServerProcess:
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ps_server.cli", *arguments],
+                [sys.executable, "-m", "ctr_ps.ps_server.cli", *arguments],
                 env={**clean_environment(), **environment},
                 stdout=output,
                 stderr=output,

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from protos.futures import Future
-from protos.gradients import Gradients, SparseGrad
-from protos.keys import Keys
-from protos.role import WorkerRole, role_from_environment
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Lease, PushId, Version, WorkerLoss
-from ps_worker.cluster.connect import connect
-from ps_worker.run.membership.lease import LeaseRenewal
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.role import WorkerRole, role_from_environment
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Lease, PushId, Version, WorkerLoss
+from ctr_ps.ps_worker.cluster.connect import connect
+from ctr_ps.ps_worker.run.membership.lease import LeaseRenewal
 
 NUM_KEYS = 64
 KEYS_A_PUSH = 8

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 
-from protos.placement import FIRST_EPOCH
+from ctr_ps.protos.placement import FIRST_EPOCH
 from tests.support.stores import INCARNATION
 
 DIM = 2

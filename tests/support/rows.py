@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
+from ctr_ps.ctr_model.batch import Batch
 
 NUM_DENSE, NUM_SLOTS = 2, 3
 

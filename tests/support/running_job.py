@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from deploy import tether
+from ctr_ps.deploy import tether
 from tests.support.commands import COMMANDS, ROOT, clean_environment
 from tests.support.network import Hosts
 from tests.support.processes import environment_at, free_port

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ps_server.store import ParameterStore
-from ps_server.table.feature_life.candidates import ExactCandidates
-from ps_server.table.rows.regions import RowRegions
-from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.feature_life.candidates import ExactCandidates
+from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 class Counted(NamedTuple):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Member, Missing, PushId, SaveRequest, Store
-from ps_server.store import ParameterStore
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Member, Missing, PushId, SaveRequest, Store
+from ctr_ps.ps_server.store import ParameterStore
 
 DEEP = TableSpec(
     name="deep",

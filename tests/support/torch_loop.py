@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
+from ctr_ps.ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
 from tests.support.cluster import cluster
 from tests.support.training import together
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ctr_model.models.model import Model
-from ctr_model.parameters import FlatLayout, Floats
-from ctr_model.schema import Schema
-from ctr_model.torch import Batch, Embedding, Front
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.parameters import FlatLayout, Floats
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding
 
 
 def mlp(widths: Sequence[int]) -> nn.Sequential:
@@ -20,7 +20,7 @@ def mlp(widths: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def pooled(batch: Batch, embedding: Embedding) -> Tensor:
+def pooled(batch: Batch, embedding: SlotEmbedding) -> Tensor:
     return torch.cat([batch.dense, embedding(batch).flatten(1)], dim=1)
 
 
@@ -33,7 +33,7 @@ class CtrDnn(nn.Module):
 
     def __init__(self, schema: Schema, *, dim: int, hidden: list[int]) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=dim, init_range=0.01)
+        self.embedding = SlotEmbedding(dim=dim, init_range=0.01)
         self.mlp = mlp([width(schema, dim), *hidden, 2])
 
     def forward(self, batch: Batch) -> Tensor:
@@ -58,8 +58,8 @@ class WideDeep(nn.Module):
     ) -> None:
         super().__init__()
         ftrl = {"name": "ftrl", "learning_rate": 0.1, "beta": 0.03, "l1": 0.01}
-        self.wide = Embedding(dim=1, init_range=0.0, crosses=crosses, optimizer=ftrl)
-        self.embedding = Embedding(dim=dim, init_range=0.01)
+        self.wide = SlotEmbedding(dim=1, init_range=0.0, crosses=crosses, optimizer=ftrl)
+        self.embedding = SlotEmbedding(dim=dim, init_range=0.01)
         self.numbers = nn.Linear(schema.num_dense, 1)
         self.mlp = mlp([width(schema, dim), *hidden, 1])
 
@@ -71,9 +71,9 @@ class WideDeep(nn.Module):
 class DeepFm(nn.Module):
     def __init__(self, schema: Schema, *, dim: int, hidden: list[int]) -> None:
         super().__init__()
-        self.linear = Embedding(dim=1, init_range=0.0)
-        self.embedding = Embedding(dim=dim, init_range=0.01, table="embedding")
-        self.apart = Embedding(dim=dim, init_range=0.01, table="embedding", pooling="none")
+        self.linear = SlotEmbedding(dim=1, init_range=0.0)
+        self.embedding = SlotEmbedding(dim=dim, init_range=0.01, table="embedding")
+        self.apart = SlotEmbedding(dim=dim, init_range=0.01, table="embedding", pooling="none")
         self.numbers = nn.Linear(schema.num_dense, 1)
         self.mlp = mlp([width(schema, dim), *hidden, 1])
 
@@ -88,7 +88,7 @@ class DeepFm(nn.Module):
 class DcnV2(nn.Module):
     def __init__(self, schema: Schema, *, dim: int, hidden: list[int]) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=dim, init_range=0.01)
+        self.embedding = SlotEmbedding(dim=dim, init_range=0.01)
         n = width(schema, dim)
         self.cross = nn.ModuleList([nn.Linear(n, n), nn.Linear(n, n)])
         self.mlp = mlp([n, *hidden, 1])
@@ -105,7 +105,7 @@ class Products(Front):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=4, init_range=0.3)
+        self.embedding = SlotEmbedding(dim=4, init_range=0.3)
 
     def forward(self, batch: Batch) -> Tensor:
         found = self.embedding(batch)

@@ -8,21 +8,23 @@ from functools import partial
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.models.model import Model
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from protos.role import WorkerRole
-from protos.store import Store
-from ps_server.store import ParameterStore
-from ps_worker.heter.trainers import HeterTrainers
-from ps_worker.job import Job, override_job
-from ps_worker.job.model import trained_model
-from ps_worker.run.plan import Plan, model_plan_of, plan_of
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.summary import Summary
-from ps_worker.run.training_job.train_job import train_job
-from ps_worker.training.meter import Progress
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.role import WorkerRole
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+from ctr_ps.ps_worker.extras.heter.connect import before_the_cut
+from ctr_ps.ps_worker.extras.heter.trainers import HeterTrainers
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.model import trained_model
+from ctr_ps.ps_worker.run.plan import Plan, model_plan_of, plan_of
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.summary import Summary
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.training.meter import Progress
 
 NUM_DENSE, NUM_SLOTS = 3, 4
 LIMIT_S = 60.0
@@ -126,7 +128,8 @@ def worker_run(
 ) -> Run:
     """Returns one worker's part in a run."""
     role = worker_role(worker, num_workers, num_heter=num_heter, is_in_process=is_in_process)
-    return Run(store, model_plan_of(model, settings, role), heter=heter)
+    plan = model_plan_of(model, settings, role, new_pass_trainer=new_pass_trainer)
+    return Run(store, before_the_cut(plan, heter), heter=heter)
 
 
 def train_worker(

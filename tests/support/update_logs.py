@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from ps_server.durability.saved_log import read_log
-from ps_server.durability.segment_format import Record
-from ps_server.durability.update_log import LogSync, UpdateLog
-from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.journal import UpdateJournal, state_records
-from ps_server.rpc.recovery import recover
-from ps_server.store import ParameterStore
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.journal import UpdateJournal, state_records
+from ctr_ps.ps_server.rpc.recovery import recover
+from ctr_ps.ps_server.store import ParameterStore
 
 LIMIT_S = 5.0
 

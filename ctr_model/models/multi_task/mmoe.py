@@ -18,19 +18,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from ctr_model.batch import Batch
-from ctr_model.jit import kernel
-from ctr_model.layers.mlp import Mlp, MlpBuffers
-from ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_model.layers.products import Product
-from ctr_model.lookup import Lookups, SparseGrads
-from ctr_model.models.checks import require_range, require_widths
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.model import Task
-from ctr_model.models.multi_task.task_losses import tasks_loss
-from ctr_model.models.origin import keeps_origin
-from ctr_model.parameters import Floats, Segment, Tensors
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.layers.mlp import Mlp, MlpBuffers
+from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
+from ctr_ps.ctr_model.layers.products import Product
+from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
+from ctr_ps.ctr_model.models.checks import require_range, require_widths
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.model import Task
+from ctr_ps.ctr_model.models.multi_task.task_losses import tasks_loss
+from ctr_ps.ctr_model.models.origin import keeps_origin
+from ctr_ps.ctr_model.parameters import Floats, Segment, Tensors
+from ctr_ps.ctr_model.schema import Schema
 
 
 @keeps_origin

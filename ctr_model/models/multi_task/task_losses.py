@@ -24,8 +24,8 @@ import math
 
 import numpy as np
 
-from ctr_model.jit import kernel
-from ctr_model.layers.losses import Floats, Loss, logistic, softplus
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.layers.losses import Floats, Loss, logistic, softplus
 
 
 @kernel

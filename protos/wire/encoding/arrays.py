@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import ProtocolError
-from protos.gradients import NUM_COUNTS, Counts, Values
-from protos.keys import Keys
-from protos.store import Numbers
-from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import NUM_COUNTS, Counts, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Numbers
+from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 
 _KEY, _VALUE, _NUMBER = np.dtype("<u8"), np.dtype("<f4"), np.dtype("<f8")
 _COUNT, _HALF = np.dtype("<u4"), np.dtype("<u2")

@@ -11,8 +11,8 @@ finite numbers stay finite.
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.gradients import Values
-from protos.runtime.jit import kernel, read_only
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.runtime.jit import kernel, read_only
 
 BFloat16s = NDArray[np.uint16]
 """The bits of numbers."""

@@ -22,11 +22,11 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_SEGMENTS
-from protos.store import Numbers
-from protos.wire.encoding.arrays import decode_numbers, encode_numbers
-from protos.wire.encoding.frame import Frame
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_SEGMENTS
+from ctr_ps.protos.store import Numbers
+from ctr_ps.protos.wire.encoding.arrays import decode_numbers, encode_numbers
+from ctr_ps.protos.wire.encoding.frame import Frame
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ Decoded arrays are read-only views of the message.
 from collections.abc import Mapping
 from typing import Any
 
-from protos.chunking import PushChunk
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, SparseGrad, Values
-from protos.keys import Keys
-from protos.store import BlockState, Pulled, PulledPieces, RowStates, StateChunk
-from protos.wire.encoding.arrays import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, SparseGrad, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import BlockState, Pulled, PulledPieces, RowStates, StateChunk
+from ctr_ps.protos.wire.encoding.arrays import (
     decode_counts,
     decode_keys,
     decode_parameters,
@@ -22,7 +22,7 @@ from protos.wire.encoding.arrays import (
     encode_parameters,
     encode_values,
 )
-from protos.wire.encoding.codec import FieldCodec
+from ctr_ps.protos.wire.encoding.codec import FieldCodec
 
 Message = dict[str, Any]
 Digests = Mapping[tuple[str, int], bytes]

@@ -14,7 +14,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from protos.errors import UsageError
+from ctr_ps.protos.errors import UsageError
 
 TOKEN_KEY = "authorization"
 """Key of the metadata of a call; its value is `Bearer TOKEN`."""

@@ -15,10 +15,16 @@ from typing import Any, Protocol
 
 import grpc
 
-from protos.errors import AccessError, UnknownCallerError
-from protos.wire.grpc_status import details_of, metadata_of, status_of
-from protos.wire.security.access import NAME_PREFIX, Access, access_of_name, token_in
-from protos.wire.security.credentials import TLS_CERT, TOKEN, TOKEN_FILE, Credentials, WatchedTokens
+from ctr_ps.protos.errors import AccessError, UnknownCallerError
+from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
+from ctr_ps.protos.wire.security.access import NAME_PREFIX, Access, access_of_name, token_in
+from ctr_ps.protos.wire.security.credentials import (
+    TLS_CERT,
+    TOKEN,
+    TOKEN_FILE,
+    Credentials,
+    WatchedTokens,
+)
 
 _NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} or {TOKEN}"
 _UNKNOWN_TOKEN = f"this server does not know its token: compare {TOKEN_FILE} or {TOKEN} of both"

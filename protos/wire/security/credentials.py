@@ -26,10 +26,10 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from protos.errors import BindError, UsageError
-from protos.role import is_loopback
-from protos.wire.channel import CHANNEL_OPTIONS
-from protos.wire.security.access import Access, Tokens, metadata_of_token, own_token
+from ctr_ps.protos.errors import BindError, UsageError
+from ctr_ps.protos.role import is_loopback
+from ctr_ps.protos.wire.channel import CHANNEL_OPTIONS
+from ctr_ps.protos.wire.security.access import Access, Tokens, metadata_of_token, own_token
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from protos.gradients import Values
-from protos.keys import Keys
-from ps_server.table.contents import DensePiece, Rows
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.ps_server.table.contents import DensePiece, Rows
 
 EMPTY_SHARD_DIGEST = xxhash.xxh3_128().digest()
 

@@ -22,18 +22,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.runtime.environment import num_processors
-from protos.spec import TableSpec
-from protos.store import InferenceDtype
-from ps_server.checkpoint.files.digest import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.runtime.environment import num_processors
+from ctr_ps.protos.spec import TableSpec
+from ctr_ps.protos.store import InferenceDtype
+from ctr_ps.ps_server.checkpoint.files.digest import (
     counters_checksum,
     piece_checksum,
     shard_digest,
     statistics_checksum,
 )
-from ps_server.checkpoint.files.manifest import (
+from ctr_ps.ps_server.checkpoint.files.manifest import (
     FORMAT_VERSION,
     CountersEntry,
     DenseEntry,
@@ -42,10 +42,10 @@ from ps_server.checkpoint.files.manifest import (
     TableKind,
     require_name,
 )
-from ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard, first_misplaced
-from ps_server.checkpoint.storage.folders import Folder
-from ps_server.checkpoint.storage.mapped_file import Mapped
-from ps_server.table.contents import (
+from ctr_ps.ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard, first_misplaced
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder
+from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.ps_server.table.contents import (
     CountersSource,
     DensePiece,
     DenseSource,

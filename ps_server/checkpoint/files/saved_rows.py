@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.placement import shard_of
-from protos.runtime.jit import kernel
-from ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import shard_of
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
 
 _GROUP = 32
 _KEY_BYTES = 8

@@ -22,10 +22,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from protos.errors import CheckpointError
-from protos.runtime.environment import with_home
-from ps_server.checkpoint.storage.direct_file import direct_file
-from ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.runtime.environment import with_home
+from ctr_ps.ps_server.checkpoint.storage.direct_file import direct_file
+from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -97,7 +97,7 @@ def folder_at(url: str | Path) -> Folder:
     if "://" not in place:
         return LocalFolder(Path(place))
     # Imported late: most checkpoints are local.
-    from ps_server.checkpoint.storage.remote import remote_folder
+    from ctr_ps.ps_server.checkpoint.storage.remote import remote_folder
 
     return remote_folder(place)
 

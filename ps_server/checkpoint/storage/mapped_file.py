@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 
 import pyarrow as pa
 
-from protos.errors import CheckpointError
+from ctr_ps.protos.errors import CheckpointError
 
 
 class _State(NamedTuple):

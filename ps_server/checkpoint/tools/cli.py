@@ -5,7 +5,7 @@ ps-ckpt verify s3://models/clicks/epoch-3
 ps-ckpt diff output/demo/model/epoch-1 output/demo/model/epoch-2
 ps-ckpt compact output/demo/model/step-900 compacted
 
-`ps_worker.serving.checkpoint_cli` adds `export`, which may read the model's data, too. A folder of
+`ps_worker.predict.checkpoint_cli` adds `export`, which may read the model's data, too. A folder of
 checkpoints means the latest one in it. Exit codes are those of protos/errors.py.
 """
 
@@ -20,11 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protos.errors import CheckpointError
-from protos.runtime.environment import arguments
-from protos.runtime.logs import errors_as_exit_codes, printable
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.tools.inspection import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.runtime.environment import arguments
+from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.tools.inspection import (
     QUANTILES,
     TableReport,
     compare,
@@ -32,7 +32,7 @@ from ps_server.checkpoint.tools.inspection import (
     inspect_table,
     verify_all,
 )
-from ps_server.checkpoint.tools.rewrite import compact as compact_checkpoint
+from ctr_ps.ps_server.checkpoint.tools.rewrite import compact as compact_checkpoint
 
 app = typer.Typer(
     add_completion=False,

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import CheckpointError
-from protos.gradients import Values
-from protos.spec import StatisticsSpec
-from ps_server.checkpoint.files.manifest import MANIFEST, CountersEntry, TableEntry
-from ps_server.checkpoint.publish import read_manifest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_server.table.contents import Rows
-from ps_server.table.rows.statistics import CLICK, SHOW, scores_of
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.spec import StatisticsSpec
+from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST, CountersEntry, TableEntry
+from ctr_ps.ps_server.checkpoint.publish import read_manifest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, scores_of
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 

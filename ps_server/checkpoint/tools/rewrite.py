@@ -8,19 +8,19 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import UsageError
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.placement import ShardMap
-from protos.spec import DenseSpec, TableSpec
-from ps_server.checkpoint.chain import ShardChange, merged, require_unneeded
-from ps_server.checkpoint.files.manifest import Entry, Share
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import Folder, folder_at
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
-from ps_server.optimizers.registry import initial_state
-from ps_server.table.contents import DensePiece, DenseSource, Rows
-from ps_server.table.rows.statistics import seconds_of, unknown_statistics, wall_clock
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.ps_server.checkpoint.chain import ShardChange, merged, require_unneeded
+from ctr_ps.ps_server.checkpoint.files.manifest import Entry, Share
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
+from ctr_ps.ps_server.checkpoint.writer import save_checkpoint, shared_folder, write_share
+from ctr_ps.ps_server.optimizers.registry import initial_state
+from ctr_ps.ps_server.table.contents import DensePiece, DenseSource, Rows
+from ctr_ps.ps_server.table.rows.statistics import seconds_of, unknown_statistics, wall_clock
 
 ContentT = TypeVar("ContentT")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from protos.keys import Keys
+from ctr_ps.protos.keys import Keys
 
 EVERY = 64
 """Pulls from one that is looked at to the next, at least."""

@@ -22,12 +22,12 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from protos.store import Staleness, StoreStatus, TableStatus, WorkerState
-from protos.wire.calls import SERVICE
-from ps_server.engine.engine import Engine
-from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
-from ps_server.rpc.recovery import Replayed
+from ctr_ps.protos.store import Staleness, StoreStatus, TableStatus, WorkerState
+from ctr_ps.protos.wire.calls import SERVICE
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc.backlog import Backlog
+from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
+from ctr_ps.ps_server.rpc.recovery import Replayed
 
 TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
     "rows": ("Rows.", lambda table: table.rows),

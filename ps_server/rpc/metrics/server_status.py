@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from protos.metrics.status import Series, Status, Table, Value
-from protos.role import Members
-from protos.store import StoreStatus
-from ps_server.engine.engine import Engine
-from ps_server.rpc.metrics.call_metrics import CallCounts
-from ps_server.rpc.metrics.hot_keys import HotKeys
+from ctr_ps.protos.metrics.status import Series, Status, Table, Value
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import StoreStatus
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc.metrics.call_metrics import CallCounts
+from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 
 MIB = 2**20
 NUM_HOT_KEYS = 10

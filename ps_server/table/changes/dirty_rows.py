@@ -12,10 +12,10 @@ the position that it had at the snapshot, wherever the row is now.
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.runtime.jit import inlined_kernel
-from ps_server.table.memory.arena import Arena
-from ps_server.table.memory.hash_index import BITS_PER_WORD, SnapshotArrays, TableArrays
-from ps_server.table.memory.intrinsics import Int, prefetch
+from ctr_ps.protos.runtime.jit import inlined_kernel
+from ctr_ps.ps_server.table.memory.arena import Arena
+from ctr_ps.ps_server.table.memory.hash_index import BITS_PER_WORD, SnapshotArrays, TableArrays
+from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
 
 _WORD_SHIFT = 6  # BITS_PER_WORD as a shift: a signed division costs more
 

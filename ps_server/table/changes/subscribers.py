@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.memory.arena import Arena
+from ctr_ps.ps_server.table.memory.arena import Arena
 
 WORD_BITS = 64
 NOBODY = -1

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from protos.errors import UnknownChangesError
-from protos.keys import Keys
+from ctr_ps.protos.errors import UnknownChangesError
+from ctr_ps.protos.keys import Keys
 
 LEAST_LIMIT = 4096
 """Removed keys that are recorded for a shard even if it has fewer rows."""

@@ -15,17 +15,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protos.errors import SpecError
-from protos.keys import mix64
-from protos.runtime.jit import kernel
-from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.feature_life.bloom_filter import (
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.keys import mix64
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.spec import AdmissionSpec, TableSpec
+from ctr_ps.ps_server.table.feature_life.bloom_filter import (
     MAX_COUNT,
     MAX_COUNTERS,
     counter_dtype,
     filter_shape,
 )
-from ps_server.table.rows.statistics import score_of
+from ctr_ps.ps_server.table.rows.statistics import score_of
 
 POLICIES = ("count", "probability", "score")
 COUNTERS = ("exact", "bloom")

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.keys import mix64
-from protos.runtime.jit import kernel
-from ps_server.table.memory.intrinsics import Int
+from ctr_ps.protos.keys import mix64
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.table.memory.intrinsics import Int
 
 MAX_COUNTERS = 2**32 - 1
 """Most counters of a shard: a position is scaled from 32 bits of hash."""

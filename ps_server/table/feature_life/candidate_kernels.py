@@ -7,12 +7,12 @@ shards of a push.
 
 import numpy as np
 
-from protos.gradients import Values
-from protos.runtime.jit import kernel
-from ps_server.table.changes.dirty_rows import mark_dirty
-from ps_server.table.feature_life.admission import AdmissionRule, is_admitted
-from ps_server.table.feature_life.bloom_filter import FilterArrays, estimate, raise_to
-from ps_server.table.memory.hash_index import (
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.table.changes.dirty_rows import mark_dirty
+from ctr_ps.ps_server.table.feature_life.admission import AdmissionRule, is_admitted
+from ctr_ps.ps_server.table.feature_life.bloom_filter import FilterArrays, estimate, raise_to
+from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
     find_block,
@@ -22,12 +22,12 @@ from ps_server.table.memory.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.memory.intrinsics import Int, prefetch
-from ps_server.table.memory.layout import STATISTICS_WIDTH
-from ps_server.table.rows.initializers import Initializer
-from ps_server.table.rows.kernels import Push, make_row
-from ps_server.table.rows.removal import remove_row
-from ps_server.table.rows.statistics import CLICK, SHOW, count_push
+from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
+from ctr_ps.ps_server.table.memory.layout import STATISTICS_WIDTH
+from ctr_ps.ps_server.table.rows.initializers import Initializer
+from ctr_ps.ps_server.table.rows.kernels import Push, make_row
+from ctr_ps.ps_server.table.rows.removal import remove_row
+from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push
 
 
 @kernel

@@ -17,21 +17,25 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.runtime.jit import read_only
-from protos.spec import AdmissionSpec, TableSpec
-from ps_server.table.feature_life.admission import admission_rule, filter_settings
-from ps_server.table.feature_life.bloom_filter import CountingBloomFilter
-from ps_server.table.feature_life.candidate_kernels import admit_counted, admit_estimated
-from ps_server.table.feature_life.eviction import CANDIDATE, evict_rows, max_candidates_of_shard
-from ps_server.table.feature_life.expiry import ExpiryRule, shrink_shard
-from ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ps_server.table.memory.hash_index import TableArrays
-from ps_server.table.rows.initializers import Initializer
-from ps_server.table.rows.kernels import Push, write_rows
-from ps_server.table.rows.regions import RowRegions
-from ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.protos.spec import AdmissionSpec, TableSpec
+from ctr_ps.ps_server.table.feature_life.admission import admission_rule, filter_settings
+from ctr_ps.ps_server.table.feature_life.bloom_filter import CountingBloomFilter
+from ctr_ps.ps_server.table.feature_life.candidate_kernels import admit_counted, admit_estimated
+from ctr_ps.ps_server.table.feature_life.eviction import (
+    CANDIDATE,
+    evict_rows,
+    max_candidates_of_shard,
+)
+from ctr_ps.ps_server.table.feature_life.expiry import ExpiryRule, shrink_shard
+from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
+from ctr_ps.ps_server.table.memory.hash_index import TableArrays
+from ctr_ps.ps_server.table.rows.initializers import Initializer
+from ctr_ps.ps_server.table.rows.kernels import Push, write_rows
+from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
 
 
 class Candidates(Protocol):

@@ -11,15 +11,15 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import SpecError
-from protos.runtime.jit import kernel
-from protos.spec import ExpirySpec, StatisticsSpec, TableSpec
-from ps_server.optimizers.registry import initial_state
-from ps_server.table.feature_life.admission import counter_bytes_of_shard
-from ps_server.table.memory.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
-from ps_server.table.memory.layout import RowLayout
-from ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
-from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, score_of
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec, TableSpec
+from ctr_ps.ps_server.optimizers.registry import initial_state
+from ctr_ps.ps_server.table.feature_life.admission import counter_bytes_of_shard
+from ctr_ps.ps_server.table.memory.hash_index import INITIAL_SLOTS, MAX_LOAD_PERCENT, TableArrays
+from ctr_ps.ps_server.table.memory.layout import RowLayout
+from ctr_ps.ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
+from ctr_ps.ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, score_of
 
 EVICTED_SHARE = 16
 """An eviction removes one row in this number: it costs a pass over the shard."""

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.runtime.jit import kernel
-from protos.spec import StatisticsSpec, TableSpec
-from protos.store import Shrunk
-from ps_server.table.memory.hash_index import TableArrays
-from ps_server.table.memory.intrinsics import Int
-from ps_server.table.memory.layout import KEY_COLUMNS
-from ps_server.table.rows.regions import RowRegions
-from ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.spec import StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Shrunk
+from ctr_ps.ps_server.table.memory.hash_index import TableArrays
+from ctr_ps.ps_server.table.memory.intrinsics import Int
+from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS
+from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
 
 
 class ExpiryRule(NamedTuple):

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.keys import Keys, mix64
-from protos.runtime.jit import inlined_kernel, kernel
-from ps_server.table.memory.intrinsics import Int, prefetch
+from ctr_ps.protos.keys import Keys, mix64
+from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
+from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
 
 BLOCK = 32
 """Keys in flight: enough to hide the latency of memory, few enough to stay in the first-level cache."""

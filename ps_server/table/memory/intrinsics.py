@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
 
-from protos.gradients import Values
+from ctr_ps.protos.gradients import Values
 
 Int = int | np.int64
 """An integer in a kernel."""

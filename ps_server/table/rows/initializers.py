@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protos.errors import SpecError
-from protos.gradients import Values
-from protos.keys import mix64
-from protos.runtime.jit import kernel
-from protos.spec import InitializerSpec
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import mix64
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.spec import InitializerSpec
 
 KINDS = ("uniform", "normal")
 

@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.gradients import Counts, Values
-from protos.keys import Keys
-from protos.runtime.jit import inlined_kernel, kernel
-from ps_server.optimizers.row_update import decay_row, update_row
-from ps_server.table.changes.dirty_rows import (
+from ctr_ps.protos.gradients import Counts, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
+from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row
+from ctr_ps.ps_server.table.changes.dirty_rows import (
     mark_dirty,
     prefetch_dirty_bit,
 )
-from ps_server.table.changes.subscribers import EVERY_SUBSCRIBER, NOBODY, WORD_BITS
-from ps_server.table.memory.hash_index import (
+from ctr_ps.ps_server.table.changes.subscribers import EVERY_SUBSCRIBER, NOBODY, WORD_BITS
+from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     TableArrays,
     find_block,
@@ -23,10 +23,10 @@ from ps_server.table.memory.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.memory.intrinsics import Int, borrow, prefetch
-from ps_server.table.memory.layout import KEY_COLUMNS
-from ps_server.table.rows.initializers import Initializer, initialize_row
-from ps_server.table.rows.statistics import CLICK, SHOW, count_push, score_of
+from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
+from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS
+from ctr_ps.ps_server.table.rows.initializers import Initializer, initialize_row
+from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push, score_of
 
 
 class Push(NamedTuple):

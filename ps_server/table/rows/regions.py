@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_server.table.changes.dirty_rows import CopyOnWrite
-from ps_server.table.changes.subscribers import Subscribers
-from ps_server.table.changes.tombstones import Tombstones
-from ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena
-from ps_server.table.memory.hash_index import (
+from ctr_ps.ps_server.table.changes.dirty_rows import CopyOnWrite
+from ctr_ps.ps_server.table.changes.subscribers import Subscribers
+from ctr_ps.ps_server.table.changes.tombstones import Tombstones
+from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena
+from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
     TableArrays,
@@ -20,8 +20,8 @@ from ps_server.table.memory.hash_index import (
     rebuild_index,
     slots_for,
 )
-from ps_server.table.memory.layout import RowLayout
-from ps_server.table.rows.removal import drop_rows
+from ctr_ps.ps_server.table.memory.layout import RowLayout
+from ctr_ps.ps_server.table.rows.removal import drop_rows
 
 VALUE_BYTES = 4
 SLOT_BYTES = 8

@@ -10,11 +10,11 @@ algorithm R): lookups stay as short as if the key had never been inserted.
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.keys import mix64
-from protos.runtime.jit import kernel
-from ps_server.table.changes.dirty_rows import mark_dirty_before_move, move_dirty_bit
-from ps_server.table.memory.hash_index import TableArrays, first_slot, next_slot, row_of_slot
-from ps_server.table.memory.intrinsics import Int
+from ctr_ps.protos.keys import mix64
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.table.changes.dirty_rows import mark_dirty_before_move, move_dirty_bit
+from ctr_ps.ps_server.table.memory.hash_index import TableArrays, first_slot, next_slot, row_of_slot
+from ctr_ps.ps_server.table.memory.intrinsics import Int
 
 
 @kernel

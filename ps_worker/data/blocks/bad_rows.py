@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from protos.errors import BadRowError
+from ctr_ps.protos.errors import BadRowError
 
 logger = logging.getLogger(__name__)
 

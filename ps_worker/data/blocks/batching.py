@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import DataError, counted
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, counted
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks.reader import Block
 
 MAX_BATCH_KEYS = 2**31 - 1
 """The largest number of keys that int32 offsets can address."""

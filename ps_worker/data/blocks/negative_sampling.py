@@ -16,12 +16,12 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import key_of
-from ctr_model.jit import kernel
-from protos.errors import UsageError
-from ps_worker.data.blocks.batching import rows_where
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.blocks.row_hash import row_hash
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.blocks.batching import rows_where
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.blocks.row_hash import row_hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Self
 
-from ctr_model.batch import Batch
-from protos.errors import DataError
-from ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

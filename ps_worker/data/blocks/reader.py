@@ -10,8 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from protos.errors import DataError
+from ctr_ps.protos.errors import DataError
 
 logger = logging.getLogger(__name__)
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ctr_model.schema import Schema
-from protos.errors import DataError, did_you_mean
-from ps_worker.data.columnar.column_values import (
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, did_you_mean
+from ctr_ps.ps_worker.data.columnar.column_values import (
     is_list_type,
     is_number_type,
     is_slot_type,
     is_text_type,
 )
-from ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.slot_values import SlotValues
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
 """Usual names of a label, in the order in which they are looked for."""

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ctr_model.batch import GROUP_SLOT
-from ctr_model.features import hash_bytes, key_of
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.batch import GROUP_SLOT
+from ctr_ps.ctr_model.features import hash_bytes, key_of
+from ctr_ps.ctr_model.jit import kernel
 
 # Read-only like Arrow's buffers, so that kernels are compiled for one type only.
 _NO_BYTES = np.frombuffer(b"", np.uint8)

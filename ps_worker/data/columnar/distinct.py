@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ps_worker.data.columnar.column_values import is_list_type, is_text_type
+from ctr_ps.ps_worker.data.columnar.column_values import is_list_type, is_text_type
 
 
 def distinct_values(array: pa.Array) -> pa.Array:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyarrow import orc
 
-from protos.errors import DataError
-from ps_worker.data.columnar.column_values import is_list_type
-from ps_worker.data.files.listing import is_url, open_file
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.columnar.column_values import is_list_type
+from ctr_ps.ps_worker.data.files.listing import is_url, open_file
 
 _Integers = NDArray[np.integer[Any]]
 

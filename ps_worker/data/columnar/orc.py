@@ -6,14 +6,14 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import orc
 
-from ps_worker.data.columnar.column_matching import check_types, match_columns
-from ps_worker.data.columnar.open_file import open_columnar, require_valid
-from ps_worker.data.columnar.record_batches import (
+from ctr_ps.ps_worker.data.columnar.column_matching import check_types, match_columns
+from ctr_ps.ps_worker.data.columnar.open_file import open_columnar, require_valid
+from ctr_ps.ps_worker.data.columnar.record_batches import (
     ColumnReader,
     Columns,
     Decoder,
 )
-from ps_worker.data.files.file_split import FileSplit, split_evenly
+from ctr_ps.ps_worker.data.files.file_split import FileSplit, split_evenly
 
 
 class OrcReader(ColumnReader):

@@ -5,16 +5,16 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow.parquet as pq
 
-from protos.errors import DataError
-from ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
-from ps_worker.data.columnar.column_values import is_text_type
-from ps_worker.data.columnar.open_file import open_columnar, require_valid
-from ps_worker.data.columnar.record_batches import (
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns, check_types, match_columns
+from ctr_ps.ps_worker.data.columnar.column_values import is_text_type
+from ctr_ps.ps_worker.data.columnar.open_file import open_columnar, require_valid
+from ctr_ps.ps_worker.data.columnar.record_batches import (
     ColumnReader,
     Columns,
     Decoder,
 )
-from ps_worker.data.files.file_split import FileSplit, split_evenly
+from ctr_ps.ps_worker.data.files.file_split import FileSplit, split_evenly
 
 # A text column with fewer bytes a value repeats its values so often that reading it as a dictionary is up to
 # 5 times faster; without repetition it is up to 4 times slower.

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.jit import kernel
-from ctr_model.schema import Schema
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import offsets_of, without_rows
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.columnar.column_matching import FileColumns
-from ps_worker.data.columnar.column_values import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.batching import offsets_of, without_rows
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns
+from ctr_ps.ps_worker.data.columnar.column_values import (
     KeyColumn,
     KeyLists,
     group_keys,
@@ -30,7 +30,7 @@ from ps_worker.data.columnar.column_values import (
     slot_keys,
     texts,
 )
-from ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
 # The keys of a block are written column by column, so all of them should fit into the cache.
 BLOCK_ROWS = 4096

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from protos.errors import DataError
-from ps_worker.data.files.listing import file_errors, open_file
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.listing import file_errors, open_file
 
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.errors import UsageError
-from ps_worker.data.files.listing import FileStamp, stamp_of
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.files.listing import FileStamp, stamp_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any, TypeGuard, cast
 
-from protos.errors import DataError
-from protos.runtime.environment import with_home
+from ctr_ps.protos.errors import DataError
+from ctr_ps.protos.runtime.environment import with_home
 
 _FOLDER = "a folder: name the files in it"
 

@@ -6,10 +6,10 @@ completely; if such a file is much of the pass, the share is unknown.
 
 from collections.abc import Callable, Sequence
 
-from protos.errors import DataError
-from ps_worker.data.files.content import is_compressed
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.listing import size_of
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.content import is_compressed
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import size_of
 
 LARGEST_STEP = 0.1
 """Largest share of a file that counts as a whole; with a larger one the share is unknown."""

@@ -15,8 +15,8 @@ from pathlib import PurePath
 
 import numpy as np
 
-from protos.errors import counted
-from ps_worker.data.files.listing import FileStamp, ends_of, is_url
+from ctr_ps.protos.errors import counted
+from ctr_ps.ps_worker.data.files.listing import FileStamp, ends_of, is_url
 
 MOST_OPENED = 1024
 MOST_OPENED_BY_URL = 32

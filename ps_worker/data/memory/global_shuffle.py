@@ -19,11 +19,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import DataError, ProtocolError, counted
-from protos.store import Future, Message
-from ps_worker.data.memory.peers import Peers
-from ps_worker.data.memory.row_message import pack_rows, unpack_rows
-from ps_worker.data.memory.rows import STORED_COLUMNS, Index, RowsInMemory
+from ctr_ps.protos.errors import DataError, ProtocolError, counted
+from ctr_ps.protos.store import Future, Message
+from ctr_ps.ps_worker.data.memory.peers import Peers
+from ctr_ps.ps_worker.data.memory.row_message import pack_rows, unpack_rows
+from ctr_ps.ps_worker.data.memory.rows import STORED_COLUMNS, Index, RowsInMemory
 
 logger = logging.getLogger(__name__)
 

@@ -5,15 +5,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.blocks.reader_threads import merged
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import Format
-from ps_worker.data.memory.rows import RowsInMemory
-from ps_worker.data.reading import Reading
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.blocks.reader_threads import merged
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import Format
+from ctr_ps.ps_worker.data.memory.rows import RowsInMemory
+from ctr_ps.ps_worker.data.reading import Reading
 
 logger = logging.getLogger(__name__)
 

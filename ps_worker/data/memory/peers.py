@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from protos.store import Exchange, Numbers, ReduceOp
+from ctr_ps.protos.store import Exchange, Numbers, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)

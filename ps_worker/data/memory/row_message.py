@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from protos.errors import ProtocolError
-from ps_worker.data.blocks.batching import offsets_of
-from ps_worker.data.memory.rows import STORED_COLUMNS, has_one_key_a_slot, stored_columns
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.ps_worker.data.blocks.batching import offsets_of
+from ctr_ps.ps_worker.data.memory.rows import STORED_COLUMNS, has_one_key_a_slot, stored_columns
 
 # Number of rows and keys, width of dense, number of slots, a bit for each of STORED_COLUMNS, number of other
 # labels, has counts.

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 
-from ctr_model.schema import Schema
-from protos.errors import UsageError, did_you_mean
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError, did_you_mean
 
 DENSE_GROUP = "dense_input"
 LABEL_NAMES = ("click", "label")

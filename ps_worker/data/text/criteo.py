@@ -12,14 +12,14 @@ from contextlib import closing
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import counted
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_rows
-from ps_worker.data.text.line_blocks import line_blocks
-from ps_worker.data.text.text_reader import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, scan_rows
+from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+from ctr_ps.ps_worker.data.text.text_reader import (
     BadLine,
     LineScanner,
     TextReader,

@@ -12,8 +12,8 @@ fault and not written. In a malformed row with the right number of columns, that
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import hash_bytes
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.features import hash_bytes
+from ctr_ps.ctr_model.jit import kernel
 
 # The columns of `malformed`, which describe a malformed row.
 LINE, START, STOP, COLUMN = range(4)

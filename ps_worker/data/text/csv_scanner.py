@@ -7,7 +7,7 @@ no newline, so that reading can start at any line.
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.jit import kernel
 
 # Values of `faults`: a good line, wrong number of fields, unclosed quote, carriage return inside the line.
 GOOD, FIELDS, QUOTE, RETURN = range(4)

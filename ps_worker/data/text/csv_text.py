@@ -19,14 +19,19 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.columnar.column_matching import FileColumns, match_columns
-from ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder, shown
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
-from ps_worker.data.text.line_blocks import BLOCK_BYTES, line_blocks, line_splits, lines_before
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns, match_columns
+from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder, shown
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
+from ctr_ps.ps_worker.data.text.line_blocks import (
+    BLOCK_BYTES,
+    line_blocks,
+    line_splits,
+    lines_before,
+)
 
 _NEWLINE = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.jit import kernel
+from ctr_ps.ctr_model.jit import kernel
 
 _ZERO, _ONE, _MINUS, _PLUS, _POINT = (np.uint8(ord(character)) for character in "01-+.")
 _LOWER_CASE = np.uint8(0x20)  # set in a lower-case letter, clear in its capital

@@ -11,10 +11,10 @@ from collections.abc import Generator, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from protos.errors import DataError
-from ps_worker.data.files.content import Stream, is_compressed, open_content
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.listing import size_of
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.content import Stream, is_compressed, open_content
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import size_of
 
 BLOCK_BYTES = 1 << 20
 

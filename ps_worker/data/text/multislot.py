@@ -14,14 +14,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import UsageError, counted
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.data.text import multislot_scanner as scanner
-from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.text import multislot_scanner as scanner
+from ctr_ps.ps_worker.data.text.column_order import ColumnOrder, Kind
+from ctr_ps.ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 Values = Literal["keys", "text"]
 

@@ -14,10 +14,10 @@ every call, which takes longer than scanning a word (26 slots and 13 numbers: 0.
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import hash_bytes
-from ctr_model.jit import kernel
-from ps_worker.data.text.criteo_scanner import line_end
-from ps_worker.data.text.decimals import parse_decimal, parse_key
+from ctr_ps.ctr_model.features import hash_bytes
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ps_worker.data.text.criteo_scanner import line_end
+from ctr_ps.ps_worker.data.text.decimals import parse_decimal, parse_key
 
 # Kinds of columns of the text.
 LABEL, NUMBER, NUMBERS, KEYS, TEXTS = range(5)

@@ -20,14 +20,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.text import svm_scanner as scanner
-from ps_worker.data.text.decimals import MAX_KEY_DIGITS, parse_decimal
-from ps_worker.data.text.multislot_scanner import count_lines_and_blanks, skip_blanks, word_end
-from ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.text import svm_scanner as scanner
+from ctr_ps.ps_worker.data.text.decimals import MAX_KEY_DIGITS, parse_decimal
+from ctr_ps.ps_worker.data.text.multislot_scanner import (
+    count_lines_and_blanks,
+    skip_blanks,
+    word_end,
+)
+from ctr_ps.ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
 
 _MAX_INDEX = 2**64 - 1
 

@@ -11,11 +11,11 @@ fault and not written.
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.features import hash_bytes
-from ctr_model.jit import kernel
-from ps_worker.data.text.criteo_scanner import line_end
-from ps_worker.data.text.decimals import parse_decimal, parse_key
-from ps_worker.data.text.multislot_scanner import skip_blanks, word_end
+from ctr_ps.ctr_model.features import hash_bytes
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ps_worker.data.text.criteo_scanner import line_end
+from ctr_ps.ps_worker.data.text.decimals import parse_decimal, parse_key
+from ctr_ps.ps_worker.data.text.multislot_scanner import skip_blanks, word_end
 
 # The columns of `malformed`, which describe a malformed line: its number from 0, its start, and the position
 # of the word at fault.

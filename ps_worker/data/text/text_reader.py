@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import without_rows
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.batching import without_rows
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
 
 _MAX_SHOWN_BYTES = 60
 

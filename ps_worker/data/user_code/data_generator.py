@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from protos.errors import DataError, UsageError
-from ps_worker.data.user_code.salted_hash import require_no_salted_hash
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.user_code.salted_hash import require_no_salted_hash
 
 Number = int | float
 RawSample = Iterable[tuple[str, Sequence[Any]]]

@@ -12,24 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.schema import Schema
-from protos.errors import DataError, counted
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, Reader
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import MakeReader
-from ps_worker.data.slot_values import SlotValues
-from ps_worker.data.text.column_order import ColumnOrder, Kind
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits, lines_before
-from ps_worker.data.user_code.data_generator import (
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Block, Reader
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import MakeReader
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.text.column_order import ColumnOrder, Kind
+from ctr_ps.ps_worker.data.text.line_blocks import (
+    LineNumbers,
+    line_blocks,
+    line_splits,
+    lines_before,
+)
+from ctr_ps.ps_worker.data.user_code.data_generator import (
     Cells,
     DataGenerator,
     GeneratorRun,
     has_batches,
     shown,
 )
-from ps_worker.data.user_code.salted_hash import require_no_salted_hash
-from ps_worker.data.user_code.samples import Sample, SampleColumns
+from ctr_ps.ps_worker.data.user_code.salted_hash import require_no_salted_hash
+from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleColumns
 
 _BLOCK_ROWS = 1024
 _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of its own

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.schema import Schema
-from protos.errors import UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, Reader
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import MakeReader
-from ps_worker.data.text.multislot import MultiSlotScanner, Values
-from ps_worker.data.text.text_reader import shown
-from ps_worker.data.user_code.pipe_process import PipeProcess
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Block, Reader
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import MakeReader
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner, Values
+from ctr_ps.ps_worker.data.text.text_reader import shown
+from ctr_ps.ps_worker.data.user_code.pipe_process import PipeProcess
 
 STALL_LIMIT_S = 300.0
 

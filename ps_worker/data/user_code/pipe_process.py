@@ -16,9 +16,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import IO, Self, cast
 
-from protos.errors import DataError
-from ps_worker.data.files.content import open_content
-from ps_worker.data.user_code.salted_hash import is_salted
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.content import open_content
+from ctr_ps.ps_worker.data.user_code.salted_hash import is_salted
 
 _SECRETS = ("CTR_PS_TOKEN", "CTR_PS_TLS_")  # a parser of text calls no server
 

@@ -14,9 +14,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from protos.errors import DataError
-
-_OURS = {"ctr_model", "protos", "ps_server", "ps_worker"}
+from ctr_ps.protos.errors import DataError
 
 
 def is_salted() -> bool:
@@ -104,5 +102,5 @@ def _globals(code: CodeType, names: dict[str, object]) -> Iterator[object]:
 def _is_users(module: str | None) -> bool:
     package = (module or "").partition(".")[0]
     file = getattr(sys.modules.get(package), "__file__", None) or ""
-    is_others = package in sys.stdlib_module_names or package in _OURS
+    is_others = package in sys.stdlib_module_names or package == "ctr_ps"
     return not is_others and "site-packages" not in file and "dist-packages" not in file

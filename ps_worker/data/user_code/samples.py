@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.features import hash_bytes
-from ctr_model.jit import kernel
-from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
-from ps_worker.data.slot_values import AS_KEYS, Kind, SlotValues
-from ps_worker.data.user_code.data_generator import shown
-from ps_worker.data.user_code.salted_hash import require_no_salted_hash
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import hash_bytes
+from ctr_ps.ctr_model.jit import kernel
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.slot_values import AS_KEYS, Kind, SlotValues
+from ctr_ps.ps_worker.data.user_code.data_generator import shown
+from ctr_ps.ps_worker.data.user_code.salted_hash import require_no_salted_hash
 
 Value = str | bytes | int
 Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]

@@ -8,8 +8,8 @@ They are applied on the servers, those that end in Row to rows only. ps_server/o
 
 from typing import TYPE_CHECKING, NoReturn
 
-from ps_worker.fleet.optimizer import lr
-from ps_worker.fleet.optimizer.optimizers import (
+from ctr_ps.ps_worker.fleet.optimizer import lr
+from ctr_ps.ps_worker.fleet.optimizer.optimizers import (
     SGD,
     Adagrad,
     AdagradRow,
@@ -21,7 +21,7 @@ from ps_worker.fleet.optimizer.optimizers import (
     Optimizer,
     require_optimizer,
 )
-from ps_worker.fleet.words.unknown import unknown_name
+from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 __all__ = [
     "SGD",

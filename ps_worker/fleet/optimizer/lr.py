@@ -7,8 +7,8 @@ A step is a batch of any worker: servers count them, and nobody calls `step()`.
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from protos.errors import UsageError
-from ps_worker.fleet.words.unknown import unknown_name
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 Settings = dict[str, Any]
 

@@ -3,9 +3,9 @@
 from inspect import Parameter, Signature
 from typing import Any, ClassVar
 
-from protos.errors import UsageError, did_you_mean
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_worker.fleet.optimizer.lr import LRScheduler
+from ctr_ps.protos.errors import UsageError, did_you_mean
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_worker.fleet.optimizer.lr import LRScheduler
 
 _HARMLESS: dict[str, Any] = {
     "name": None,

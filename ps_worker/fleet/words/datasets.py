@@ -9,11 +9,11 @@ The same as fleet.QueueDataset(schema, batch_size=32, thread_num=2) with set_pip
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from ctr_model.schema import Schema
-from protos.errors import UsageError
-from ps_worker.data import in_memory_dataset, queue_dataset
-from ps_worker.data.file_dataset import FileDataset
-from ps_worker.fleet.words.unknown import unknown_name
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data import in_memory_dataset, queue_dataset
+from ctr_ps.ps_worker.data.file_dataset import FileDataset
+from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
 _MULTI_SLOT = "cat"
 """The command by which Paddle reads files that are multi-slot text already."""
@@ -73,7 +73,7 @@ class _InitLater(FileDataset):
         if not isinstance(use_var, Schema):
             raise UsageError(
                 f"use_var of {self._name} is {_shown(use_var)}, expected a Schema of the columns: "
-                f"ctr_model.schema.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
+                f"ctr_ps.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
             )
         _refuse(self._name, of_paddle)
         own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}

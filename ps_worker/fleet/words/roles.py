@@ -5,8 +5,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from protos.errors import RoleError, counted
-from protos.role import (
+from ctr_ps.protos.errors import RoleError, counted
+from ctr_ps.protos.role import (
     HeterRole,
     ServerRole,
     WorkerRole,
@@ -14,7 +14,7 @@ from protos.role import (
     require_work,
     role_from_environment,
 )
-from protos.role import Role as ProcessRole
+from ctr_ps.protos.role import Role as ProcessRole
 
 
 class Role(enum.Enum):

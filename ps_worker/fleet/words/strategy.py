@@ -3,13 +3,13 @@
 import difflib
 from typing import Any
 
-from protos.errors import UsageError
-from ps_worker.job.fleet_words import (
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.job.fleet_words import (
     FLEET_WORDS,
     IGNORED,
     require_options,
 )
-from ps_worker.job.sections.strategy import SETTINGS, StrategySection
+from ctr_ps.ps_worker.job.sections.strategy import SETTINGS, StrategySection
 
 _KNOWN = (*FLEET_WORDS, *IGNORED, *StrategySection.model_fields)
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
-from protos.errors import UsageError
+from ctr_ps.protos.errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")

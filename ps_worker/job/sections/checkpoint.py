@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ps_worker.job.sections.data import Texts
-from ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections.data import Texts
+from ctr_ps.ps_worker.job.sections.section import Section
 
 _WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
 _FROM = "but there is no model to take them from: set checkpoint.load"

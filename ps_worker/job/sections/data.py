@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections.section import Section
 
 _OF_MULTISLOT = (
     'but files are not multi-slot text: set data.format = "multislot", or data.pipe_command'

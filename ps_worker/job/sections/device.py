@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections.section import Section
 
 _WITHOUT_USE = 'but tables are on the servers: set device.tables = "pass", or remove it'
 

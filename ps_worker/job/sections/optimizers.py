@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict
 
-from protos.spec import OptimizerSpec
-from ps_worker.job.sections.schedule import ScheduleSection
-from ps_worker.job.sections.section import Section
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_worker.job.sections.schedule import ScheduleSection
+from ctr_ps.ps_worker.job.sections.section import Section
 
 
 class OptimizerChoice(Section):

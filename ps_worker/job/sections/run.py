@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections.section import Section
 
 _WHERE = "but nothing is written: set run.dir"
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from protos.spec import ScheduleSpec
-from ps_server.optimizers.schedule import SETTINGS
-from ps_worker.job.sections.section import Section
+from ctr_ps.protos.spec import ScheduleSpec
+from ctr_ps.ps_server.optimizers.schedule import SETTINGS
+from ctr_ps.ps_worker.job.sections.section import Section
 
 _COMMON = ("kind", "warmup_steps")
 

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ctr_model.models.model import Compute
+from ctr_ps.ctr_model.models.model import Compute
 
 
 class Section(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_serializer
 
-from ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections.section import Section
 
 Mode = Literal["sync", "half_async", "async", "geo", "bounded_staleness"]
 

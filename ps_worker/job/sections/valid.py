@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ps_worker.job.sections.data import Texts
-from ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections.data import Texts
+from ctr_ps.ps_worker.job.sections.section import Section
 
 Metric = Literal["log_loss", "auc"]
 

@@ -7,7 +7,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from protos.runtime.logs import printable
+from ctr_ps.protos.runtime.logs import printable
 
 _FILE_WIDTH = 200  # characters a line of output to a file or a pipe
 

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from protos.errors import UsageError
-from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.job import Job
-from ps_worker.training.evaluation.evaluator import json_value
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
 
 logger = logging.getLogger(__name__)
 

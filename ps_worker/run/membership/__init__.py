@@ -1,5 +1,5 @@
 """A worker's place in a job, and the lease that keeps it."""
 
-from ps_worker.run.membership.membership import Membership
+from ctr_ps.ps_worker.run.membership.membership import Membership
 
 __all__ = ["Membership"]

@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from protos.errors import CtrPsError
-from protos.store import Coordination, Lease
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.store import Coordination, Lease
 
 logger = logging.getLogger(__name__)
 

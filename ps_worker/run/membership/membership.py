@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from protos.errors import PlaceLostError, TransportError
-from protos.store import Coordination, Joined, Lease, Member, Version, WorkerLoss
-from ps_worker.job.sections.section import ClusterSection
-from ps_worker.run.abort import abort_by
-from ps_worker.run.membership.lease import LeaseRenewal
+from ctr_ps.protos.errors import PlaceLostError, TransportError
+from ctr_ps.protos.store import Coordination, Joined, Lease, Member, Version, WorkerLoss
+from ctr_ps.ps_worker.job.sections.section import ClusterSection
+from ctr_ps.ps_worker.run.abort import abort_by
+from ctr_ps.ps_worker.run.membership.lease import LeaseRenewal
 
 logger = logging.getLogger(__name__)
 

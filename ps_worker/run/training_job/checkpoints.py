@@ -4,25 +4,25 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.publish import best_in, forget_best, write_best
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_worker.checkpoints.attachments import attachments_of
-from ps_worker.checkpoints.resume import EarlierRun
-from ps_worker.checkpoints.retention import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.publish import best_in, forget_best, write_best
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
+from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
+from ctr_ps.ps_worker.checkpoints.retention import (
     checkpoints_of_runs,
     name_after_epoch,
     name_at_step,
 )
-from ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState, Validation
-from ps_worker.checkpoints.saver import Saver
-from ps_worker.job import Job
-from ps_worker.job.datasets import order_of_data, values_of_job
-from ps_worker.run.plan import Plan
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.passes import Pass
-from ps_worker.run.training_job.start import Start
-from ps_worker.run.training_job.validation import NameOf, Validator
+from ctr_ps.ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState, Validation
+from ctr_ps.ps_worker.checkpoints.saver import Saver
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import order_of_data, values_of_job
+from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.passes import Pass
+from ctr_ps.ps_worker.run.training_job.start import Start
+from ctr_ps.ps_worker.run.training_job.validation import NameOf, Validator
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ps_worker.run.figures.run_folder import Kind, RunFolder
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.passes import PassFigures
+from ctr_ps.ps_worker.run.figures.run_folder import Kind, RunFolder
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.passes import PassFigures
 
 
 class MetricsWriter:

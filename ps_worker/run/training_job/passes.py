@@ -10,13 +10,13 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from ctr_model.batch import Batch
-from ctr_model.metrics import ClickMetrics
-from protos.errors import ProtocolError
-from protos.store import ReduceOp
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.job.datasets import TrainingData
-from ps_worker.run.run import Run
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.store import ReduceOp
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.job.datasets import TrainingData
+from ctr_ps.ps_worker.run.run import Run
 
 logger = logging.getLogger(__name__)
 

@@ -3,17 +3,17 @@
 import logging
 from dataclasses import dataclass
 
-from ps_server.checkpoint.publish import forget_best
-from ps_server.checkpoint.retention import remove_unfinished
-from ps_worker.checkpoints.claim import Claim
-from ps_worker.checkpoints.folder import require_free_folder
-from ps_worker.checkpoints.resume import EarlierRun, earlier_run
-from ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
-from ps_worker.job import Job
-from ps_worker.job.datasets import TrainingData, digest_of_files
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.run.plan import Plan
-from ps_worker.run.run import Run
+from ctr_ps.ps_server.checkpoint.publish import forget_best
+from ctr_ps.ps_server.checkpoint.retention import remove_unfinished
+from ctr_ps.ps_worker.checkpoints.claim import Claim
+from ctr_ps.ps_worker.checkpoints.folder import require_free_folder
+from ctr_ps.ps_worker.checkpoints.resume import EarlierRun, earlier_run
+from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import TrainingData, digest_of_files
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.run import Run
 
 logger = logging.getLogger(__name__)
 

@@ -5,22 +5,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ctr_model.models.model import Compute
-from protos.store import StoreStatus
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.saved_model import SavedModel
-from ps_worker.checkpoints.warm_start import WarmStart
-from ps_worker.job.datasets import evaluated
-from ps_worker.run.plan import Plan
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.checkpoints import JobCheckpoints
-from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.training import Trained
-from ps_worker.run.training_job.validation import Validations
-from ps_worker.training.evaluation.advice import warning_of_test
-from ps_worker.training.evaluation.breakdown import breakdown_of
-from ps_worker.training.evaluation.evaluator import evaluate, figures, json_value
-from ps_worker.training.evaluation.saved_store import SavedStore
+from ctr_ps.ctr_model.models.model import Compute
+from ctr_ps.protos.store import StoreStatus
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart
+from ctr_ps.ps_worker.job.datasets import evaluated
+from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
+from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.training import Trained
+from ctr_ps.ps_worker.run.training_job.validation import Validations
+from ctr_ps.ps_worker.training.evaluation.advice import warning_of_test
+from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
+from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate, figures, json_value
+from ctr_ps.ps_worker.training.evaluation.saved_store import SavedStore
 
 logger = logging.getLogger(__name__)
 

@@ -10,25 +10,25 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from protos.errors import counted
-from protos.store import Store
-from ps_worker.checkpoints.claim import Claim, claimed
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
-from ps_worker.data.formats import reader_of
-from ps_worker.heter.trainers import HeterTrainers
-from ps_worker.job import Job
-from ps_worker.job.datasets import TrainingData, format_of_job
-from ps_worker.job.model import errors_of_model
-from ps_worker.run.figures.run_folder import RunFolder
-from ps_worker.run.plan import Plan
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.checkpoints import JobCheckpoints
-from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.start import clear_folder, start_of
-from ps_worker.run.training_job.summary import Summarizer, Summary
-from ps_worker.run.training_job.training import Training
-from ps_worker.run.training_job.validation import Validator
+from ctr_ps.protos.errors import counted
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_worker.checkpoints.claim import Claim, claimed
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
+from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job
+from ctr_ps.ps_worker.job.model import errors_of_model
+from ctr_ps.ps_worker.run.figures.run_folder import RunFolder
+from ctr_ps.ps_worker.run.guests import DensePart
+from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
+from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.start import clear_folder, start_of
+from ctr_ps.ps_worker.run.training_job.summary import Summarizer, Summary
+from ctr_ps.ps_worker.run.training_job.training import Training
+from ctr_ps.ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def train_job(
     plan: Plan,
     store: Store,
     *,
-    heter: HeterTrainers | None = None,
+    heter: DensePart | None = None,
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> Summary:

@@ -13,14 +13,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 
-from ps_worker.checkpoints.resume import EarlierRun
-from ps_worker.job.datasets import TrainingData
-from ps_worker.run.plan import Plan
-from ps_worker.run.run import Run
-from ps_worker.run.termination import EXIT_CODE
-from ps_worker.run.training_job.checkpoints import JobCheckpoints
-from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.passes import (
+from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
+from ctr_ps.ps_worker.job.datasets import TrainingData
+from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.termination import EXIT_CODE
+from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
+from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.passes import (
     Pass,
     PassFigures,
     Position,
@@ -31,7 +31,7 @@ from ps_worker.run.training_job.passes import (
     epochs_ended,
     figures_of_pass,
 )
-from ps_worker.run.training_job.validation import Validator
+from ctr_ps.ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
 

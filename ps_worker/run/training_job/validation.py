@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ctr_model.metrics import ClickMetrics
-from protos.store import Numbers, ReduceOp
-from ps_worker.checkpoints.run_state import RunState, Validation
-from ps_worker.job.datasets import evaluated
-from ps_worker.run.plan import Plan
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.passes import Pass, Stretches
-from ps_worker.training.evaluation.breakdown import breakdown_of
-from ps_worker.training.evaluation.early_stopping import EarlyStopping
-from ps_worker.training.evaluation.evaluator import figures
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.protos.store import Numbers, ReduceOp
+from ctr_ps.ps_worker.checkpoints.run_state import RunState, Validation
+from ctr_ps.ps_worker.job.datasets import evaluated
+from ctr_ps.ps_worker.run.plan import Plan
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.passes import Pass, Stretches
+from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
+from ctr_ps.ps_worker.training.evaluation.early_stopping import EarlyStopping
+from ctr_ps.ps_worker.training.evaluation.evaluator import figures
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ps_worker.job import Job
+from ctr_ps.ps_worker.job import Job
 
 
 def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:

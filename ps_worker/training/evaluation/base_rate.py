@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.models.model import Task
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.model import Task
 
 HEAD_ROWS = 4096
 """Rows for the initial rate of a model: they give the log-odds of a rate of 3 % to within 0.09."""

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import GROUP_SLOT, Batch
-from ctr_model.features import key_of
-from ctr_model.schema import Schema
-from ps_worker.job import Job
-from ps_worker.training.evaluation.calibration import Calibration, calibration_error
-from ps_worker.training.evaluation.groups import figures_of_groups
-from ps_worker.training.evaluation.value_texts import ValueTexts
+from ctr_ps.ctr_model.batch import GROUP_SLOT, Batch
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.training.evaluation.calibration import Calibration, calibration_error
+from ctr_ps.ps_worker.training.evaluation.groups import figures_of_groups
+from ctr_ps.ps_worker.training.evaluation.value_texts import ValueTexts
 
 _Kind = TypeVar("_Kind", bound=np.generic)
 

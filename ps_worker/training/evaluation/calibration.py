@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ps_worker.training.evaluation.groups import ratio
+from ctr_ps.ps_worker.training.evaluation.groups import ratio
 
 _DROPPED_BITS = 23 - 12  # of the mantissa
 _CELLS = (int(np.float32(1).view(np.uint32)) >> _DROPPED_BITS) + 1

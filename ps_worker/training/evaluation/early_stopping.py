@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Self
 
-from ps_worker.job.sections.valid import Metric
+from ctr_ps.ps_worker.job.sections.valid import Metric
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_model.batch import Batch
-from ctr_model.metrics import ClickMetrics
-from ctr_model.models.checks import errors_with_shapes, require_probabilities
-from ctr_model.models.model import Model, Task, tasks_of
-from protos.errors import GradientError
-from protos.gradients import Values
-from protos.store import Missing, ParameterReader
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.training.blas import blas_threads
-from ps_worker.training.evaluation.breakdown import Breakdown
-from ps_worker.training.lookups import keys_of_batch
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.ctr_model.models.checks import errors_with_shapes, require_probabilities
+from ctr_ps.ctr_model.models.model import Model, Task, tasks_of
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.store import Missing, ParameterReader
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.training.blas import blas_threads
+from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
+from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
 OnPredictions = Callable[[NDArray[np.float32]], None]
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from protos.errors import CheckpointError, ProtocolError
-from protos.futures import Answered
-from protos.gradients import Values
-from protos.keys import Keys
-from protos.store import Future, Missing, Pulled, Version
-from ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.protos.errors import CheckpointError, ProtocolError
+from ctr_ps.protos.futures import Answered
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Future, Missing, Pulled, Version
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ctr_model.schema import Schema
-from protos.errors import CtrPsError
-from ps_worker.data.blocks.bad_rows import silent_bad_rows
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class ValueTexts:
 
     def _read(self, slot: str, missing: set[int]) -> None:
         # Imported late: most evaluations have no slices, and not all files are Arrow's to read.
-        from ps_worker.data.tools.distinct_values import DistinctValues
+        from ctr_ps.ps_worker.data.distinct_values import DistinctValues
 
         bad_rows = silent_bad_rows()  # the evaluation has reported them
         values = DistinctValues(

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ctr_model.layers.cross import Cross
-from ctr_model.parameters import FlatLayout
+from ctr_ps.ctr_model.layers.cross import Cross
+from ctr_ps.ctr_model.parameters import FlatLayout
 from tests.reference import cross as oracle
 
 WIDTH, BATCH = 4, 3

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from ctr_model.layers.dropout import Dropout
-from ctr_model.layers.mlp import Mlp
-from ctr_model.models.model import number_batch
-from ctr_model.registry import with_dropout
+from ctr_ps.ctr_model.layers.dropout import Dropout
+from ctr_ps.ctr_model.layers.mlp import Mlp
+from ctr_ps.ctr_model.models.model import number_batch
+from ctr_ps.ctr_model.registry import with_dropout
 from tests.support.model_cases import MY_MODEL, SMALL, ModelCase, small_case
 
 DEEP = [name for name, small in SMALL.items() if "hidden" in small.options]
@@ -141,8 +141,8 @@ def test_class_that_brings_its_own_arithmetic_is_refused() -> None:
 
 def test_module_of_torch_is_told_of_its_own_dropout() -> None:
     pytest.importorskip("torch", reason="needs the extra torch")
-    from ctr_model.schema import Schema
-    from ctr_model.torch import TorchModel
+    from ctr_ps.ctr_model.schema import Schema
+    from ctr_ps.ctr_model.torch import TorchModel
     from tests.support.torch_models import CtrDnn
 
     module = TorchModel(Schema.numbered(3, 4), CtrDnn, {"dim": 2, "hidden": [3]})
@@ -153,7 +153,7 @@ def test_module_of_torch_is_told_of_its_own_dropout() -> None:
 
 def test_bfloat16_has_the_same_masks() -> None:
     pytest.importorskip("torch", reason="needs the extra torch")
-    from ctr_model.registry import with_compute
+    from ctr_ps.ctr_model.registry import with_compute
 
     case = dropped(small_case("ctr_dnn", seed=3))
     expected = gradient(case)

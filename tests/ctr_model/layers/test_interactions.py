@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from ctr_model.layers.interactions import add_interactions, interactions_backward
+from ctr_ps.ctr_model.layers.interactions import add_interactions, interactions_backward
 from tests.reference import fm as oracle
 from tests.support.slot_keys import Slots, lookup_of, slots_of
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from ctr_model.layers.losses import (
+from ctr_ps.ctr_model.layers.losses import (
     binary_cross_entropy,
     click_probabilities,
     cross_entropy,

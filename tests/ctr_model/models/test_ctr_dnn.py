@@ -1,7 +1,7 @@
 import pytest
 
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.schema import criteo_schema
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.schema import criteo_schema
 from tests.reference import ctr_dnn as oracle
 from tests.support.model_cases import SCHEMA, ModelCase, assert_predictions_agree
 

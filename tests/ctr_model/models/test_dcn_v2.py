@@ -1,8 +1,8 @@
 import pytest
 
-from ctr_model.models.dcn_v2 import DcnV2
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema, criteo_schema
+from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import dcn_v2 as oracle
 from tests.support.model_cases import (
     SCHEMA,

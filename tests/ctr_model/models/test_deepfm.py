@@ -1,5 +1,5 @@
-from ctr_model.models.deepfm import DeepFm
-from ctr_model.schema import Schema, criteo_schema
+from ctr_ps.ctr_model.models.deepfm import DeepFm
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import deepfm as oracle
 from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
 

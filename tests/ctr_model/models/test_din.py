@@ -4,9 +4,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ctr_model.models.din import Din
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.models.din import Din
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
 from tests.reference import din as oracle
 from tests.support.model_cases import ModelCase, assert_gradients_agree, assert_predictions_agree
 

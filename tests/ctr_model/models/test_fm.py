@@ -1,7 +1,7 @@
 import pytest
 
-from ctr_model.models.fm import Fm
-from ctr_model.schema import Schema, criteo_schema
+from ctr_ps.ctr_model.models.fm import Fm
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import fm as oracle
 from tests.support.model_cases import ModelCase, assert_gradients_agree
 

@@ -1,7 +1,7 @@
 import numpy as np
 
-from ctr_model.models.lr import LogisticRegression
-from ctr_model.schema import Schema, criteo_schema
+from ctr_ps.ctr_model.models.lr import LogisticRegression
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import lr as oracle
 from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
 

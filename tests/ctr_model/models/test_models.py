@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ctr_model.models.model import EmbeddingTable, initial_biases_of
-from ctr_model.parameters import Floats, ModelInputError
-from ctr_model.registry import MODELS, build_model, with_logit_offset
+from ctr_ps.ctr_model.models.model import EmbeddingTable, initial_biases_of
+from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.registry import MODELS, build_model, with_logit_offset
 from tests.support.model_cases import (
     MY_MODEL,
     SCHEMA,

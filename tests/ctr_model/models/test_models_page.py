@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctr_model.registry import MODELS, TASK_MODELS
+from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS
 from tests.support.model_cases import small_model
 
 ROOT = Path(__file__).parents[3]

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr_model.models.multi_task.task_losses import ENTIRE_SPACE
-from ctr_model.parameters import ModelInputError
-from ctr_model.registry import TASK_MODELS, build_model, with_dropout, with_logit_offset
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.models.multi_task.task_losses import ENTIRE_SPACE
+from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.registry import TASK_MODELS, build_model, with_dropout, with_logit_offset
+from ctr_ps.ctr_model.schema import Schema
 from tests.reference import esmm, mmoe
 from tests.support.model_cases import (
     SCHEMA,

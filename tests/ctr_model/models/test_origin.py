@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.models.origin import Origin, keeps_origin, origin_of
-from ctr_model.registry import MODELS, TASK_MODELS, build_model, name_of
-from ctr_model.schema import Schema
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.origin import Origin, keeps_origin, origin_of
+from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS, build_model, name_of
+from ctr_ps.ctr_model.schema import Schema
 
 SCHEMA = replace(Schema.numbered(2, 3), shares={"C2": "C1"})
 

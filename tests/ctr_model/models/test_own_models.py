@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr_model.models.click_model import ClickModel
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.models.model import EmbeddingTable, StepResult
-from ctr_model.parameters import ModelInputError, Segment
-from ps_server.store import ParameterStore
-from ps_worker.job import Job
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult
+from ctr_ps.ctr_model.parameters import ModelInputError, Segment
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import Job
 from tests.support.model_cases import SCHEMA, ModelCase
 from tests.support.training import worker_run
 
@@ -181,12 +181,12 @@ def test_a_module_of_pytorch_says_the_same() -> None:
     torch = pytest.importorskip(
         "torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'"
     )
-    from ctr_model.torch import Embedding, TorchModel
+    from ctr_ps.ctr_model.torch import SlotEmbedding, TorchModel
 
     class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
         def __init__(self, schema: Any) -> None:
             super().__init__()
-            self.items = Embedding(["C1"], dim=2)
+            self.items = SlotEmbedding(["C1"], dim=2)
             self.layer = torch.nn.Linear(4, 1)
 
         def forward(self, batch: Any) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ctr_model.registry import build_model
+from ctr_ps.ctr_model.registry import build_model
 from tests.support.model_cases import (
     SCHEMA,
     SMALL,

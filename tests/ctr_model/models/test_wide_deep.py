@@ -1,8 +1,8 @@
 import pytest
 
-from ctr_model.models.wide_deep import WideDeep
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema, criteo_schema
+from ctr_ps.ctr_model.models.wide_deep import WideDeep
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import wide_deep as oracle
 from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
 

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from ctr_model.schema.dense_column import DenseColumn
-from ctr_model.schema.entries import SchemaError
+from ctr_ps.ctr_model.schema.dense_column import DenseColumn
+from ctr_ps.ctr_model.schema.entries import SchemaError
 
 COLUMNS = [
     DenseColumn(name="age"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_model.schema.dense_column import DenseColumn
-from ctr_model.schema.dense_scaling import DenseScaling
+from ctr_ps.ctr_model.schema.dense_column import DenseColumn
+from ctr_ps.ctr_model.schema.dense_scaling import DenseScaling
 from tests.reference.dense import seen
 
 COLUMNS = (

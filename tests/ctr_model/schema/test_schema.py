@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.schema import DenseColumn, Schema, SchemaError, criteo_schema
+from ctr_ps.ctr_model.schema import DenseColumn, Schema, SchemaError, criteo_schema
 
 
 def small() -> dict[str, object]:

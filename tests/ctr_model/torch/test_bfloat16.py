@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from torch import nn  # noqa: E402
 
-from ctr_model.layers.products import float32_product  # noqa: E402
-from ctr_model.models.model import Model  # noqa: E402
-from ctr_model.parameters import FlatLayout  # noqa: E402
-from ctr_model.registry import MODELS, build_model, with_compute  # noqa: E402
-from ctr_model.torch import Batch, Embedding, TorchModel, bfloat16  # noqa: E402
+from ctr_ps.ctr_model.layers.products import float32_product  # noqa: E402
+from ctr_ps.ctr_model.models.model import Model  # noqa: E402
+from ctr_ps.ctr_model.parameters import FlatLayout  # noqa: E402
+from ctr_ps.ctr_model.registry import MODELS, build_model, with_compute  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel, bfloat16  # noqa: E402
 from tests.support.model_cases import SCHEMA, Gradients, ModelCase  # noqa: E402
 from tests.support.torch_models import TWINS  # noqa: E402
 
@@ -182,7 +182,7 @@ class Watched(nn.Module):
 
     def __init__(self, schema: Any) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=8, init_range=0.1)
+        self.embedding = SlotEmbedding(dim=8, init_range=0.1)
         self.layer = nn.Linear(8, 16)
 
     def forward(self, batch: Batch) -> Any:

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from ctr_model.batch import Batch  # noqa: E402
-from ctr_model.schema import Schema  # noqa: E402
-from ctr_model.torch import TorchModel  # noqa: E402
-from ctr_model.torch.device import DeviceModel  # noqa: E402
-from ps_worker.training.lookups import keys_of_batch  # noqa: E402
+from ctr_ps.ctr_model.batch import Batch  # noqa: E402
+from ctr_ps.ctr_model.schema import Schema  # noqa: E402
+from ctr_ps.ctr_model.torch import TorchModel  # noqa: E402
+from ctr_ps.ctr_model.torch.device import DeviceModel  # noqa: E402
+from ctr_ps.ps_worker.training.lookups import keys_of_batch  # noqa: E402
 from tests.support.torch_models import TWINS  # noqa: E402
 
 NUM_DENSE, NUM_SLOTS = 3, 4

@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from torch import Tensor, nn  # noqa: E402
 
-from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
-from ctr_model.torch.export import ProgramInputs, export  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
+from ctr_ps.ctr_model.torch.export import ProgramInputs, export  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase  # noqa: E402
 from tests.support.torch_models import TWINS  # noqa: E402
 
@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
     def __init__(self, schema: Any) -> None:
         super().__init__()
-        self.history = Embedding(["C2"], dim=4, pooling="none")
+        self.history = SlotEmbedding(["C2"], dim=4, pooling="none")
         self.score = nn.Linear(4, 1)
         self.out = nn.Linear(4 + schema.num_dense, 1)
 

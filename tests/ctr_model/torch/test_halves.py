@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from torch import Tensor, nn  # noqa: E402
 
-from ctr_model.parameters import ModelInputError  # noqa: E402
-from ctr_model.torch import Batch, Embedding, Front, TorchModel  # noqa: E402
-from ctr_model.torch.front import fronts_of  # noqa: E402
-from ctr_model.torch.halves import Activations, BackHalf, BackResult, FrontHalf  # noqa: E402
+from ctr_ps.ctr_model.parameters import ModelInputError  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel  # noqa: E402
+from ctr_ps.ctr_model.torch.front import fronts_of  # noqa: E402
+from ctr_ps.ctr_model.torch.halves import Activations, BackHalf, BackResult, FrontHalf  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase  # noqa: E402
 from tests.support.torch_models import TWINS, SlotProducts  # noqa: E402
 
@@ -22,7 +22,7 @@ class Attention(nn.Module):
 
     def __init__(self, schema: Any) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=4, init_range=0.1, pooling="none")
+        self.embedding = SlotEmbedding(dim=4, init_range=0.1, pooling="none")
         self.query = nn.Parameter(torch.ones(4))
         self.layer = nn.Linear(4, 1)
 
@@ -37,7 +37,7 @@ class Interactions(Front):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=3, init_range=0.1)
+        self.embedding = SlotEmbedding(dim=3, init_range=0.1)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         found = self.embedding(batch)
@@ -221,7 +221,7 @@ def test_back_half_computes_the_same_on_a_gpu(name: str) -> None:
 
 
 def test_fronts_whose_names_begin_alike_are_all_before_the_cut() -> None:
-    module = nn.ModuleDict({name: Embedding(dim=2) for name in ("deep", "deeper")})
+    module = nn.ModuleDict({name: SlotEmbedding(dim=2) for name in ("deep", "deeper")})
 
     assert list(fronts_of(module)) == ["deep", "deeper"]
 
@@ -230,7 +230,7 @@ def test_rows_that_the_loss_does_not_need_have_no_gradient() -> None:
     class Unused(OwnCut):
         def __init__(self, schema: Any) -> None:
             super().__init__(schema)
-            self.unused = Embedding(dim=2)
+            self.unused = SlotEmbedding(dim=2)
 
     case = ModelCase(TorchModel(SCHEMA, Unused), SCHEMA, seed=1)
 

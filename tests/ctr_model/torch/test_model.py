@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 
 
 from torch import nn  # noqa: E402
 
-from ctr_model.models.model import EmbeddingTable  # noqa: E402
-from ctr_model.parameters import ModelInputError  # noqa: E402
-from ctr_model.registry import build_model, name_of  # noqa: E402
-from ctr_model.torch import Batch, Embedding, TorchModel  # noqa: E402
+from ctr_ps.ctr_model.models.model import EmbeddingTable  # noqa: E402
+from ctr_ps.ctr_model.parameters import ModelInputError  # noqa: E402
+from ctr_ps.ctr_model.registry import build_model, name_of  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase, small_model  # noqa: E402
 from tests.support.torch_models import TWINS, params_of_twin  # noqa: E402
 
@@ -70,7 +70,7 @@ class Net(nn.Module):
 
     def __init__(self, schema: Any, *, layer: Any = None, pooling: Any = "sum") -> None:
         super().__init__()
-        self.embedding = Embedding(dim=2, init_range=0.1, pooling=pooling)
+        self.embedding = SlotEmbedding(dim=2, init_range=0.1, pooling=pooling)
         self.layer = layer or nn.Linear(2, 1)
 
     def forward(self, batch: Batch) -> Any:
@@ -81,7 +81,7 @@ def test_initial_values_are_those_of_the_module_and_the_seed() -> None:
     class OfOnes(nn.Module):
         def __init__(self, schema: Any) -> None:
             super().__init__()
-            self.embedding = Embedding(dim=1)
+            self.embedding = SlotEmbedding(dim=1)
             self.norm = nn.LayerNorm(3)
             self.scale = nn.Parameter(torch.full((2,), 7.0))
 
@@ -201,8 +201,8 @@ def test_rows_of_a_slot_may_be_left_apart() -> None:
     class Apart(nn.Module):
         def __init__(self, schema: Any) -> None:
             super().__init__()
-            self.history = Embedding(["C2"], dim=2, pooling="none", table="items")
-            self.item = Embedding(["C4"], dim=2, table="items")
+            self.history = SlotEmbedding(["C2"], dim=2, pooling="none", table="items")
+            self.item = SlotEmbedding(["C4"], dim=2, table="items")
 
         def forward(self, batch: Batch) -> Any:
             found.append((self.history(batch), self.item(batch)))
@@ -230,7 +230,7 @@ class Rows(nn.Module):
 
     def __init__(self, schema: Any, *, pooling: Any) -> None:
         super().__init__()
-        self.embedding = Embedding(dim=2, pooling=pooling)
+        self.embedding = SlotEmbedding(dim=2, pooling=pooling)
 
     def forward(self, batch: Batch) -> Any:
         found = self.embedding(batch)
@@ -264,8 +264,8 @@ def test_what_is_behind_the_rows_of_a_slot_does_not_matter() -> None:
     class Norms(nn.Module):
         def __init__(self, schema: Any) -> None:
             super().__init__()
-            self.history = Embedding(["C2"], dim=2, pooling="none", table="items")
-            self.others = Embedding(dim=2, table="items")
+            self.history = SlotEmbedding(["C2"], dim=2, pooling="none", table="items")
+            self.others = SlotEmbedding(dim=2, table="items")
 
         def forward(self, batch: Batch) -> Any:
             rows, is_there = self.history(batch)
@@ -315,7 +315,7 @@ def test_parameters_that_a_loss_does_not_need_have_no_gradient() -> None:
         def __init__(self, schema: Any) -> None:
             super().__init__(schema)
             self.unused = nn.Linear(2, 2)
-            self.other = Embedding(dim=3)
+            self.other = SlotEmbedding(dim=3)
 
     found = ModelCase(TorchModel(SCHEMA, Unused), SCHEMA, seed=2).gradient()
 
@@ -420,7 +420,7 @@ def test_other_output_without_a_loss_is_refused(returned: Any, message: str) -> 
 )
 def test_wrong_embedding_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Embedding(**changes)
+        SlotEmbedding(**changes)
 
 
 @pytest.mark.parametrize(
@@ -431,8 +431,8 @@ def test_embeddings_of_one_table_must_agree(options: dict[str, Any], message: st
     class Both(nn.Module):
         def __init__(self, schema: Any) -> None:
             super().__init__()
-            self.one = Embedding(dim=2, table="items")
-            self.other = Embedding(**{"dim": 2, "table": "items", **options})
+            self.one = SlotEmbedding(dim=2, table="items")
+            self.other = SlotEmbedding(**{"dim": 2, "table": "items", **options})
 
     with pytest.raises(ValueError, match=f"table 'items' {message}"):
         TorchModel(SCHEMA, Both)
@@ -442,7 +442,7 @@ def test_embedding_outside_the_module_is_said_to_be() -> None:
     class InAList(Net):
         def __init__(self, schema: Any) -> None:
             super().__init__(schema)
-            self.embeddings = [Embedding(dim=2)]
+            self.embeddings = [SlotEmbedding(dim=2)]
 
         def forward(self, batch: Batch) -> Any:
             return self.embeddings[0](batch)
@@ -456,7 +456,7 @@ def test_embeddings_of_a_list_have_tables_of_their_own() -> None:
         def __init__(self, schema: Any) -> None:
             super().__init__(schema)
             dims = {"C1": 2, "C3": 5}
-            self.fields = nn.ModuleList(Embedding([slot], dim=dims[slot]) for slot in dims)
+            self.fields = nn.ModuleList(SlotEmbedding([slot], dim=dims[slot]) for slot in dims)
 
     tables = {table.name: table for table in TorchModel(SCHEMA, Many).tables}
     assert (tables["fields_0"].slots, tables["fields_0"].dim) == ((0,), 2)
@@ -467,7 +467,7 @@ def test_table_that_is_called_as_the_dense_parameters_is_refused() -> None:
     class Dense(Net):
         def __init__(self, schema: Any) -> None:
             super().__init__(schema)
-            self.dense = Embedding(dim=2)
+            self.dense = SlotEmbedding(dim=2)
 
     with pytest.raises(ValueError, match="cannot be called 'dense'"):
         TorchModel(SCHEMA, Dense)
@@ -515,7 +515,7 @@ def test_what_no_gradient_reaches_is_named_once(caplog: pytest.LogCaptureFixture
             super().__init__(schema)
             self.forgotten = nn.Linear(2, 2, bias=False)
             self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
-            self.other = Embedding(dim=2)
+            self.other = SlotEmbedding(dim=2)
 
     model = TorchModel(SCHEMA, Forgets)
     for seed in range(2):
@@ -655,8 +655,8 @@ def test_embeddings_of_one_table_have_the_order_of_their_own_slots() -> None:
     class Both(nn.Module):
         def __init__(self, schema: Any) -> None:
             super().__init__()
-            self.one = Embedding(["C2", "C4"], dim=2, table="items")
-            self.other = Embedding(["C4", "C2"], dim=2, table="items")
+            self.one = SlotEmbedding(["C2", "C4"], dim=2, table="items")
+            self.other = SlotEmbedding(["C4", "C2"], dim=2, table="items")
 
         def forward(self, batch: Batch) -> Any:
             torch.testing.assert_close(self.other(batch), self.one(batch).flip(1))
@@ -699,7 +699,7 @@ def test_table_whose_gradient_is_exactly_zero_is_told(caplog: pytest.LogCaptureF
     class Product(nn.Module):
         def __init__(self, schema: Any, init_range: float) -> None:
             super().__init__()
-            self.rows = Embedding(dim=2, init_range=init_range)
+            self.rows = SlotEmbedding(dim=2, init_range=init_range)
 
         def forward(self, batch: Batch) -> Any:
             rows = self.rows(batch)
@@ -723,7 +723,7 @@ def test_embedding_whose_rows_are_on_servers_cannot_be_frozen() -> None:
     class Frozen(Net):
         def __init__(self, schema: Any) -> None:
             super().__init__(schema)
-            self.frozen = Embedding(dim=2).requires_grad_(False)
+            self.frozen = SlotEmbedding(dim=2).requires_grad_(False)
 
     with pytest.raises(ValueError, match="cannot be frozen"):
         TorchModel(SCHEMA, Frozen)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from deploy.chaos.disturber import WATCHER, Disturber
-from deploy.chaos.sentences import parse
-from deploy.cluster import Cluster, Events, Line
-from deploy.supervisor import Progressed
-from ps_worker.cluster.fates import Chaos, Fault
+from ctr_ps.deploy.chaos.disturber import WATCHER, Disturber
+from ctr_ps.deploy.chaos.sentences import parse
+from ctr_ps.deploy.cluster import Cluster, Events, Line
+from ctr_ps.deploy.supervisor import Progressed
+from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fault
 from tests.support.launches import launched_here
 from tests.support.processes import LIMIT_S, started
 
@@ -198,7 +198,7 @@ def test_end_of_the_watcher_is_told_and_is_no_failure(caplog: pytest.LogCaptureF
 )
 def test_wrong_sentence_is_a_usage_error_before_anything_starts(sentence: str, said: str) -> None:
     Path("script.py").write_text("")
-    command = [sys.executable, "-m", "deploy.launch", "--chaos", sentence, "script.py"]
+    command = [sys.executable, "-m", "ctr_ps.deploy.launch", "--chaos", sentence, "script.py"]
     with started(command) as process:
         _, err = process.communicate(timeout=LIMIT_S)
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from deploy.chaos.schedule import Progress, Schedule, Send
-from deploy.chaos.sentences import parse
+from ctr_ps.deploy.chaos.schedule import Progress, Schedule, Send
+from ctr_ps.deploy.chaos.sentences import parse
 
 START = 100.0
 

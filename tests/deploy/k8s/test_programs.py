@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import pytest
 from typer.main import get_command
 
-import ps_server.cli
-from deploy.plan import exit_code_of
-from protos.errors import NoMemoryError
-from protos.role import ServerRole, WorkerRole, role_from_environment
-from ps_server.rpc.health import SERVICE
-from ps_server.settings import bytes_of_size
-from ps_worker.job import override_job
+import ctr_ps.ps_server.cli
+from ctr_ps.deploy.plan import exit_code_of
+from ctr_ps.protos.errors import NoMemoryError
+from ctr_ps.protos.role import ServerRole, WorkerRole, role_from_environment
+from ctr_ps.ps_server.rpc.health import SERVICE
+from ctr_ps.ps_server.settings import bytes_of_size
+from ctr_ps.ps_worker.job import override_job
 from tests.deploy.k8s.overlays import (
     ANOTHER_SIZE,
     OVERLAYS,
@@ -134,7 +134,7 @@ def test_workers_alone_reach_the_servers(documents: Sequence[Document]) -> None:
 
 def test_options_exist_and_the_job_is_one(documents: Sequence[Document]) -> None:
     servers, workers = pods_of(documents)
-    known = {name for each in get_command(ps_server.cli.app).params for name in each.opts}
+    known = {name for each in get_command(ctr_ps.ps_server.cli.app).params for name in each.opts}
     (text,) = values_of("job.toml", documents)
     settings = options(workers.main["args"], "--set")
     path = next(each for each in workers.main["args"] if each.endswith(".toml"))

@@ -5,8 +5,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from ps_worker.serving.inference_server import cli
-from ps_worker.serving.inference_server.http_service import OPEN_PATHS
+from ctr_ps.ps_worker.extras.inference_server import cli
+from ctr_ps.ps_worker.extras.inference_server.http_service import OPEN_PATHS
 from tests.deploy.k8s.overlays import FOLDER, SECRETS, Document
 from tests.deploy.k8s.test_overlays import NEWEST
 

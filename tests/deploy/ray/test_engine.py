@@ -36,7 +36,7 @@ cluster.shutdown()
 """
 SAME = ("model_digest", "auc", "log_loss", "examples")
 CTR_DNN = Path(__file__).parents[3] / "examples" / "ctr_dnn.py"
-COMMAND = [sys.executable, "-m", "deploy.launch", "--server-num", "2", "--worker-num", "2"]
+COMMAND = [sys.executable, "-m", "ctr_ps.deploy.launch", "--server-num", "2", "--worker-num", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -193,8 +193,8 @@ def test_script_runs_as_on_one_machine(address: str, job: list[str], tmp_path: P
 
 NO_PATIENCE = """
 from functools import partial
-from deploy import launch
-from deploy.ray import engine
+from ctr_ps.deploy import launch
+from ctr_ps.deploy.ray import engine
 engine.ray_engine = partial(engine.ray_engine, place_seconds=1)
 launch.main()
 """
@@ -270,7 +270,7 @@ def test_update_logs_are_removed_on_the_node_of_each_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Here the nodes have one disk, so the first of them removes the folder of all."""
-    from deploy.ray import engine
+    from ctr_ps.deploy.ray import engine
 
     class Actor:
         def __init__(self, name: str) -> None:

@@ -13,9 +13,9 @@ from http import HTTPStatus
 
 import pytest
 
-from protos.errors import BindError
-from protos.metrics import http_port
-from protos.metrics.http_port import HttpPort, Page
+from ctr_ps.protos.errors import BindError
+from ctr_ps.protos.metrics import http_port
+from ctr_ps.protos.metrics.http_port import HttpPort, Page
 
 HOST = "127.0.0.1"
 

@@ -11,15 +11,15 @@ import pytest
 from prometheus_client import Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from protos.errors import UsageError
-from protos.metrics.http_port import HttpPort
-from protos.metrics.metrics_port import (
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.metrics.http_port import HttpPort
+from ctr_ps.protos.metrics.metrics_port import (
     metrics_address,
     open_metrics_port,
     parse_address,
 )
-from protos.metrics.status import Status
-from protos.wire.security.credentials import Credentials
+from ctr_ps.protos.metrics.status import Status
+from ctr_ps.protos.wire.security.credentials import Credentials
 from tests.support.certificates import CertificateAuthority
 
 TOKEN, READER, OTHER = "0123456789abcdef", "reader-0123456789", "fedcba9876543210"

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.metrics.http_port import HttpPort
-from protos.metrics.status import Series, Status, Table, status_routes
+from ctr_ps.protos.metrics.http_port import HttpPort
+from ctr_ps.protos.metrics.status import Series, Status, Table, status_routes
 from tests.support.browser import opened, screenshot
 
 STEPS = count(1)

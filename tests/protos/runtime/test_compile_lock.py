@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import numba
 import pytest
 
-from protos.errors import UsageError, WaitTimeoutError
-from protos.runtime.compile_lock import compile_lock
+from ctr_ps.protos.errors import UsageError, WaitTimeoutError
+from ctr_ps.protos.runtime.compile_lock import compile_lock
 
 
 def test_lock_is_free_again_after_the_block(tmp_path):
@@ -38,7 +38,7 @@ def test_wait_for_another_is_told_once_and_has_an_end(tmp_path, caplog, monkeypa
         clock.told.append(len(caplog.records))
 
     clock.sleep = sleep
-    monkeypatch.setattr("protos.runtime.compile_lock.time", clock)
+    monkeypatch.setattr("ctr_ps.protos.runtime.compile_lock.time", clock)
 
     with (
         compile_lock(tmp_path / "lock"),
@@ -57,7 +57,7 @@ def test_first_kernel_that_is_compiled_is_announced_before_it_is_there(
 ):
     caplog.set_level(logging.INFO)
     clock = SimpleNamespace(monotonic=itertools.count(100, 5).__next__)
-    monkeypatch.setattr("protos.runtime.compile_lock.time", clock)
+    monkeypatch.setattr("ctr_ps.protos.runtime.compile_lock.time", clock)
     seen_while_compiling = []
 
     def first(x):
@@ -93,7 +93,7 @@ def test_nothing_is_announced_when_nothing_is_compiled(tmp_path, caplog):
 
 def test_lock_is_in_the_folder_of_the_cache(tmp_path):
     script = (
-        "import protos.runtime.compile_lock as m, protos.keys as k;"
+        "import ctr_ps.protos.runtime.compile_lock as m, protos.keys as k;"
         "print(m.default_lock_path()); print(k.mix64.stats.cache_path)"
     )
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from protos.runtime.environment import (
+from ctr_ps.protos.runtime.environment import (
     MAX_CONNECTIONS,
     RESERVED_DESCRIPTORS,
     arguments,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protos.runtime.jit import kernel
+from ctr_ps.protos.runtime.jit import kernel
 from tests.support.needs import IN_CI
 
 

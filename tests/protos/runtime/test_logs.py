@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from protos.errors import UsageError
-from protos.runtime.logs import (
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.runtime.logs import (
     LogFormat,
     TextFormatter,
     configure_logs,
@@ -37,8 +37,8 @@ HETER = {
 
 PROGRAM = """
 import logging, warnings
-from protos.errors import UsageError
-from protos.runtime.logs import configure_logs, log_error
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.runtime.logs import configure_logs, log_error
 configure_logs()
 logger = logging.getLogger("a.b")
 logger.debug("unseen %d", 1)
@@ -128,7 +128,9 @@ def test_level_is_the_least_that_is_written(level: str, number: int) -> None:
 
 
 def test_crash_of_a_library_says_where() -> None:
-    program = "import os, signal; from protos.runtime.logs import configure_logs; configure_logs()"
+    program = (
+        "import os, signal; from ctr_ps.protos.runtime.logs import configure_logs; configure_logs()"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nos.kill(os.getpid(), signal.SIGSEGV)"],
@@ -146,7 +148,7 @@ def test_crash_of_a_library_says_where() -> None:
 def test_option_comes_before_the_variable() -> None:
     options = "log_format=logs.LogFormat.JSON, level=logs.LogLevel.ERROR"
     program = PROGRAM.replace(
-        "configure_logs()\n", f"from protos.runtime import logs\nconfigure_logs({options})\n"
+        "configure_logs()\n", f"from ctr_ps.protos.runtime import logs\nconfigure_logs({options})\n"
     )
 
     lines = logged(program, CTR_PS_LOG_FORMAT="text", CTR_PS_LOG_LEVEL="debug").splitlines()
@@ -157,12 +159,12 @@ def test_option_comes_before_the_variable() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "ps_server.cli",
-        "ps_worker.cli",
-        "ps_worker.serving.inference_server.cli",
-        "ps_worker.cluster.watching.top",
-        "ps_worker.cluster.watching.versions",
-        "ps_worker.fleet",
+        "ctr_ps.ps_server.cli",
+        "ctr_ps.ps_worker.cli",
+        "ctr_ps.ps_worker.extras.inference_server.cli",
+        "ctr_ps.ps_worker.extras.watching.top",
+        "ctr_ps.ps_worker.extras.watching.versions",
+        "ctr_ps.ps_worker.fleet",
     ],
 )
 @pytest.mark.parametrize(("variable", "expected"), [(None, "NONE"), ("DEBUG", "DEBUG")])
@@ -185,7 +187,7 @@ def test_core_of_grpc_is_silent_from_its_import_on_unless_it_is_asked_for(
 
     verbosity, *modules = done.stdout.split()
     assert verbosity == expected
-    assert "grpc" not in modules or modules.index("protos") < modules.index("grpc")
+    assert "grpc" not in modules or modules.index("ctr_ps.protos") < modules.index("grpc")
 
 
 def test_value_of_a_variable_that_is_none_is_refused() -> None:

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.malloc import keep_freed_memory
 
 
 def test_setting_is_accepted_where_there_is_mallopt():

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_MESSAGE_BYTES
-from protos.store import MAX_NUMBERS, require_numbers
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
+from ctr_ps.protos.store import MAX_NUMBERS, require_numbers
 
 
 @pytest.mark.parametrize("size", [0, 1, MAX_NUMBERS])

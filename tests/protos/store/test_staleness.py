@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.store import Staleness, merge_staleness
+from ctr_ps.protos.store import Staleness, merge_staleness
 
 COUNTED = st.lists(st.tuples(st.integers(0, 2**40) | st.integers(0, 20), st.integers(0, 5)))
 

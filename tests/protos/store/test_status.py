@@ -1,6 +1,6 @@
 """Statuses of several servers, merged into that of a cluster."""
 
-from protos.store import (
+from ctr_ps.protos.store import (
     SaveStatus,
     Shrunk,
     Staleness,

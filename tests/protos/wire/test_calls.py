@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from protos.store import Missing
-from protos.v1 import parameter_server_pb2
-from protos.wire import calls, requests
-from protos.wire.calls import CALLS, Call, Deadline
-from ps_server.rpc.handlers import Handlers, method_name
-from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import Deadlines
+from ctr_ps.protos.store import Missing
+from ctr_ps.protos.v1 import parameter_server_pb2
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import CALLS, Call, Deadline
+from ctr_ps.ps_server.rpc.handlers import Handlers, method_name
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 from tests.support.local_transport import through
 from tests.support.stores import member
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc
 
-from protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, server_options
+from ctr_ps.protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS, server_options
 
 NAMES = {name for name, _ in [*CHANNEL_OPTIONS, *SERVER_OPTIONS]}
 
@@ -57,7 +57,7 @@ def test_compressed_message_is_refused_before_it_is_one() -> None:
 
 
 def test_ports_of_a_process_share_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protos.wire.channel.connection_limit", lambda: 900)
+    monkeypatch.setattr("ctr_ps.protos.wire.channel.connection_limit", lambda: 900)
 
     for ports, connections in ((1, 900), (2, 450)):
         assert (

@@ -3,8 +3,8 @@
 import grpc
 import pytest
 
-from protos import errors
-from protos.wire.grpc_status import (
+from ctr_ps.protos import errors
+from ctr_ps.protos.wire.grpc_status import (
     METADATA_KEY,
     RETRY_AFTER_KEY,
     details_of,

@@ -10,11 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.wire import health
-from protos.wire.channel import server_options
-from protos.wire.health import HealthService
-from protos.wire.security.access import metadata_of_token
-from protos.wire.security.credentials import Credentials, bind
+from ctr_ps.protos.wire import health
+from ctr_ps.protos.wire.channel import server_options
+from ctr_ps.protos.wire.health import HealthService
+from ctr_ps.protos.wire.security.access import metadata_of_token
+from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from tests.support.http2 import CHECK, WATCH, Connection, bomb, message
 from tests.support.process_figures import resident_bytes
 

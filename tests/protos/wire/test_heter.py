@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.store import Member, ReduceOp
-from protos.v1 import heter_trainer_pb2
-from protos.wire.heter import ATTEND, HETER_CALLS, TRAIN, Attend, Train, Trained
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.store import Member, ReduceOp
+from ctr_ps.protos.v1 import heter_trainer_pb2
+from ctr_ps.protos.wire.heter import ATTEND, HETER_CALLS, TRAIN, Attend, Train, Trained
 from tests.support.local_transport import through
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import OptimizerSpec, StatisticsSpec
-from protos.store import InferenceSettings, Missing, SaveRequest, Store
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.saved_model import SavedModel
-from ps_server.checkpoint.tools.export import ExportedRows, export_inference
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.spec import OptimizerSpec, StatisticsSpec
+from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest, Store
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.checkpoint.tools.export import ExportedRows, export_inference
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import DEEP, KEYS, TOWER, push_id
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.publish import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.publish import (
     best_in,
     forget_best,
     open_data,
@@ -20,8 +20,8 @@ from ps_server.checkpoint.publish import (
     write_best,
     write_latest,
 )
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.checkpoint.writer import check_folder
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.checkpoint.writer import check_folder
 from tests.support.checkpoints import fake_model, whole_at
 from tests.support.interruptions import Killed, disk_full_at, killed_at, steps_counted
 

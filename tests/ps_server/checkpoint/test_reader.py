@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.errors import CheckpointError
-from protos.placement import ShardMap
-from protos.store import SaveRequest
-from ps_server.checkpoint.files.digest import shard_digest
-from ps_server.checkpoint.files.format import read_table_file, write_dense_file, write_table_file
-from ps_server.checkpoint.files.manifest import Share, manifest_from_json, manifest_to_json
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.files.digest import shard_digest
+from ctr_ps.ps_server.checkpoint.files.format import (
+    read_table_file,
+    write_dense_file,
+    write_table_file,
+)
+from ctr_ps.ps_server.checkpoint.files.manifest import Share, manifest_from_json, manifest_to_json
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.checkpoint.writer import save_checkpoint, shared_folder
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.checkpoints import (
     ATTACHMENTS,
     FakeBlock,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.checkpoint.files.manifest import manifest_to_json
-from ps_server.checkpoint.publish import open_data, read_manifest, write_best, write_latest
-from ps_server.checkpoint.retention import keep_last, remove_unfinished
-from ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.checkpoint.files.manifest import manifest_to_json
+from ctr_ps.ps_server.checkpoint.publish import open_data, read_manifest, write_best, write_latest
+from ctr_ps.ps_server.checkpoint.retention import keep_last, remove_unfinished
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from tests.support.checkpoints import fake_model, whole_at
 from tests.support.interruptions import Killed, killed_at, steps_counted
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError
-from protos.store import SaveRequest
-from ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from tests.support.checkpoints import fake_counting_model
 from tests.support.stores import in_process, push_id, random_gradients
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError
-from protos.store import WorkerProgress
-from ps_server.checkpoint.files.manifest import Share
-from ps_server.checkpoint.publish import open_data
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.checkpoint.writer import save_checkpoint, shared_folder
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.store import WorkerProgress
+from ctr_ps.ps_server.checkpoint.files.manifest import Share
+from ctr_ps.ps_server.checkpoint.publish import open_data
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from tests.support.checkpoints import FakeModel, fake_model
 
 MODEL = fake_model(1)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.role import Members
-from protos.store import ReduceOp
-from ps_server.coordination.all_reduce import Contribution, Reductions, reduce_numbers
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import ReduceOp
+from ctr_ps.ps_server.coordination.all_reduce import Contribution, Reductions, reduce_numbers
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 WORKERS = Members(4)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
-from protos.role import Members
-from protos.store import Reduced
-from ps_server.coordination.all_reduce import Outcome
-from ps_server.coordination.barrier import Barriers, PassedBarriers
-from ps_server.coordination.membership import Membership
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Reduced
+from ctr_ps.ps_server.coordination.all_reduce import Outcome
+from ctr_ps.ps_server.coordination.barrier import Barriers, PassedBarriers
+from ctr_ps.ps_server.coordination.membership import Membership
 
 WORKERS = Members(4)
 
@@ -234,7 +234,7 @@ def test_other_barrier_than_the_one_passed_is_refused() -> None:
 @pytest.mark.parametrize("limit", ["MAX_PASSED", "MAX_PASSED_VALUES"])
 def test_barrier_passed_too_long_ago_is_refused(monkeypatch, limit: str) -> None:
     """Only so many are kept, and so many numbers in their answers."""
-    monkeypatch.setattr(f"ps_server.coordination.barrier.{limit}", 2)
+    monkeypatch.setattr(f"ctr_ps.ps_server.coordination.barrier.{limit}", 2)
     barriers = passed(0, "start", "pass", "pass")
 
     with pytest.raises(ProtocolError, match="passed its barrier 1 too long ago to come to 'start'"):
@@ -243,7 +243,7 @@ def test_barrier_passed_too_long_ago_is_refused(monkeypatch, limit: str) -> None
 
 
 def test_answer_with_more_numbers_than_are_kept_is_not_kept(monkeypatch) -> None:
-    monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 2)
+    monkeypatch.setattr("ctr_ps.ps_server.coordination.barrier.MAX_PASSED_VALUES", 2)
     barriers = passed(0, "start")
     barriers.expect(0, 2)
     barriers.note("large", [0], outcome_of(20, 3))
@@ -265,7 +265,7 @@ def test_barrier_without_a_number_is_not_kept() -> None:
 
 
 def test_numbers_of_workers_together_count_once(monkeypatch) -> None:
-    monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 6)
+    monkeypatch.setattr("ctr_ps.ps_server.coordination.barrier.MAX_PASSED_VALUES", 6)
     barriers = PassedBarriers(WORKERS)
     for number in (1, 2):
         pass_together(barriers, number, outcome_of(number, 3))
@@ -292,7 +292,7 @@ def test_numbers_that_need_not_be_remembered_are_kept_until_the_next_barrier() -
 
 
 def test_numbers_that_are_forgotten_take_no_room(monkeypatch) -> None:
-    monkeypatch.setattr("ps_server.coordination.barrier.MAX_PASSED_VALUES", 3)
+    monkeypatch.setattr("ctr_ps.ps_server.coordination.barrier.MAX_PASSED_VALUES", 3)
     barriers = PassedBarriers(WORKERS)
 
     pass_together(barriers, 1, outcome_of(7))

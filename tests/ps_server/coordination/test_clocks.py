@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.role import Members
-from ps_server.coordination.clocks import Clocks
-from ps_server.coordination.membership import Membership
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.membership import Membership
 
 CALLS = st.lists(
     st.tuples(

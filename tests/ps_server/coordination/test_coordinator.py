@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import (
     AbortedError,
     CtrPsError,
     GradientError,
@@ -20,10 +20,10 @@ from protos.errors import (
     ProtocolError,
     WaitTimeoutError,
 )
-from protos.futures import WaitingFuture
-from protos.gradients import Gradients
-from protos.role import Members
-from protos.store import (
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import (
     Acknowledged,
     Applied,
     Future,
@@ -35,11 +35,11 @@ from protos.store import (
     ReduceOp,
     WorkerLoss,
 )
-from ps_server.coordination.coordinator import Coordinator
-from ps_server.coordination.job_state import WaitingArrival
-from ps_server.coordination.pending_calls import answer_all
-from ps_server.coordination.push_ledger import progress_of
-from ps_server.coordination.steps import CompleteStep
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
+from ctr_ps.ps_server.coordination.job_state import WaitingArrival
+from ctr_ps.ps_server.coordination.pending_calls import answer_all
+from ctr_ps.ps_server.coordination.push_ledger import progress_of
+from ctr_ps.ps_server.coordination.steps import CompleteStep
 from tests.support.stores import INCARNATION, member
 
 

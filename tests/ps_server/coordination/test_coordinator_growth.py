@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from protos.gradients import Gradients
-from protos.role import Members
-from protos.store import Future, PushId, Version
-from ps_server.coordination.coordinator import Coordinator
-from ps_server.coordination.pending_calls import answer_all
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Future, PushId, Version
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
+from ctr_ps.ps_server.coordination.pending_calls import answer_all
 
 SIZES = (16, 32, 64)
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_EXCHANGES, MAX_NAME_CHARACTERS
-from protos.role import Members
-from protos.store import Message
-from ps_server.coordination.mailbox import Mailbox
-from ps_server.coordination.membership import Membership
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_EXCHANGES, MAX_NAME_CHARACTERS
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import Message
+from ctr_ps.ps_server.coordination.mailbox import Mailbox
+from ctr_ps.ps_server.coordination.membership import Membership
 
 MANY = 2**30
 
@@ -265,7 +265,7 @@ def test_message_in_one_more_exchange_than_a_receiver_may_have_is_refused() -> N
 
 
 def test_empty_messages_are_bounded_by_their_number(monkeypatch) -> None:
-    monkeypatch.setattr("ps_server.coordination.mailbox.MAX_MESSAGES", 3)
+    monkeypatch.setattr("ctr_ps.ps_server.coordination.mailbox.MAX_MESSAGES", 3)
     mailbox = Mailbox(Membership(Members(2)))
     for sequence in range(3):
         mailbox.post("exchange", message(sequence, b""))

@@ -2,11 +2,11 @@
 
 import pytest
 
-from protos.errors import JobError, ProtocolError
-from protos.role import Members
-from protos.runtime.environment import version_term
-from protos.store import Lease, Member, WorkerLoss
-from ps_server.coordination.membership import Membership
+from ctr_ps.protos.errors import JobError, ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.runtime.environment import version_term
+from ctr_ps.protos.store import Lease, Member, WorkerLoss
+from ctr_ps.ps_server.coordination.membership import Membership
 
 
 def test_workers_are_present_until_they_leave() -> None:
@@ -124,7 +124,7 @@ def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
 
 def test_processes_agree_with_the_server_on_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = version_term()
-    monkeypatch.setattr("protos.runtime.environment.own_version", lambda: "9.9.9")
+    monkeypatch.setattr("ctr_ps.protos.runtime.environment.own_version", lambda: "9.9.9")
     members = Membership(Members(1))
 
     told = r"version of ctr-ps = [^9].* \(the server has version of ctr-ps = 9\.9\.9\)"

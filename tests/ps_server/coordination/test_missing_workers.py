@@ -1,7 +1,7 @@
 """When it is told that workers are waited for."""
 
-from protos.role import Members
-from ps_server.coordination.missing_workers import MissingWorkers
+from ctr_ps.protos.role import Members
+from ctr_ps.ps_server.coordination.missing_workers import MissingWorkers
 
 WORKERS = Members(4)
 

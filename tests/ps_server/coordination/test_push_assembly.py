@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad
-from protos.role import Members
-from protos.store import BlockState, PushId, StateChunk
-from ps_server.coordination import push_assembly
-from ps_server.coordination.push_assembly import WINDOW, PushAssembler
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import DenseGrad
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import BlockState, PushId, StateChunk
+from ctr_ps.ps_server.coordination import push_assembly
+from ctr_ps.ps_server.coordination.push_assembly import WINDOW, PushAssembler
 
 WORKERS = Members(4)
 

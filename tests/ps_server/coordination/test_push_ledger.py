@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.role import Members
-from protos.store import PushId, WorkerProgress
-from ps_server.coordination.push_ledger import MAX_AHEAD, PushLedger, PushState
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import PushId, WorkerProgress
+from ctr_ps.ps_server.coordination.push_ledger import MAX_AHEAD, PushLedger, PushState
 
 WORKERS = Members(4)
 

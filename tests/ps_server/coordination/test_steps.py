@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.role import Members
-from protos.store import PushId
-from ps_server.coordination.membership import Membership
-from ps_server.coordination.steps import CompleteStep, StepAggregator
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.role import Members
+from ctr_ps.protos.store import PushId
+from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 NOTHING = np.empty(0, np.float32)
 

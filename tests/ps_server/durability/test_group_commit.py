@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import LogError
-from protos.futures import Future, WaitingFuture
-from ps_server.durability import update_log
-from ps_server.durability.segment_format import Record
-from ps_server.durability.update_log import LogSync, UpdateLog
+from ctr_ps.protos.errors import LogError
+from ctr_ps.protos.futures import Future, WaitingFuture
+from ctr_ps.ps_server.durability import update_log
+from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 from tests.support.threads import run_together
 from tests.support.update_logs import append_all, last_segment, new_log, read_records
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.durability.update_log import LogSync
+from ctr_ps.ps_server.durability.update_log import LogSync
 from tests.support.append_target import THREADS
 from tests.support.processes import LIMIT_S, started
 from tests.support.update_logs import read_records, resumed_log

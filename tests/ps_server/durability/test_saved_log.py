@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import LogError
-from ps_server.durability.saved_log import read_log
-from ps_server.durability.segment_format import (
+from ctr_ps.protos.errors import LogError
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.segment_format import (
     MARKER,
     SEGMENT_HEADER_BYTES,
     Record,
@@ -20,7 +20,7 @@ from ps_server.durability.segment_format import (
     SegmentHeader,
     checksum_of,
 )
-from ps_server.durability.update_log import LogSync
+from ctr_ps.ps_server.durability.update_log import LogSync
 from tests.support.update_logs import (
     append_all,
     last_segment,
@@ -214,7 +214,7 @@ def test_later_record_is_found_across_the_blocks_of_the_search(
     flip(segment, ends(segment)[2])
 
     for size in range(len(MARKER), 60):
-        monkeypatch.setattr("ps_server.durability.saved_log._SCAN_BYTES", size)
+        monkeypatch.setattr("ctr_ps.ps_server.durability.saved_log._SCAN_BYTES", size)
         with pytest.raises(LogError, match="record 5 follows"):
             read_records(folder)
 

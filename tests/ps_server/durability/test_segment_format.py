@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from protos.errors import LogError
-from ps_server.durability.segment_format import (
+from ctr_ps.protos.errors import LogError
+from ctr_ps.ps_server.durability.segment_format import (
     MARKER,
     MAX_KIND_BYTES,
     MAX_PAYLOAD_BYTES,

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.errors import LogError
-from protos.futures import Answered
-from ps_server.durability.saved_log import read_log
-from ps_server.durability.segment_format import MARKER, Record
-from ps_server.durability.update_log import LogSync, UpdateLog
+from ctr_ps.protos.errors import LogError
+from ctr_ps.protos.futures import Answered
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.segment_format import MARKER, Record
+from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 from tests.support.threads import run_together
 from tests.support.update_logs import (
     append_all,
@@ -350,7 +350,7 @@ LIMITED = """
 import resource, signal, sys
 from tests.support.update_logs import new_log
 from pathlib import Path
-from protos.errors import LogError
+from ctr_ps.protos.errors import LogError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from protos.gradients import SparseGrad
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 LEARNING_RATES = {
     "sgd": 0.5,

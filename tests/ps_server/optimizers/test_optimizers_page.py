@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 
 PAGE = (Path(__file__).parents[3] / "docs/optimizers.md").read_text()
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from protos.errors import SpecError
-from protos.spec import OptimizerSpec
-from ps_server.optimizers.registry import OPTIMIZERS, hyper_of, initial_state, optimizer_of
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, hyper_of, initial_state, optimizer_of
 
 LIMITS = [
     pytest.param(name, parameter, low, high, id=f"{name}-{parameter}")

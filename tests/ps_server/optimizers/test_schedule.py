@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.errors import SpecError
-from protos.gradients import DenseGrad, SparseGrad
-from protos.spec import (
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import DenseGrad, SparseGrad
+from ctr_ps.protos.spec import (
     DenseSegment,
     DenseSpec,
     InitializerSpec,
@@ -17,11 +17,11 @@ from protos.spec import (
     ScheduleSpec,
     TableSpec,
 )
-from protos.store import Missing
-from ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY, Tuning
-from ps_server.optimizers.schedule import factor_at, require_schedule
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY, Tuning
+from ctr_ps.ps_server.optimizers.schedule import factor_at, require_schedule
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import CUSTOM_PARAMS
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")

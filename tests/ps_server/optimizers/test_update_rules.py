@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from protos.gradients import DenseGrad, SparseGrad
-from protos.placement import ShardMap
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import DenseGrad, SparseGrad
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.reference.optimizers import UPDATES, Memory, Vector, state_of
 from tests.reference.table import ReferenceTable
 from tests.support.optimizers import CUSTOM_PARAMS, plain_optimizer

@@ -1,6 +1,6 @@
 """Signs of life."""
 
-from ps_server.rpc.activity import Activity
+from ctr_ps.ps_server.rpc.activity import Activity
 
 
 def test_idle_time_counts_from_the_start_and_from_the_last_answer():

@@ -9,19 +9,19 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import OverloadedError, ProtocolError
-from protos.gradients import SparseGrad
-from protos.placement import FIRST_EPOCH
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing, PushId
-from protos.wire import calls
-from protos.wire.calls import CALLS
-from protos.wire.grpc_status import METADATA_KEY
-from protos.wire.requests import Leave, PullSparse, PushGrad
-from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
-from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import OverloadedError, ProtocolError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing, PushId
+from ctr_ps.protos.wire import calls
+from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.grpc_status import METADATA_KEY
+from ctr_ps.protos.wire.requests import Leave, PullSparse, PushGrad
+from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.cluster import cluster
 from tests.support.stores import INCARNATION, member
 

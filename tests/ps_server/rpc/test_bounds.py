@@ -8,22 +8,22 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import GradientError, OverloadedError, ProtocolError, SpecError
-from protos.gradients import SparseGrad
-from protos.limits import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import GradientError, OverloadedError, ProtocolError, SpecError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.limits import (
     MAX_EXCHANGES,
     MAX_MESSAGE_BYTES,
     MAX_NAME_CHARACTERS,
     MAX_TABLES,
     MAX_TOTAL_SHARDS,
 )
-from protos.placement import FIRST_EPOCH
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Message, Missing, PushId, ReduceOp
-from protos.wire import calls
-from protos.wire.calls import Call
-from protos.wire.requests import (
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Message, Missing, PushId, ReduceOp
+from ctr_ps.protos.wire import calls
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.requests import (
     AllReduce,
     Barrier,
     Post,
@@ -33,9 +33,9 @@ from protos.wire.requests import (
     PushGrad,
     Take,
 )
-from ps_server.store import ParameterStore
-from ps_server.table.spec_checks import MAX_DIM
-from ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.spec_checks import MAX_DIM
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import INCARNATION, member
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ps_server.rpc.completed_calls import CompletedCalls
+from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
 
 LIMIT_S = 10.0
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import CheckpointError, LogError, OverloadedError, ProtocolError
-from protos.futures import Future
-from protos.gradients import Gradients, SparseGrad
-from protos.placement import FIRST_EPOCH
-from protos.runtime.environment import own_version
-from protos.store import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import CheckpointError, LogError, OverloadedError, ProtocolError
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.runtime.environment import own_version
+from ctr_ps.protos.store import (
     InferenceSettings,
     Joined,
     Lease,
@@ -28,22 +28,22 @@ from protos.store import (
     StateChunk,
     WorkerLoss,
 )
-from protos.wire import calls, requests
-from protos.wire.calls import Call
-from ps_server.coordination.push_ledger import progress_of
-from ps_server.durability.saved_log import read_log
-from ps_server.durability.update_log import UpdateLog
-from ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL
-from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.journal import (
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_server.coordination.push_ledger import progress_of
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.update_log import UpdateLog
+from ctr_ps.ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.journal import (
     CompletedState,
     UpdateJournal,
     state_records,
 )
-from ps_server.rpc.recovery import recover
-from ps_server.settings import LogSync
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_server.rpc.recovery import recover
+from ctr_ps.ps_server.settings import LogSync
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import (
     DEEP,
@@ -221,7 +221,7 @@ def test_load_that_comes_late_does_not_undo_the_training_since(
 def test_log_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that was upgraded between its death and its restart would carry out other code."""
     with monkeypatch.context() as patched:
-        patched.setattr("ps_server.rpc.journal.own_version", lambda: "9.9.9")
+        patched.setattr("ctr_ps.ps_server.rpc.journal.own_version", lambda: "9.9.9")
         _, log = begun_log(tmp_path / "log", in_process())
         log.close()
 

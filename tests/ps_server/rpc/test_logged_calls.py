@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import LogError
-from protos.gradients import SparseGrad
-from protos.placement import FIRST_EPOCH
-from protos.store import Message, ReduceOp, RowStates, StateChunk
-from protos.wire import calls, requests
-from protos.wire.calls import CALLS, Call
-from protos.wire.security.access import Access
-from ps_server.coordination.push_ledger import progress_of
-from ps_server.durability.segment_format import Record
-from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.journal import state_records
-from ps_server.store import ParameterStore
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import LogError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Message, ReduceOp, RowStates, StateChunk
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import CALLS, Call
+from ctr_ps.protos.wire.security.access import Access
+from ctr_ps.ps_server.coordination.push_ledger import progress_of
+from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.journal import state_records
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import DEEP, KEYS, TOWER, in_process, member, push_id, trained_chain
 from tests.support.update_logs import begun_log, recovered
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.errors import CtrPsError
-from protos.gradients import Gradients
-from protos.keys import Keys
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.wire.calls import CALLS, Call, Deadline
-from protos.wire.requests import PushGrad, PushState
-from ps_server.rpc.handlers import Handlers
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.gradients import Gradients
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.wire.calls import CALLS, Call, Deadline
+from ctr_ps.protos.wire.requests import PushGrad, PushState
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import through
 from tests.support.requests import DIM, fill
 from tests.support.stores import joined, push_id

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ps_server.rpc.run import default_bind
+from ctr_ps.ps_server.rpc.run import default_bind
 
 
 @pytest.mark.parametrize(

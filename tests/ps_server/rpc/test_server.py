@@ -15,8 +15,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos.chunking import PushChunk
-from protos.errors import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import (
     AbortedError,
     BindError,
     CheckpointError,
@@ -31,21 +31,21 @@ from protos.errors import (
     TransportError,
     WaitTimeoutError,
 )
-from protos.placement import FIRST_EPOCH
-from protos.store import Lease, Member, WorkerLoss
-from protos.wire import calls, requests
-from protos.wire.calls import Call
-from protos.wire.grpc_status import error_of
-from ps_server.durability.saved_log import read_log
-from ps_server.engine.engine import Engine
-from ps_server.rpc import server as server_module
-from ps_server.rpc.health import SERVICE, why_not_serving
-from ps_server.rpc.recovery import Progress
-from ps_server.rpc.server import ALL_LEFT, Server, serve
-from ps_server.settings import ServerSettings
-from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import GrpcTransport
-from ps_worker.cluster.watching.servers import Servers
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Lease, Member, WorkerLoss
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.grpc_status import error_of
+from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc import server as server_module
+from ctr_ps.ps_server.rpc.health import SERVICE, why_not_serving
+from ctr_ps.ps_server.rpc.recovery import Progress
+from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server, serve
+from ctr_ps.ps_server.settings import ServerSettings
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.ps_worker.extras.watching.servers import Servers
 from tests.support.stores import DEEP, NEWEST, joined, member, push_id, trained_chain
 
 FREE = "127.0.0.1:0"
@@ -453,7 +453,7 @@ def test_watches_of_health_are_told_of_the_end_and_put_it_off_by_nothing():
 
 def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeypatch, tmp_path):
     """A lease may be shorter than the time in which a worker looks for a server that was away."""
-    monkeypatch.setattr("ps_server.rpc.server.REACHED_AGAIN_S", 1.0)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.REACHED_AGAIN_S", 1.0)
     lease = Lease(seconds=0.02, on_worker_loss=WorkerLoss.FAIL)
     joins = requests.Join(member=member(0), terms={}, lease=lease)
 
@@ -475,9 +475,9 @@ def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeyp
         await server.stop()
         return seconds
 
-    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.TICK_S", 60.0)
     run(life(until_joined=True))
-    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.TICK_S", 0.01)
 
     assert run(life(until_joined=False)) >= 1.0
 
@@ -643,7 +643,7 @@ def test_recovery_that_fails_says_what_caused_it(monkeypatch, tmp_path):
 
     async def body() -> None:
         await make_log(tmp_path)
-        monkeypatch.setattr("ps_server.rpc.server.recover", fail)
+        monkeypatch.setattr("ctr_ps.ps_server.rpc.server.recover", fail)
         server, _ = await logging_server(tmp_path)
         with pytest.raises(CheckpointError, match="it cannot be read") as raised:
             await server.recover()
@@ -657,7 +657,7 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
     """A server that dies before it removes the log says once more why the job has failed, and removes it."""
     lease = Lease(seconds=0.02, on_worker_loss=WorkerLoss.FAIL)
     joins = requests.Join(member=member(0), terms={}, lease=lease)
-    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.TICK_S", 0.01)
 
     def begun() -> Server:
         store = ParameterStore(num_workers=1, has_update_log=True)
@@ -750,7 +750,7 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
 def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ps_server.rpc.server.TICK_S", 0.01)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.TICK_S", 0.01)
     lease = Lease(seconds=1.0, on_worker_loss=WorkerLoss.CONTINUE)
 
     async def body() -> None:

@@ -13,24 +13,24 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import GradientError, WaitTimeoutError
-from protos.futures import Answered, WaitingFuture
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.placement import FIRST_EPOCH
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Changed, Message, Missing, Stretch
-from protos.wire import calls, requests
-from protos.wire.calls import Call
-from protos.wire.grpc_status import METADATA_KEY
-from ps_server.checkpoint.files.manifest import Share
-from ps_server.engine.journal import NoJournal
-from ps_server.rpc.activity import Activity
-from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.service import INLINE_VALUES, abort_with
-from ps_server.rpc.service import Service as RpcService
-from ps_server.store import ParameterStore
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import GradientError, WaitTimeoutError
+from ctr_ps.protos.futures import Answered, WaitingFuture
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Changed, Message, Missing, Stretch
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.grpc_status import METADATA_KEY
+from ctr_ps.ps_server.checkpoint.files.manifest import Share
+from ctr_ps.ps_server.engine.journal import NoJournal
+from ctr_ps.ps_server.rpc.activity import Activity
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.service import INLINE_VALUES, abort_with
+from ctr_ps.ps_server.rpc.service import Service as RpcService
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import joined, member, push_id
 
 KEYS = np.arange(4, dtype=np.uint64)

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.gradients import Gradients, SparseGrad, Values
-from protos.spec import ExpirySpec, InitializerSpec, StatisticsSpec, TableSpec
-from protos.store import Lease, Missing, WorkerLoss
-from ps_server.coordination.pushes import PushIntake, StepApplied
-from ps_server.coordination.steps import CompleteStep
-from ps_server.store import ParameterStore
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import Gradients, SparseGrad, Values
+from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Lease, Missing, WorkerLoss
+from ctr_ps.ps_server.coordination.pushes import PushIntake, StepApplied
+from ctr_ps.ps_server.coordination.steps import CompleteStep
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.optimizers import plain_optimizer
 from tests.support.stores import INCARNATION, push_id
 

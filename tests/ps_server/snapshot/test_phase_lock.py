@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from protos.errors import WaitTimeoutError
-from ps_server.snapshot.phase_lock import PhaseLock
+from ctr_ps.protos.errors import WaitTimeoutError
+from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 
 LIMIT_S = 10.0
 

@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, ProtocolError, SnapshotLostError, WaitTimeoutError
-from protos.gradients import SparseGrad
-from protos.spec import InitializerSpec, TableSpec
-from protos.store import Applied
-from ps_server.snapshot.phase_lock import PhaseLock
-from ps_server.snapshot.snapshots import Snapshots, StoreSnapshot, snapshot_all
-from ps_server.table.dense_table import DenseTable
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.errors import CheckpointError, ProtocolError, SnapshotLostError, WaitTimeoutError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import InitializerSpec, TableSpec
+from ctr_ps.protos.store import Applied
+from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
+from ctr_ps.ps_server.snapshot.snapshots import Snapshots, StoreSnapshot, snapshot_all
+from ctr_ps.ps_server.table.dense_table import DenseTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.dirty_rows import dirty_rows
 from tests.support.optimizers import plain_optimizer
 from tests.support.rows import resident_bytes

@@ -9,13 +9,13 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, GradientError, SpecError
-from protos.gradients import DenseGrad
-from protos.placement import ShardMap
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.contents import DensePiece
-from ps_server.table.dense_table import DenseTable
+from ctr_ps.protos.errors import CheckpointError, GradientError, SpecError
+from ctr_ps.protos.gradients import DenseGrad
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.contents import DensePiece
+from ctr_ps.ps_server.table.dense_table import DenseTable
 from tests.support.optimizers import plain_optimizer
 
 ELEMENTWISE = [name for name, optimizer in OPTIMIZERS.items() if optimizer.is_elementwise]

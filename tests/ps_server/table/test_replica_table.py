@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.gradients import SparseGrad
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.replica_table import ReplicaTable
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.replica_table import ReplicaTable
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 DIM = 3
 RATE = 0.5

@@ -8,18 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos.errors import CheckpointError, GradientError, ProtocolError, SpecError, WrongServerError
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.placement import ShardMap, shard_of
-from protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Missing
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.contents import Rows
-from ps_server.table.memory.arena import Arena
-from ps_server.table.memory.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
-from ps_server.table.sparse_table import SparseTable
-from ps_server.table.spec_checks import MAX_DIM, MAX_SHARDS
+from ctr_ps.protos.errors import (
+    CheckpointError,
+    GradientError,
+    ProtocolError,
+    SpecError,
+    WrongServerError,
+)
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap, shard_of
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.memory.arena import Arena
+from ctr_ps.ps_server.table.memory.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.spec_checks import MAX_DIM, MAX_SHARDS
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.optimizers import plain_optimizer

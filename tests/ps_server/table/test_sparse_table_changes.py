@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.placement import ShardMap
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.address_space import map_some
 
 ALL = 10**9
@@ -101,7 +101,7 @@ def test_no_change_is_lost_where_only_the_rows_grow_in_place(
 ) -> None:
     """Their bits are copied as they grow, where the system grants no more address space."""
     monkeypatch.setattr(
-        "ps_server.table.memory.arena.mmap.mmap", map_some([True, False, True, True])
+        "ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some([True, False, True, True])
     )
     table = new_table(num_subscribers=1000)
     keys = range(5000)

@@ -14,12 +14,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from protos.gradients import SparseGrad
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.contents import Rows
-from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_snapshot import TableSnapshot
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.table_snapshot import TableSnapshot
 from tests.reference.partition import unmix64
 from tests.reference.table import ReferenceTable
 from tests.support.address_space import map_some
@@ -57,7 +57,7 @@ class TableMachine(RuleBasedStateMachine):
     )
     def build(self, mapped: list[bool], region_bytes: int, num_subscribers: int) -> None:
         """Of rows, change words, dirty bits and index some can grow in place and some are copied."""
-        with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
+        with patch("ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.table = SparseTable(
                 self.spec, num_subscribers=num_subscribers, region_bytes=region_bytes
             )
@@ -131,7 +131,7 @@ class TableMachine(RuleBasedStateMachine):
         mapped=st.lists(st.booleans(), min_size=2, max_size=2),
     )
     def begin_snapshot(self, stretch_rows: int, mapped: list[bool]) -> None:
-        with patch("ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
+        with patch("ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(mapped)):
             self.snapshot = self.table.begin_snapshot()
         self.copies = [
             self.snapshot.copy_shard(shard, stretch_rows=stretch_rows) for shard in (0, 1)

@@ -9,9 +9,9 @@ MEASURE = """
 import mmap, sys
 from pathlib import Path
 import numpy as np
-from protos.gradients import SparseGrad
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

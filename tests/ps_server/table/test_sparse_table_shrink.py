@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.spec import InitializerSpec, TableSpec
-from protos.store import Missing
-from ps_server.checkpoint.files.digest import shard_digest
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.contents import Rows
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import InitializerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.checkpoint.files.digest import shard_digest
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import plain_optimizer
 
 SMALL = np.arange(0, 6000, 2, dtype=np.uint64)

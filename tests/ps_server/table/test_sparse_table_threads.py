@@ -7,11 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.threads import run_together
 
 DIM = 64

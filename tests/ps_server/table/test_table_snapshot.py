@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protos.keys import Keys, mix64
-from protos.runtime.jit import kernel
-from ps_server.table.changes.dirty_rows import mark_dirty
-from ps_server.table.memory.hash_index import TableArrays, find_row, has_room, insert_row
-from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
-from ps_server.table.rows.regions import RowRegions
-from ps_server.table.rows.removal import remove_row
-from ps_server.table.table_snapshot import ShardCopy
+from ctr_ps.protos.keys import Keys, mix64
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.table.changes.dirty_rows import mark_dirty
+from ctr_ps.ps_server.table.memory.hash_index import TableArrays, find_row, has_room, insert_row
+from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
+from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.removal import remove_row
+from ctr_ps.ps_server.table.table_snapshot import ShardCopy
 from tests.support.dirty_rows import dirty_rows
 
 NUM_KEYS = 400

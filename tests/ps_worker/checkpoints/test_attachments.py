@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError
-from protos.store import SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.attachments import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.attachments import (
     JOB_ATTACHMENT,
     VALUES_ATTACHMENT,
     job_of_checkpoint,

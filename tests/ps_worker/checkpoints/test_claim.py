@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError, JobError
-from ps_server.checkpoint.storage.folders import folder_at
-from ps_worker.checkpoints import claim as claims
-from ps_worker.checkpoints.claim import OWNER, Claim, Owner, claimed
-from ps_worker.job import Job
+from ctr_ps.protos.errors import CheckpointError, JobError
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.checkpoints import claim as claims
+from ctr_ps.ps_worker.checkpoints.claim import OWNER, Claim, Owner, claimed
+from ctr_ps.ps_worker.job import Job
 from tests.support.s3 import BUCKET
 from tests.support.training import job
 
@@ -65,7 +65,7 @@ def test_claim_of_a_process_that_is_gone_is_taken_over_at_once(
     monkeypatch.setattr(claims, "EXPIRY_S", LIMIT_S)  # is not waited for
     if is_killed:
         code = (
-            "import os, sys; from pathlib import Path; from ps_worker.checkpoints.claim import Owner\n"
+            "import os, sys; from pathlib import Path; from ctr_ps.ps_worker.checkpoints.claim import Owner\n"
             "Path(sys.argv[1]).write_bytes(Owner.this().to_json())"
         )
         subprocess.run([sys.executable, "-c", code, tmp_path / OWNER], check=True)

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from protos.errors import CheckpointError, JobError
-from protos.store import InferenceSettings, SaveRequest
-from ps_server.checkpoint.files.manifest import manifest_to_json
-from ps_server.checkpoint.publish import open_data
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.checkpoint.writer import write_share
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.resume import earlier_run
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.summary import Summary
-from ps_worker.run.training_job.train_job import train_job
+from ctr_ps.protos.errors import CheckpointError, JobError
+from ctr_ps.protos.store import InferenceSettings, SaveRequest
+from ctr_ps.ps_server.checkpoint.files.manifest import manifest_to_json
+from ctr_ps.ps_server.checkpoint.publish import open_data
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.checkpoint.writer import write_share
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.resume import earlier_run
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.summary import Summary
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 from tests.support.training import plan_as, worker_role
 
@@ -275,7 +275,7 @@ def test_run_that_does_not_fit_is_refused(
 
 
 def test_run_of_another_model_of_the_same_shapes_is_refused(clicks: Path, tmp_path: Path) -> None:
-    code = "from ctr_model.models.ctr_dnn import CtrDnn\n\n\nclass {}(CtrDnn):\n    pass\n"
+    code = "from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn\n\n\nclass {}(CtrDnn):\n    pass\n"
     (tmp_path / "models.py").write_text(code.format("One") + code.format("Other"))
     folder = tmp_path / "model"
     killed_in_the_middle(clicks, folder, f"model.name={tmp_path}/models.py:One")
@@ -427,7 +427,7 @@ def test_pass_ends_when_the_checkpoint_before_is_written(
         threading.Event().wait(0.2)
         return write_share(*arguments, **named)
 
-    monkeypatch.setattr("ps_server.engine.engine.write_share", write_slowly)
+    monkeypatch.setattr("ctr_ps.ps_server.engine.engine.write_share", write_slowly)
     settings = ["checkpoint.every_steps=1", "life.statistics=true", "strategy.mode=async"]
     plan = plan_of(job_of(clicks, tmp_path, *settings))
 

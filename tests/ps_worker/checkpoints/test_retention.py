@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError, JobError
-from protos.store import InferenceSettings, SaveRequest
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.folder import require_free_folder
-from ps_worker.checkpoints.resume import earlier_run
-from ps_worker.checkpoints.retention import checkpoints_of_runs, name_at_step
-from ps_worker.job import Job, override_job
+from ctr_ps.protos.errors import CheckpointError, JobError
+from ctr_ps.protos.store import InferenceSettings, SaveRequest
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.folder import require_free_folder
+from ctr_ps.ps_worker.checkpoints.resume import earlier_run
+from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, name_at_step
+from ctr_ps.ps_worker.job import Job, override_job
 
 
 def save(folder: Path, *names: str) -> None:

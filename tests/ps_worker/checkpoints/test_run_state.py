@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from protos.errors import CheckpointError
-from ps_worker.checkpoints.run_state import RunState, Validation
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_worker.checkpoints.run_state import RunState, Validation
 
 STATE = RunState(
     epochs_done=1,

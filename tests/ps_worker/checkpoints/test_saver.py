@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import CheckpointError, ProtocolError, SnapshotLostError
-from protos.store import SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.saver import Saver, Schedule
-from ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.protos.errors import CheckpointError, ProtocolError, SnapshotLostError
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.saver import Saver, Schedule
+from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
 from tests.support.stores import in_process
 
 LIMIT_S = 10.0

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.store import Acknowledged
-from ps_worker.cluster.acknowledgements import Acknowledgements
+from ctr_ps.protos.store import Acknowledged
+from ctr_ps.ps_worker.cluster.acknowledgements import Acknowledgements
 from tests.support.stores import push_id
 
 

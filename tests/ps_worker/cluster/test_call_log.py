@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.placement import FIRST_EPOCH
-from protos.store import Message, Missing, ReduceOp
-from protos.wire import calls, requests
-from protos.wire.calls import Awaited, Call
-from ps_worker.cluster import call_log
-from ps_worker.cluster.call_log import CallLog
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Message, Missing, ReduceOp
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Awaited, Call
+from ctr_ps.ps_worker.cluster import call_log
+from ctr_ps.ps_worker.cluster.call_log import CallLog
 from tests.support.cluster import cluster
 from tests.support.stores import member, push_id
 

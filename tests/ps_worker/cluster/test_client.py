@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import (
     AbortedError,
     GradientError,
     JobError,
@@ -18,11 +18,11 @@ from protos.errors import (
     TransportError,
     UnknownTableError,
 )
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
-from protos.placement import FIRST_EPOCH, ShardMap
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import (
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
+from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import (
     Changed,
     Joined,
     Lease,
@@ -33,11 +33,11 @@ from protos.store import (
     ReduceOp,
     WorkerLoss,
 )
-from protos.wire.calls import PUSH_PULL
-from protos.wire.requests import Advance, PushGrad
-from ps_server.rpc.handlers import Handlers
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
+from ctr_ps.protos.wire.calls import PUSH_PULL
+from ctr_ps.protos.wire.requests import Advance, PushGrad
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import INCARNATION, declare, member, push_id, trained_chain
 

@@ -5,13 +5,13 @@ import re
 
 import pytest
 
-from protos.errors import ProtocolError, RecoveringError, TransportError
-from protos.store import ServerStatus, Staleness, StoreStatus
-from protos.wire.calls import GET_STATUS, Call
-from protos.wire.security.credentials import Credentials
-from ps_server.store import ParameterStore
-from ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, connect, wait_for_servers
-from ps_worker.cluster.grpc_transport import GrpcTransport
+from ctr_ps.protos.errors import ProtocolError, RecoveringError, TransportError
+from ctr_ps.protos.store import ServerStatus, Staleness, StoreStatus
+from ctr_ps.protos.wire.calls import GET_STATUS, Call
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.connect import FIRST_LOOK_S, LOOK_S, connect, wait_for_servers
+from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import cluster
 from tests.support.local_transport import Answer

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 
-from ps_worker.cluster.delays import Delays
+from ctr_ps.ps_worker.cluster.delays import Delays
 
 LIMIT_S = 20.0
 NEVER_S = 600.0

@@ -17,24 +17,24 @@ import grpc
 import numpy as np
 import pytest
 
-from protos.chunking import PushChunk
-from protos.errors import AbortedError, TransportError, UnknownTableError, WrongServerError
-from protos.futures import results, results_of_all_ended
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.placement import FIRST_EPOCH
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Message, Missing, Pulled
-from protos.wire import calls, requests
-from protos.wire.calls import Call
-from protos.wire.security.access import token_in
-from protos.wire.security.credentials import Credentials
-from ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
-from ps_server.rpc.health import why_not_serving
-from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
-from ps_worker.cluster.join import abort_on_each
-from ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import AbortedError, TransportError, UnknownTableError, WrongServerError
+from ctr_ps.protos.futures import results, results_of_all_ended
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Message, Missing, Pulled
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.security.access import token_in
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
+from ctr_ps.ps_server.rpc.health import why_not_serving
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
+from ctr_ps.ps_worker.cluster.join import abort_on_each
+from ctr_ps.ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
 
@@ -383,8 +383,8 @@ def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
 
 def test_closing_ends_the_pause_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """It raises what the last try did."""
-    monkeypatch.setattr("ps_worker.cluster.retry.FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr("ps_worker.cluster.retry.LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.retry.FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.retry.LONGEST_PAUSE_S", 60.0)
     with failing_server(1) as (service, endpoint), transport_to(endpoint, retry_s=60) as transport:
         call = transport.call(0, calls.PULL_SPARSE, pull_of())
         while not transport.later.num_due:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from protos.errors import TransportError
-from protos.wire import calls, requests
-from protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
-from protos.wire.security import credentials
-from ps_server.store import ParameterStore
-from ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.protos.errors import TransportError
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.channel import CHANNEL_OPTIONS, SERVER_OPTIONS
+from ctr_ps.protos.wire.security import credentials
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
 
@@ -91,7 +91,7 @@ def in_short(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def test_call_that_waits_ends_when_the_server_falls_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credentials, "CHANNEL_OPTIONS", in_short(CHANNEL_OPTIONS))
-    monkeypatch.setattr("protos.wire.channel.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
+    monkeypatch.setattr("ctr_ps.protos.wire.channel.SERVER_OPTIONS", in_short(SERVER_OPTIONS))
     with cluster(num_servers=0) as servers:
         endpoint = servers.start_server(joined(ParameterStore(num_workers=2)))
         with proxy_to(endpoint) as proxy:

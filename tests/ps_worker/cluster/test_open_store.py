@@ -6,20 +6,20 @@ from contextlib import nullcontext
 
 import pytest
 
-from protos.errors import AbortedError, ProtocolError, TransportError
-from protos.futures import WaitingFuture
-from protos.role import WorkerRole
-from ps_server.store import ParameterStore
-from ps_worker.cluster import connect
-from ps_worker.cluster.grpc_transport import Deadlines
-from ps_worker.cluster.open_store import LOCAL, open_store
-from ps_worker.job.sections.section import ClusterSection
+from ctr_ps.protos.errors import AbortedError, ProtocolError, TransportError
+from ctr_ps.protos.futures import WaitingFuture
+from ctr_ps.protos.role import WorkerRole
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster import connect
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
+from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
+from ctr_ps.ps_worker.job.sections.section import ClusterSection
 from tests.support.cluster import cluster
 
 IN_PROCESS = """
 import sys
-from ps_worker.cluster.open_store import LOCAL, open_store
-from ps_worker.job.sections.section import ClusterSection
+from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
+from ctr_ps.ps_worker.job.sections.section import ClusterSection
 with open_store(LOCAL, ClusterSection()):
     print("grpc" in sys.modules)
 """
@@ -57,7 +57,10 @@ def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.Monk
 
     deadlines = Deadlines(rpc_s=6.0, wait_s=7.0)
     assert told == [
-        ((role.endpoints,), {"connect_timeout_s": 5.0, "deadlines": deadlines, "retry_s": 8.0})
+        (
+            (role.endpoints,),
+            {"connect_timeout_s": 5.0, "deadlines": deadlines, "retry_s": 8.0, "disturb": None},
+        )
     ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ps_worker.cluster.retry import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Retry
+from ctr_ps.ps_worker.cluster.retry import FIRST_PAUSE_S, FORGET_S, LONGEST_PAUSE_S, Retry
 
 
 def pauses(retry: Retry, number: int) -> list[float]:
@@ -32,7 +32,7 @@ def test_no_try_begins_after_the_budget() -> None:
 
 
 def test_last_try_is_when_the_budget_ends() -> None:
-    """Others count on that: the error has to come before a lease is over (ps_worker/heter/connect.py)."""
+    """Others count on that: the error has to come before a lease is over (extras/heter/connect.py)."""
     retry = Retry(budget_s=10.0)
     for now in (100.0, 103.0, 106.0, 109.0, 109.5):
         retry.pause_after(now)

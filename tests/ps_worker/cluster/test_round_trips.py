@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protos.store import (
+from ctr_ps.protos.store import (
     Lease,
     Message,
     Missing,
@@ -18,10 +18,10 @@ from protos.store import (
     Store,
     WorkerLoss,
 )
-from protos.wire.calls import Call
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.cluster.connect import wait_for_servers
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.cluster.connect import wait_for_servers
 from tests.support.local_transport import Answer, LocalTransport
 from tests.support.stores import DEEP, INCARNATION, KEYS, TOWER, declare, push_id, random_gradients
 

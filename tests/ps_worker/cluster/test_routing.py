@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError, UnknownTableError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
-from protos.keys import Keys
-from protos.placement import ShardMap
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import BlockState, Changed, ModelState, RowStates
-from ps_worker.cluster import state_transfer
-from ps_worker.cluster.routing import Routing
+from ctr_ps.protos.errors import ProtocolError, UnknownTableError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import BlockState, Changed, ModelState, RowStates
+from ctr_ps.ps_worker.cluster import state_transfer
+from ctr_ps.ps_worker.cluster.routing import Routing
 from tests.reference.partition import server_of, server_of_element
 
 SGD = OptimizerSpec(name="sgd", params={"learning_rate": 0.1})

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import ProtocolError
-from protos.placement import ShardMap
-from protos.store import BlockState, ModelState, RowStates, StateChunk
-from ps_worker.cluster.routing import Routing
-from ps_worker.cluster.state_transfer import PartOfPull, joined, parts_of_pull
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.store import BlockState, ModelState, RowStates, StateChunk
+from ctr_ps.ps_worker.cluster.routing import Routing
+from ctr_ps.ps_worker.cluster.state_transfer import PartOfPull, joined, parts_of_pull
 from tests.support.stores import DEEP, KEYS, TOWER, WIDE, in_process, train
 
 ALL = {"deep": KEYS, "wide": KEYS}

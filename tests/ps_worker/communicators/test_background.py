@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from protos.errors import ProtocolError, TransportError, WaitTimeoutError
-from ps_worker.communicators.background import Background
+from ctr_ps.protos.errors import ProtocolError, TransportError, WaitTimeoutError
+from ctr_ps.ps_worker.communicators.background import Background
 
 
 def test_first_error_stays() -> None:

@@ -8,16 +8,16 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import TransportError, WaitTimeoutError
-from protos.store import Store
-from ps_server.store import ParameterStore
-from ps_worker.communicators.choice import communicator_of
-from ps_worker.communicators.communicator import Communicator
-from ps_worker.job import Job
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.training.meter import Progress
-from ps_worker.training.step_loop import StepLoop
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import TransportError, WaitTimeoutError
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.communicators.choice import communicator_of
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import (
     job,
@@ -145,7 +145,7 @@ def test_threads_of_a_worker_never_wait_for_themselves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The job says one thread; how many there are is heard when training begins. Half are the first steps."""
-    monkeypatch.setattr("ps_worker.communicators.asynchronous.BATCHES_IN_STEP", 10)
+    monkeypatch.setattr("ctr_ps.ps_worker.communicators.asynchronous.BATCHES_IN_STEP", 10)
     settings = bounded(
         max_staleness,
         "strategy.bounded_staleness.max_delay_ms=1e6",

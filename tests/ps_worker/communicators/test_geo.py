@@ -7,18 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import JobError, TransportError, WaitTimeoutError
-from protos.gradients import DenseGrad, Gradients
-from protos.store import Missing, SaveRequest, Store
-from ps_server.store import ParameterStore
-from ps_worker.communicators.communicator import Communicator
-from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.geo import WARM_UP, GeoCommunicator
-from ps_worker.job import Job
-from ps_worker.job.specs import declare, dense_spec, specs_of, table_specs
-from ps_worker.training.meter import Progress
-from ps_worker.training.step_loop import StepLoop
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import JobError, TransportError, WaitTimeoutError
+from ctr_ps.protos.gradients import DenseGrad, Gradients
+from ctr_ps.protos.store import Missing, SaveRequest, Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.geo import WARM_UP, GeoCommunicator
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.specs import declare, dense_spec, specs_of, table_specs
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model
 

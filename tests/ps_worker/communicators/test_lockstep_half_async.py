@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 
-from ps_server.store import ParameterStore
-from ps_worker.communicators.communicator import Communicator
-from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.training.meter import Progress
-from ps_worker.training.step_loop import StepLoop
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import job, joined, random_batches, small_model, together
 

@@ -7,16 +7,16 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import GradientError, ProtocolError
-from protos.gradients import DenseGrad, Gradients, SparseGrad, Values
-from protos.store import Future, Missing, PushId, Store, Version
-from ps_server.store import ParameterStore
-from ps_worker.communicators.lockstep import SyncCommunicator
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.training.meter import Progress
-from ps_worker.training.step_loop import StepLoop
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import GradientError, ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
+from ctr_ps.protos.store import Future, Missing, PushId, Store, Version
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import INCARNATION, joined, member
 from tests.support.training import job, random_batches, small_model

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.sparse_table import SparseTable
-from ps_worker.communicators.replica import Replica
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_worker.communicators.replica import Replica
 from tests.support.training import together
 
 RATE = 0.5

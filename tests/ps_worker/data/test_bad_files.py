@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import BadRowError, CtrPsError, DataError
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import BadRowError, CtrPsError, DataError
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from tests.reference.features import key_of
 from tests.support.formats import (
     FILE_FORMATS,

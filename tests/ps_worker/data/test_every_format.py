@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.columnar import column_matching, record_batches
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import reader_of
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.text import line_blocks
-from ps_worker.data.user_code import generator_reader, pipe
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.columnar import column_matching, record_batches
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.text import line_blocks
+from ctr_ps.ps_worker.data.user_code import generator_reader, pipe
 from tests.reference.features import key_of
 from tests.support.commands import ROOT
 from tests.support.formats import (

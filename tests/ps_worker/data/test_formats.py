@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.atomic_file import atomic_file
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.formats import FORMATS, SUFFIXES, doubt_about, format_of, reader_of
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import FORMATS, SUFFIXES, doubt_about, format_of, reader_of
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 
 SCHEMA = Schema.numbered(1, 1)
 

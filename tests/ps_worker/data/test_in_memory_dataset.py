@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import BadRowError, DataError, ProtocolError, UsageError
-from ps_server.store import ParameterStore
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import joined
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.in_memory_dataset import InMemoryDataset
-from ps_worker.data.memory import loading
-from ps_worker.data.memory.rows import MAX_KEYS
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import BadRowError, DataError, ProtocolError, UsageError
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.memory import loading
+from ctr_ps.ps_worker.data.memory.rows import MAX_KEYS
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (
     NUM_DENSE,

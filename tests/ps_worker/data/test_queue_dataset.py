@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import BadRowError, DataError, UsageError
-from ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.data.text.criteo import CriteoReader
-from ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import BadRowError, DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
 SCHEMA = Schema.numbered(1, 1)
 

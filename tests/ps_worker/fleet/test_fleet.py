@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ctr_model.schema import Schema
-from protos.errors import JobError, RoleError, UsageError
-from ps_server.settings import ServerSettings
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.queue_dataset import QueueDataset
-from ps_worker.fleet import serving
-from ps_worker.fleet.fleet import Fleet
-from ps_worker.fleet.task import Task
-from ps_worker.fleet.words.roles import Role, UserDefinedRoleMaker
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import JobError, RoleError, UsageError
+from ctr_ps.ps_server.settings import ServerSettings
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.fleet import serving
+from ctr_ps.ps_worker.fleet.fleet import Fleet
+from ctr_ps.ps_worker.fleet.task import Task
+from ctr_ps.ps_worker.fleet.words.roles import Role, UserDefinedRoleMaker
 from tests.support.cluster import cluster
 from tests.support.training import job, small_model
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ps_worker import fleet
-from ps_worker.fleet import metrics, optimizer, util
+from ctr_ps.ps_worker import fleet
+from ctr_ps.ps_worker.fleet import metrics, optimizer, util
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/fleet.md").read_text()

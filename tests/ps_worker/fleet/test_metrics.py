@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from ctr_model.metrics import ClickMetrics
-from protos.errors import UsageError
-from protos.store import Numbers, ReduceOp
-from ps_worker.fleet import metrics
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import Numbers, ReduceOp
+from ctr_ps.ps_worker.fleet import metrics
 
 REDUCE = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}
 

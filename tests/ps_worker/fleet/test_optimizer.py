@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from protos.errors import JobError, UsageError
-from protos.spec import ScheduleSpec
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_worker.fleet import distributed, optimizer
-from ps_worker.fleet.distributed import distributed_optimizer
-from ps_worker.fleet.task import Task
-from ps_worker.job import override_job
-from ps_worker.job.specs import table_specs
+from ctr_ps.protos.errors import JobError, UsageError
+from ctr_ps.protos.spec import ScheduleSpec
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_worker.fleet import distributed, optimizer
+from ctr_ps.ps_worker.fleet.distributed import distributed_optimizer
+from ctr_ps.ps_worker.fleet.task import Task
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.specs import table_specs
 from tests.support.training import small_model
 
 ADDS_ONLY = "sum"  # of metrics and deltas, no optimizer to train with

@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_model.metrics import ClickMetrics
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.models.model import Model
-from ctr_model.models.origin import origin_of
-from ctr_model.schema import Schema
-from protos.errors import CheckpointError, DataError, JobError, UsageError
-from ps_server.checkpoint.reader import Checkpoint
-from ps_worker import fleet
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.tools.generate import generate
-from ps_worker.job.model import DENSE_BLOCK
-from ps_worker.serving.inference import infer
-from ps_worker.serving.predictor import Predictor
-from ps_worker.training.evaluation.base_rate import rates_of
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker import fleet
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ps_worker.predict.inference import infer
+from ctr_ps.ps_worker.predict.predictor import Predictor
+from ctr_ps.ps_worker.training.evaluation.base_rate import rates_of
 from tests.support.training import NUM_DENSE, NUM_SLOTS, random_batches, small_model
 
 BATCHES = random_batches(6, 8, seed=1)
@@ -253,7 +253,7 @@ def built_in_model(schema: Schema) -> Model:
 
 def model_of_pytorch(schema: Schema) -> Model:
     pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
-    from ctr_model.torch import TorchModel
+    from ctr_ps.ctr_model.torch import TorchModel
     from tests.support.torch_models import WideDeep
 
     return TorchModel(schema, WideDeep, {"dim": 2, "hidden": [4]}, seed=1)

@@ -6,12 +6,12 @@ import logging
 import numpy as np
 import pytest
 
-from ctr_model.models.ctr_dnn import CtrDnn
-from ctr_model.models.origin import origin_of
-from ctr_model.schema import Schema
-from protos.errors import UsageError
-from ps_worker.checkpoints.attachments import JOB_ATTACHMENT
-from ps_worker.fleet.task import Task
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT
+from ctr_ps.ps_worker.fleet.task import Task
 from tests.support.training import job
 
 SCHEMA = Schema.numbered(2, 3)

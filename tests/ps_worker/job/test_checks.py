@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from protos.errors import JobError
-from protos.spec import ScheduleSpec
-from ps_worker.job import load_job, override_job
-from ps_worker.job.checks import (
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.spec import ScheduleSpec
+from ctr_ps.ps_worker.job import load_job, override_job
+from ctr_ps.ps_worker.job.checks import (
     require_base_rate,
     require_device,
     require_life,
     require_one_worker,
     require_optimizers,
 )
-from ps_worker.job.specs import dense_spec, specs_of, table_specs, with_rates_of_tables
+from ctr_ps.ps_worker.job.specs import dense_spec, specs_of, table_specs, with_rates_of_tables
 from tests.support.training import small_model
 
 JOB = """\

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ctr_model.schema import Schema
-from ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ps_worker.job import override_job
-from ps_worker.job.datasets import digest_of_files, values_of_job
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.datasets import digest_of_files, values_of_job
 
 TEXT, KEYS = '"s": ["text"]', '"s": ["keys", "lists"]'
 TEXTS = '"s": ["lists", "text"]'

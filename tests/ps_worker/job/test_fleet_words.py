@@ -4,15 +4,15 @@ from typing import Any, get_args
 
 import pytest
 
-from protos.errors import JobError
-from ps_worker.job import override_job
-from ps_worker.job.fleet_words import (
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.fleet_words import (
     IGNORED,
     FleetWordError,
     aliases_of,
     translated,
 )
-from ps_worker.job.sections.strategy import Mode
+from ctr_ps.ps_worker.job.sections.strategy import Mode
 
 MODES = get_args(Mode)
 

@@ -12,13 +12,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ps_server.optimizers.schedule import SETTINGS as SCHEDULES
-from ps_worker.job import Job, override_job
-from ps_worker.job.fleet_words import IGNORED, TRANSLATED
-from ps_worker.job.sections.life import AdmissionSection, TableLife
-from ps_worker.job.sections.optimizers import OptimizerChoice
-from ps_worker.job.sections.schedule import ScheduleSection
-from ps_worker.job.sections.strategy import SETTINGS
+from ctr_ps.ps_server.optimizers.schedule import SETTINGS as SCHEDULES
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.fleet_words import IGNORED, TRANSLATED
+from ctr_ps.ps_worker.job.sections.life import AdmissionSection, TableLife
+from ctr_ps.ps_worker.job.sections.optimizers import OptimizerChoice
+from ctr_ps.ps_worker.job.sections.schedule import ScheduleSection
+from ctr_ps.ps_worker.job.sections.strategy import SETTINGS
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/job.md").read_text()

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from ctr_model.parameters import ModelInputError
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from protos.errors import JobError
-from ps_worker.job import override_job
-from ps_worker.job.model import errors_of_model, model_of, trained_model
+from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.model import errors_of_model, model_of, trained_model
 
 SCHEMA = Schema.numbered(1, 2)
 
@@ -25,7 +25,7 @@ def test_bfloat16_without_pytorch_says_which_extra_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, "ctr_model.torch.bfloat16", raising=False)
+    monkeypatch.delitem(sys.modules, "ctr_ps.ctr_model.torch.bfloat16", raising=False)
     job = override_job({}, ["train.compute=bfloat16"], source="test")
 
     with pytest.raises(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import JobError
-from ps_worker.job import Job, load_job, override_job
-from ps_worker.job.origin import Origin
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job import Job, load_job, override_job
+from ctr_ps.ps_worker.job.origin import Origin
 
 
 def faults_of(text: str, *overrides: str, folder: Path) -> list[str]:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import JobError
-from ps_worker.job import load_job, override_job, saved_job
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job import load_job, override_job, saved_job
 
 
 def test_override_is_parsed_to_the_type_of_its_key() -> None:

@@ -1,22 +1,17 @@
 """Examples that come with the package, written to where their user works."""
 
 import ast
-import importlib.util
 import re
-import tomllib
-import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ctr_model.schema import Schema
-from protos.errors import UsageError
-from ps_worker.job import load_job
-from ps_worker.job.shipped_examples import example_names, write_example
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.job import load_job
+from ctr_ps.ps_worker.job.shipped_examples import example_names, write_example
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("protos", "ps_server", "ps_worker", "ctr_model", "deploy")
 
 
 def test_every_example_has_a_name_and_a_sentence() -> None:
@@ -82,32 +77,3 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=f"cannot write into {tmp_path}/file"):
         write_example("deepfm", tmp_path / "file")
-
-
-@pytest.mark.slow
-def test_wheel_is_typed_and_has_the_examples(tmp_path: Path) -> None:
-    if importlib.util.find_spec("hatchling") is None:
-        pytest.skip("hatchling is not installed")
-    from hatchling.builders.wheel import WheelBuilder
-
-    builder: Any = WheelBuilder(str(ROOT))
-    (path,) = builder.build(directory=str(tmp_path))
-
-    with zipfile.ZipFile(path) as wheel:
-        files = set(wheel.namelist())
-    assert {f"{package}/py.typed" for package in PACKAGES} <= files
-    assert "protos/metrics/page.html" in files
-    shipped = [
-        path for path in (ROOT / "examples").rglob("*") if path.suffix in (".toml", ".py", ".sh")
-    ]
-    assert {
-        f"ps_worker/examples/{path.relative_to(ROOT / 'examples')}" for path in shipped
-    } <= files
-
-
-def test_every_package_of_the_wheel_is_typed() -> None:
-    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-    packages = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert tuple(packages) == PACKAGES
-    assert all((ROOT / package / "py.typed").is_file() for package in packages)

@@ -1,16 +1,16 @@
 """What a run declares of a model's tables and dense parameters."""
 
-from ctr_model.models.wide_deep import WideDeep
-from ctr_model.schema import Schema
-from protos.spec import (
+from ctr_ps.ctr_model.models.wide_deep import WideDeep
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
     InitializerSpec,
     OptimizerSpec,
     StatisticsSpec,
 )
-from ps_worker.job import override_job
-from ps_worker.job.specs import dense_spec, table_specs
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.specs import dense_spec, table_specs
 
 MODEL = WideDeep(Schema.numbered(2, 3), dim=4, hidden=[5], init_range=0.5)
 

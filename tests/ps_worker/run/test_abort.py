@@ -4,12 +4,12 @@ import socket
 
 import pytest
 
-from protos.errors import AbortedError, CheckpointError, DataError, JobError
-from protos.role import WorkerRole
-from ps_server.engine.engine import Engine
-from ps_worker.cluster import connect
-from ps_worker.cluster.open_store import LOCAL
-from ps_worker.run.abort import job_ends_by_errors
+from ctr_ps.protos.errors import AbortedError, CheckpointError, DataError, JobError
+from ctr_ps.protos.role import WorkerRole
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_worker.cluster import connect
+from ctr_ps.ps_worker.cluster.open_store import LOCAL
+from ctr_ps.ps_worker.run.abort import job_ends_by_errors
 from tests.support.cluster import cluster
 
 

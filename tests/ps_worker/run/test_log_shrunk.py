@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from protos.store import Shrunk
-from ps_worker.run.run import log_shrunk
+from ctr_ps.protos.store import Shrunk
+from ctr_ps.ps_worker.run.run import log_shrunk
 
 
 def logged(caplog: pytest.LogCaptureFixture, shrunk: Shrunk) -> tuple[int, str]:

@@ -5,12 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from ps_server.store import ParameterStore
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import override_job, specs
-from ps_worker.run import plan
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import override_job, specs
+from ctr_ps.ps_worker.run import plan
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 
 
 def test_rows_that_are_trained_on_and_tested_on_are_told(

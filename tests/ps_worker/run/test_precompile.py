@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
-from ps_worker.job import Job
-from ps_worker.run import precompile as module
-from ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run import precompile as module
+from ctr_ps.ps_worker.run.plan import plan_of
 
 PROGRAM = """
 import json, sys
@@ -23,13 +23,13 @@ from pathlib import Path
 
 from numba.core.dispatcher import Dispatcher
 
-from ps_server.store import ParameterStore
-from ps_worker.job import Job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.precompile import precompile
-from ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.precompile import precompile
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 
-PACKAGES = ("protos.", "ps_server.", "ps_worker.", "ctr_model.")
+PACKAGES = ("ctr_ps.",)
 
 
 def compiled():
@@ -54,8 +54,8 @@ summary = train_job(plan, ParameterStore())
 print(json.dumps({
     "examples": summary.examples,
     "compiled later": dict(compiled() - before),
-    "route": before["protos.placement._route"],
-    "in memory": before["ps_worker.data.memory.rows.gather_lists"],
+    "route": before["ctr_ps.protos.placement._route"],
+    "in memory": before["ctr_ps.ps_worker.data.memory.rows.gather_lists"],
 }))
 """
 
@@ -91,10 +91,10 @@ def test_training_in_process_compiles_nothing_after_the_start(settings, tmp_path
 OF_A_CLUSTER = """
 import json, sys
 
-from protos.wire.encoding import bfloat16
-from ps_worker.job import Job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.precompile import precompile
+from ctr_ps.protos.wire.encoding import bfloat16
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.precompile import precompile
 from tests.support.training import worker_role
 
 job = Job.model_validate(json.loads(sys.argv[1]))
@@ -143,7 +143,7 @@ def test_lock_is_not_held_while_files_are_read(
     monkeypatch.setattr(module, "_train_on_two_rows", lambda *_: None)
     hashed: list[int] = []
     monkeypatch.setattr(
-        "ps_worker.data.columnar.column_values._hash_values", lambda *_: hashed.append(1)
+        "ctr_ps.ps_worker.data.columnar.column_values._hash_values", lambda *_: hashed.append(1)
     )
 
     @contextmanager

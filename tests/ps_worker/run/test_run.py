@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import AbortedError, CheckpointError, JobError, ProtocolError, UsageError
-from protos.store import Future, ReduceOp, SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.job import Job
-from ps_worker.run.run import Run
+from ctr_ps.protos.errors import AbortedError, CheckpointError, JobError, ProtocolError, UsageError
+from ctr_ps.protos.store import Future, ReduceOp, SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.run import Run
 from tests.support.training import job, joined, random_batches, small_model, together, worker_run
 
 BATCHES = random_batches(6, 8, seed=1)

@@ -12,8 +12,8 @@ from tests.support.processes import started
 LIMIT_S = 60.0
 PROGRAM = """
 import threading
-from ps_server.store import ParameterStore
-from ps_worker.run.termination import Termination
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.run.termination import Termination
 
 store = ParameterStore(num_workers=2)
 with Termination(grace_s={grace_s}) as termination:
@@ -102,7 +102,7 @@ def test_worker_that_waits_gives_up_its_place_after_the_grace(give_up: str) -> N
 
 
 def test_error_without_a_signal_stays_what_it_is() -> None:
-    from ps_worker.run.termination import Termination
+    from ctr_ps.ps_worker.run.termination import Termination
 
     before = signal.getsignal(signal.SIGTERM)
 

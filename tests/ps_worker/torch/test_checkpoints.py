@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from protos.errors import CheckpointError, UsageError  # noqa: E402
-from ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
-from ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
+from ctr_ps.protos.errors import CheckpointError, UsageError  # noqa: E402
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel  # noqa: E402
+from ctr_ps.ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
 from tests.support.commands import run  # noqa: E402
 from tests.support.torch_loop import (  # noqa: E402
     NUM_KEYS,
@@ -104,7 +104,7 @@ def test_schedule_goes_on_from_a_checkpoint_that_is_resumed(
 
     on_cluster(work, num_servers=2, **settings)
     assert not caplog.text
-    with caplog.at_level("INFO", "ps_worker.torch.tables"):
+    with caplog.at_level("INFO", "ctr_ps.ps_worker.torch.tables"):
         on_cluster(go_on, num_servers=2, **settings)
 
     for found in seen[:batches]:

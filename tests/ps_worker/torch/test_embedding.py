@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from protos.errors import SpecConflictError, UsageError  # noqa: E402
-from ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables  # noqa: E402
+from ctr_ps.protos.errors import SpecConflictError, UsageError  # noqa: E402
+from ctr_ps.ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402
 from tests.support.torch_loop import (  # noqa: E402
     NUM_KEYS,

@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from protos.errors import AbortedError, JobError, RoleError, UsageError  # noqa: E402
-from ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
+from ctr_ps.protos.errors import AbortedError, JobError, RoleError, UsageError  # noqa: E402
+from ctr_ps.ps_worker.torch import Embedding, PushOptimizer, Tables, open_tables  # noqa: E402
 from tests.support.torch_loop import (  # noqa: E402
     Net,
     joined_batch,

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_model.schema import Schema
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from ps_server.store import ParameterStore
-from ps_worker.job import override_job
-from ps_worker.training.clipping import clip
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.training.clipping import clip
 from tests.support.cluster import cluster
 from tests.support.training import (
     NUM_DENSE,
@@ -165,7 +165,7 @@ def test_two_threads_learn_what_two_workers_learn_on_any_servers() -> None:
 )
 def test_passes_on_a_device_do_as_other_trainers(knobs: tuple[str, ...]) -> None:
     pytest.importorskip("torch", reason="needs the extra torch")
-    from ctr_model.torch import TorchModel
+    from ctr_ps.ctr_model.torch import TorchModel
     from tests.support.torch_models import CtrDnn
 
     model = TorchModel(Schema.numbered(NUM_DENSE, NUM_SLOTS), CtrDnn, {"dim": 4, "hidden": [8]})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protos.spec import OptimizerSpec, ScheduleSpec
-from ps_worker.training.learning_rates import LearningRates
+from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec
+from ctr_ps.ps_worker.training.learning_rates import LearningRates
 
 LINEAR = ScheduleSpec(kind="linear", total_steps=10)
 

@@ -8,15 +8,15 @@ import threading
 import numpy as np
 import pytest
 
-from ps_worker.training import meter
-from ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training import meter
+from ctr_ps.ps_worker.training.meter import Progress
 
 
 class Run:
     """A progress with a clock that stands still, and the lines it wrote."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, every_s: float = 5.0) -> None:
-        caplog.set_level(logging.INFO, "ps_worker.training.meter")
+        caplog.set_level(logging.INFO, "ctr_ps.ps_worker.training.meter")
         self._records = caplog
         self.now_s = 100.0
         self.progress = Progress(every_s=every_s, clock=lambda: self.now_s)
@@ -38,7 +38,7 @@ class Losses:
     BASE = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
 
     def __init__(self, caplog: pytest.LogCaptureFixture, **settings: bool | str) -> None:
-        caplog.set_level(logging.WARNING, "ps_worker.training.meter")
+        caplog.set_level(logging.WARNING, "ctr_ps.ps_worker.training.meter")
         self._records = caplog
         self.now_s = 0.0
         self.progress = Progress(every_s=5.0, clock=lambda: self.now_s, **settings)

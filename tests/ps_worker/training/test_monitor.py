@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 
-from protos.errors import UsageError
-from protos.store import Staleness
-from ps_worker.training.meter import Progress
-from ps_worker.training.monitor import Fetched, Fetching
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import Staleness
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.monitor import Fetched, Fetching
 
 LIMIT_S = 30.0
 NEVER_S = 3600.0

@@ -5,9 +5,9 @@ import logging
 import numpy as np
 import pytest
 
-from protos.errors import GradientError
-from protos.gradients import DenseGrad, Gradients, SparseGrad
-from ps_worker.training.non_finite import NonFiniteBatches, Policy
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches, Policy
 
 
 def gradients(deep: float = 1.0, dense: float = 1.0) -> Gradients:

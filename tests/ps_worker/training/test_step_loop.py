@@ -11,17 +11,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from protos.errors import DataError, GradientError, ProtocolError, TransportError
-from protos.keys import Keys
-from protos.store import Future, Pulled
-from ps_server.store import ParameterStore
-from ps_worker.communicators.asynchronous import AsyncCommunicator
-from ps_worker.communicators.direct import DirectCommunicator
-from ps_worker.communicators.lockstep import SyncCommunicator
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.training.meter import Progress
-from ps_worker.training.step_loop import StepLoop
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import DataError, GradientError, ProtocolError, TransportError
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Future, Pulled
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
+from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
 from tests.support.training import job, random_batches, small_model
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from protos.store import Missing
-from ps_server.store import ParameterStore
-from ps_worker.data.blocks.batching import joined, rows_between
-from ps_worker.job.model import DENSE_BLOCK
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.blocks.batching import joined, rows_between
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from tests.support.training import (
     NUM_DENSE,
     NUM_SLOTS,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.wire.encoding.arrays import (
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.wire.encoding.arrays import (
     decode_keys,
     decode_numbers,
     decode_rows,

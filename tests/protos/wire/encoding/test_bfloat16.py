@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
 
 LARGEST = np.float32(np.array([0x7F7F0000], np.uint32).view(np.float32)[0])
 

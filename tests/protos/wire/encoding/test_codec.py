@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from protos.limits import MAX_SEGMENTS
-from protos.spec import (
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.limits import MAX_SEGMENTS
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
@@ -20,7 +20,7 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import (
+from ctr_ps.protos.store import (
     SaveStatus,
     ServerStatus,
     Staleness,
@@ -28,16 +28,16 @@ from protos.store import (
     TableStatus,
     WorkerProgress,
 )
-from protos.v1 import parameter_server_pb2
-from protos.wire.calls import (
+from ctr_ps.protos.v1 import parameter_server_pb2
+from ctr_ps.protos.wire.calls import (
     ALL_REDUCE,
     CREATE_DENSE,
     CREATE_TABLE,
     GET_STATUS,
     SAVE,
 )
-from protos.wire.encoding.codec import record_codec, value_codec
-from protos.wire.requests import CreateDense
+from ctr_ps.protos.wire.encoding.codec import record_codec, value_codec
+from ctr_ps.protos.wire.requests import CreateDense
 from tests.support.local_transport import through
 
 NAMES = st.text(min_size=1, max_size=20)

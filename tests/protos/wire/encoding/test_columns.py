@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.chunking import PushChunk
-from protos.errors import ProtocolError
-from protos.gradients import DenseGrad, SparseGrad
-from protos.store import Missing, Pulled, PulledPieces, PushId
-from protos.v1 import data_plane_pb2
-from protos.wire.calls import PULL_DENSE, PULL_SPARSE, PUSH_GRAD
-from protos.wire.requests import PullSparse, PushGrad
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.protos.gradients import DenseGrad, SparseGrad
+from ctr_ps.protos.store import Missing, Pulled, PulledPieces, PushId
+from ctr_ps.protos.v1 import data_plane_pb2
+from ctr_ps.protos.wire.calls import PULL_DENSE, PULL_SPARSE, PUSH_GRAD
+from ctr_ps.protos.wire.requests import PullSparse, PushGrad
 from tests.support.local_transport import through
 from tests.support.stores import push_id
 

@@ -11,9 +11,9 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.v1 import data_plane_pb2
-from protos.wire.calls import CALLS
-from protos.wire.encoding.frame import Frame
+from ctr_ps.protos.v1 import data_plane_pb2
+from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.encoding.frame import Frame
 
 TYPES = {
     codec.message.DESCRIPTOR.full_name: codec.message.DESCRIPTOR

@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos.errors import AccessError, UnknownCallerError, UsageError
-from protos.wire.calls import CALLS
-from protos.wire.security.access import (
+from ctr_ps.protos.errors import AccessError, UnknownCallerError, UsageError
+from ctr_ps.protos.wire.calls import CALLS
+from ctr_ps.protos.wire.security.access import (
     Access,
     Tokens,
     access_of_name,
@@ -12,8 +12,8 @@ from protos.wire.security.access import (
     own_token,
     token_in,
 )
-from protos.wire.security.authorization import Authority
-from protos.wire.security.credentials import Credentials
+from ctr_ps.protos.wire.security.authorization import Authority
+from ctr_ps.protos.wire.security.credentials import Credentials
 
 LONG = "0123456789abcdef"
 FILE = f"""# tokens of the ranking team

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import UsageError
-from protos.wire.security.credentials import (
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.wire.security.credentials import (
     LOOK_S,
     Credentials,
     WatchedFiles,

@@ -10,14 +10,14 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_server.checkpoint.files.digest import (
+from ctr_ps.ps_server.checkpoint.files.digest import (
     EMPTY_SHARD_DIGEST,
     model_digest,
     piece_checksum,
     shard_digest,
     statistics_checksum,
 )
-from ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.table.contents import DensePiece, Rows
 
 
 def rows_of(num_rows: int, dim: int = 3, state_width: int = 2, seed: int = 0) -> Rows:

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from protos.errors import CheckpointError
-from protos.store import InferenceDtype
-from ps_server.checkpoint.files.format import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.store import InferenceDtype
+from ctr_ps.ps_server.checkpoint.files.format import (
     encoded_in_order,
     load_table_file,
     map_table_file,
@@ -22,9 +22,9 @@ from ps_server.checkpoint.files.format import (
     write_dense_file,
     write_table_file,
 )
-from ps_server.checkpoint.files.manifest import require_name
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.table.contents import Rows
+from ctr_ps.ps_server.checkpoint.files.manifest import require_name
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeTable,
     bytes_of,

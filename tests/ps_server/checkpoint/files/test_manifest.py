@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from protos.errors import CheckpointError
-from protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
-from protos.spec import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     DenseSegment,
     DenseSpec,
@@ -22,8 +22,8 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import WorkerProgress
-from ps_server.checkpoint.files.manifest import (
+from ctr_ps.protos.store import WorkerProgress
+from ctr_ps.ps_server.checkpoint.files.manifest import (
     Attachment,
     CountersEntry,
     DenseEntry,

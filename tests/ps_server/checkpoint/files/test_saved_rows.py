@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.placement import shard_of
-from ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard
+from ctr_ps.protos.placement import shard_of
+from ctr_ps.ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard
 
 NUM_SHARDS = 4
 DIM = 3

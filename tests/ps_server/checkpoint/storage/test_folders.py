@@ -12,12 +12,12 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from protos.errors import CheckpointError
-from ps_server.checkpoint.publish import resolve, write_latest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.retention import keep_last, remove_unfinished
-from ps_server.checkpoint.storage.folders import Folder, LocalFolder, folder_at
-from ps_server.checkpoint.storage.remote import RenamingFolder
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.ps_server.checkpoint.publish import resolve, write_latest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.retention import keep_last, remove_unfinished
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, LocalFolder, folder_at
+from ctr_ps.ps_server.checkpoint.storage.remote import RenamingFolder
 from tests.support.checkpoints import content, fake_counting_model
 from tests.support.s3 import BUCKET, register_renaming
 

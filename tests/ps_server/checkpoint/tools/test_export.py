@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from protos.errors import UsageError
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_server.checkpoint.tools.export import export_table
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_server.checkpoint.tools.export import export_table
 from tests.support.checkpoints import FakeModel, fake_counting_model, fake_table
 
 MODEL = fake_counting_model(1)

@@ -6,18 +6,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError
-from protos.placement import ShardMap
-from protos.spec import StatisticsSpec
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.checkpoint.tools.inspection import (
+from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.placement import ShardMap
+from ctr_ps.protos.spec import StatisticsSpec
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.tools.inspection import (
     Difference,
     TopKey,
     compare,
     inspect_block,
     inspect_table,
 )
-from ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeBlock,
     FakeModel,

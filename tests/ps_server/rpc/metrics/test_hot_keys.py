@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from protos.keys import Keys
-from ps_server.rpc.metrics.hot_keys import EVERY, MOST_CANDIDATES, HotKeys
+from ctr_ps.protos.keys import Keys
+from ctr_ps.ps_server.rpc.metrics.hot_keys import EVERY, MOST_CANDIDATES, HotKeys
 
 HOT = np.array([3, 5, 2**64 - 1], np.uint64)
 

@@ -10,28 +10,28 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos.chunking import PushChunk
-from protos.gradients import SparseGrad
-from protos.metrics.status import Status
-from protos.placement import FIRST_EPOCH
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
-from protos.wire import calls, requests
-from ps_server.rpc.activity import Activity
-from ps_server.rpc.backlog import Backlog
-from ps_server.rpc.handlers import Handlers
-from ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
-from ps_server.rpc.metrics.hot_keys import LEAST_SEEN, HotKeys
-from ps_server.rpc.metrics.server_metrics import (
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.metrics.status import Status
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_server.rpc.activity import Activity
+from ctr_ps.ps_server.rpc.backlog import Backlog
+from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
+from ctr_ps.ps_server.rpc.metrics.hot_keys import LEAST_SEEN, HotKeys
+from ctr_ps.ps_server.rpc.metrics.server_metrics import (
     STALENESS_BOUNDS,
     TABLE_COUNTERS,
     TABLE_GAUGES,
     ServerMetrics,
 )
-from ps_server.rpc.metrics.server_status import server_status
-from ps_server.rpc.recovery import Replayed
-from ps_server.rpc.service import Service
-from ps_server.store import ParameterStore
+from ctr_ps.ps_server.rpc.metrics.server_status import server_status
+from ctr_ps.ps_server.rpc.recovery import Replayed
+from ctr_ps.ps_server.rpc.service import Service
+from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import INCARNATION, joined, push_id
 
 ROOT = Path(__file__).parents[4]

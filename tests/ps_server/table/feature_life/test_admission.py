@@ -8,14 +8,20 @@ from functools import partial
 import numpy as np
 import pytest
 
-from protos.errors import SpecError
-from protos.gradients import SparseGrad
-from protos.spec import AdmissionSpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Missing
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.feature_life.admission import MAX_OCCURRENCES, admission_rule, needed
-from ps_server.table.memory.hash_index import BLOCK
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import (
+    AdmissionSpec,
+    InitializerSpec,
+    OptimizerSpec,
+    StatisticsSpec,
+    TableSpec,
+)
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.feature_life.admission import MAX_OCCURRENCES, admission_rule, needed
+from ctr_ps.ps_server.table.memory.hash_index import BLOCK
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.reference.admission import ReferenceAdmission, occurrences_needed
 from tests.reference.table import ReferenceTable
 from tests.support.optimizers import plain_optimizer

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from protos.keys import Keys, mix64
-from protos.placement import shard_of
-from protos.runtime.jit import kernel
-from ps_server.table.feature_life.bloom_filter import (
+from ctr_ps.protos.keys import Keys, mix64
+from ctr_ps.protos.placement import shard_of
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.table.feature_life.bloom_filter import (
     CountingBloomFilter,
     FilterArrays,
     estimate,

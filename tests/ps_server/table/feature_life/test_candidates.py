@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import CheckpointError, SpecError
-from protos.gradients import SparseGrad
-from protos.spec import (
+from ctr_ps.protos.errors import CheckpointError, SpecError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     ExpirySpec,
     InitializerSpec,
@@ -15,9 +15,9 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ps_server.table.contents import Rows
-from ps_server.table.sparse_table import SparseTable
-from ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
+from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
 from tests.reference.admission import ReferenceAdmission
 from tests.support.statistics import candidates_of, counted_by
 

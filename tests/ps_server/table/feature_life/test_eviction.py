@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import SpecError
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.placement import ShardMap, shard_of
-from protos.spec import (
+from ctr_ps.protos.errors import SpecError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import ShardMap, shard_of
+from ctr_ps.protos.spec import (
     AdmissionSpec,
     ExpirySpec,
     InitializerSpec,
@@ -17,8 +17,8 @@ from protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ps_server.table.feature_life.eviction import EVICTED_SHARE, max_rows_of_shard
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.feature_life.eviction import EVICTED_SHARE, max_rows_of_shard
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.rows import resident_bytes
 from tests.support.statistics import counted_by
 

@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from protos.gradients import Gradients, SparseGrad
-from protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
-from protos.store import Missing
-from ps_server.store import ParameterStore
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import Gradients, SparseGrad
+from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.reference.feature_life import ReferenceLives
 from tests.reference.table import ReferenceTable
 from tests.support.local_transport import LocalTransport, joined_client

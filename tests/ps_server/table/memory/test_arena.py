@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena, _tell_of_copying
+from ctr_ps.ps_server.table.memory.arena import SMALL_REGION_BYTES, Arena, _tell_of_copying
 from tests.support.address_space import gives_huge_pages_on_request, map_some
 from tests.support.rows import resident_bytes
 
@@ -23,7 +23,9 @@ BuildArena = Callable[..., Arena]
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> BuildArena:
     """Builds arenas with reserved address space, and where there is none."""
     if request.param == "copied":
-        monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
+        monkeypatch.setattr(
+            "ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False))
+        )
 
     def build_arena(dtype: str = "f4", num_regions: int = 3, width: int = 3, **sizes: int) -> Arena:
         return Arena(dtype, num_regions=num_regions, width=width, **sizes)
@@ -73,7 +75,7 @@ def test_growing_doubles_at_least(build: BuildArena) -> None:
 def test_regions_that_cannot_be_reserved_start_small_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
+    monkeypatch.setattr("ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
     _tell_of_copying.cache_clear()
 
     arenas = [Arena("f4", num_regions=64, width=4) for _ in range(2)]
@@ -119,8 +121,10 @@ def test_garbage_is_collected_only_where_that_may_make_room(
         raise OSError(errno.ENOMEM, "no memory")
 
     collected = []
-    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", refuse)
-    monkeypatch.setattr("ps_server.table.memory.arena.gc.collect", lambda: collected.append(1))
+    monkeypatch.setattr("ctr_ps.ps_server.table.memory.arena.mmap.mmap", refuse)
+    monkeypatch.setattr(
+        "ctr_ps.ps_server.table.memory.arena.gc.collect", lambda: collected.append(1)
+    )
 
     Arena("f4", num_regions=1, width=4, region_bytes=region_bytes)
 
@@ -135,7 +139,7 @@ def test_released_rows_are_zero_and_their_neighbours_as_they_were(
     """Rows of 12 or 28 bytes straddle pages, so pages may belong to both."""
     with pytest.MonkeyPatch.context() as patch:
         if not is_mapped:
-            patch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
+            patch.setattr("ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
         arena = Arena("f4", num_regions=1, width=width, region_bytes=5 * PAGE)
     rows = arena.region_rows
     arena.array[:] = np.arange(1, rows + 1)[:, None]

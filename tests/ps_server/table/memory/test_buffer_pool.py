@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
-from ps_server.table.memory.buffer_pool import BufferPool
+from ctr_ps.ps_server.table.memory.buffer_pool import BufferPool
 
 SIZE = 8 * 100
 

@@ -1,6 +1,6 @@
 """When the sizes of tables are looked at, and what is over the limit."""
 
-from ps_server.table.memory.memory_limit import MemoryLimit
+from ctr_ps.ps_server.table.memory.memory_limit import MemoryLimit
 
 
 class Tables:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.spec import InitializerSpec
-from ps_server.table.rows.initializers import (
+from ctr_ps.protos.spec import InitializerSpec
+from ctr_ps.ps_server.table.rows.initializers import (
     KINDS,
     build_initializer,
     initialize_elements,

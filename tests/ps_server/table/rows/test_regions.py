@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.gradients import SparseGrad
-from protos.keys import Keys
-from protos.placement import shard_of
-from protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from protos.store import Missing
-from ps_server.table.rows import regions
-from ps_server.table.rows.regions import SLOT_BYTES, RowRegions
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.placement import shard_of
+from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.rows import regions
+from ctr_ps.ps_server.table.rows.regions import SLOT_BYTES, RowRegions
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.address_space import gives_huge_pages_on_request, map_some
 
 DIM = 2
@@ -104,7 +104,7 @@ def test_small_shard_grows_beside_a_large_one_where_regions_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their regions are as long as the largest index needs."""
-    monkeypatch.setattr("ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
+    monkeypatch.setattr("ctr_ps.ps_server.table.memory.arena.mmap.mmap", map_some(repeat(False)))
     table, (small, large, *_) = new_table(num_shards=4), keys_of_shards([49, 6_000, 0, 0])
     push(table, large)
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protos.keys import Keys, mix64
-from protos.placement import shard_of
-from protos.runtime.jit import kernel
-from ps_server.table.memory.hash_index import (
+from ctr_ps.protos.keys import Keys, mix64
+from ctr_ps.protos.placement import shard_of
+from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
     TableArrays,
@@ -16,9 +16,9 @@ from ps_server.table.memory.hash_index import (
     insert_row,
     shard_of_hash,
 )
-from ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
-from ps_server.table.rows.regions import RowRegions
-from ps_server.table.rows.removal import remove_row
+from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
+from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.removal import remove_row
 from tests.reference.partition import unmix64
 
 MOST_ROWS = INITIAL_SLOTS * MAX_LOAD_PERCENT // 100

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import GradientError, SpecError
-from protos.gradients import SparseGrad
-from protos.spec import (
+from ctr_ps.protos.errors import GradientError, SpecError
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.spec import (
     ExpirySpec,
     InitializerSpec,
     OptimizerSpec,
     StatisticsSpec,
     TableSpec,
 )
-from protos.store import Missing
-from ps_server.optimizers.registry import OPTIMIZERS
-from ps_server.table.sparse_table import SparseTable
+from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
+from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import plain_optimizer
 from tests.support.statistics import Counted, counted_by
 

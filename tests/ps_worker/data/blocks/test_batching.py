@@ -8,13 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks import batching
-from ps_worker.data.blocks.batching import RowColumnCheck, batches, joined, offsets_of, rows_between
-from ps_worker.data.blocks.position import DataPosition
-from ps_worker.data.blocks.reader import Block
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks import batching
+from ctr_ps.ps_worker.data.blocks.batching import (
+    RowColumnCheck,
+    batches,
+    joined,
+    offsets_of,
+    rows_between,
+)
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks.reader import Block
 
 NUM_SLOTS = 2
 SCHEMA = Schema(dense=(), slots=("user", "item"))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protos.errors import DataError
-from ps_worker.data.blocks.position import DataPosition
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.position import DataPosition
 
 
 @pytest.mark.parametrize(

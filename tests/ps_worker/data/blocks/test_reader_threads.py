@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from protos.errors import DataError
-from ps_worker.data.blocks.reader_threads import merged
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.reader_threads import merged
 
 LIMIT_S = 10.0
 

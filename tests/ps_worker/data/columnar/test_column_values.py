@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ps_worker.data.columnar.column_values import (
+from ctr_ps.ps_worker.data.columnar.column_values import (
     KeyLists,
     is_number_type,
     is_slot_type,

@@ -6,11 +6,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import orc
 
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.columnar.orc import OrcReader
-from ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
 SCHEMA = Schema(dense=(), slots=("user",))
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.columnar.parquet import ParquetReader
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.tools.convert import convert
-from ps_worker.data.tools.distinct_values import DistinctValues
-from ps_worker.data.tools.proposal.samples import sample_of
-from ps_worker.data.tools.row_split import split_rows
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.distinct_values import DistinctValues
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
+from ctr_ps.ps_worker.extras.data_tools.proposal.samples import sample_of
+from ctr_ps.ps_worker.extras.data_tools.row_split import split_rows
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from ctr_model.batch import Batch
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import BadRowError, DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block, Reader
-from ps_worker.data.columnar import record_batches
-from ps_worker.data.columnar.column_matching import LABEL_NAMES
-from ps_worker.data.files.file_split import FileSplit, split_evenly
-from ps_worker.data.formats import reader_of
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import BadRowError, DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Block, Reader
+from ctr_ps.ps_worker.data.columnar import record_batches
+from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
+from ctr_ps.ps_worker.data.files.file_split import FileSplit, split_evenly
+from ctr_ps.ps_worker.data.formats import reader_of
 from tests.reference.features import key_of
 
 SCHEMA = Schema(

@@ -7,8 +7,8 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from protos.errors import DataError
-from ps_worker.data.files.content import is_compressed, open_content
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.content import is_compressed, open_content
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
 SUFFIXES = [".tsv", ".gz", ".zst"]

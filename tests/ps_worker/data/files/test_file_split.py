@@ -8,12 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr_model.schema import Schema
-from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Reader
-from ps_worker.data.files.file_split import FileSplit, file_splits, shown, shuffled, split_files
-from ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Reader
+from ctr_ps.ps_worker.data.files.file_split import (
+    FileSplit,
+    file_splits,
+    shown,
+    shuffled,
+    split_files,
+)
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 
 READER = CriteoReader(Schema.numbered(1, 1), BadRows())
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from protos.errors import DataError
-from ps_worker.data.files.listing import (
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.listing import (
     ends_of,
     matching_files,
     open_file,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos.errors import DataError
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.files.pass_share import PassShare
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.pass_share import PassShare
 
 
 def shares(splits: list[FileSplit], sizes: dict[str, int]) -> PassShare:

@@ -6,9 +6,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from ps_worker.data.files import signature
-from ps_worker.data.files.listing import stamp_of
-from ps_worker.data.files.signature import difference_of, signature_of
+from ctr_ps.ps_worker.data.files import signature
+from ctr_ps.ps_worker.data.files.listing import stamp_of
+from ctr_ps.ps_worker.data.files.signature import difference_of, signature_of
 
 
 def signed(*paths: Path | str) -> str:

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protos.errors import DataError, ProtocolError, WaitTimeoutError
-from protos.store import Future, Message, Store
-from ps_server.store import ParameterStore
-from ps_worker.data.memory.global_shuffle import shuffle_globally
-from ps_worker.data.memory.row_message import pack_rows
-from ps_worker.data.memory.rows import RowsInMemory
+from ctr_ps.protos.errors import DataError, ProtocolError, WaitTimeoutError
+from ctr_ps.protos.store import Future, Message, Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.memory.global_shuffle import shuffle_globally
+from ctr_ps.ps_worker.data.memory.row_message import pack_rows
+from ctr_ps.ps_worker.data.memory.rows import RowsInMemory
 from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (

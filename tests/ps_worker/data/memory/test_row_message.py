@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos.errors import ProtocolError
-from ps_worker.data.memory.row_message import pack_rows, unpack_rows
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.ps_worker.data.memory.row_message import pack_rows, unpack_rows
 from tests.support.rows import (
     NUM_DENSE,
     NUM_SLOTS,

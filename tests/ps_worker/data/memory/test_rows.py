@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from protos.errors import DataError
-from ps_worker.data.blocks import batching
-from ps_worker.data.blocks.batching import joined
-from ps_worker.data.memory import rows as rows_in_memory
-from ps_worker.data.memory.row_message import pack_rows
-from ps_worker.data.memory.rows import MAX_KEYS, RowsInMemory, SlotSwap
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks import batching
+from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.memory import rows as rows_in_memory
+from ctr_ps.ps_worker.data.memory.row_message import pack_rows
+from ctr_ps.ps_worker.data.memory.rows import MAX_KEYS, RowsInMemory, SlotSwap
 from tests.support.rows import (
     NUM_DENSE,
     NUM_SLOTS,

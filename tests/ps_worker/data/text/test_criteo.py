@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr_model.batch import Batch
-from ctr_model.features import key_of
-from ctr_model.schema import DenseColumn, Schema, criteo_schema
-from protos.errors import BadRowError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.batching import joined
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.criteo import CriteoReader
-from ps_worker.data.text.line_blocks import BLOCK_BYTES
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema, criteo_schema
+from ctr_ps.protos.errors import BadRowError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ps_worker.data.text.line_blocks import BLOCK_BYTES
 from tests.reference import criteo as reference
 
 SCHEMA = Schema(

@@ -8,9 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctr_model.features import key_of
-from ctr_model.schema import DenseColumn, Schema
-from ps_worker.data.text.criteo_scanner import COLUMN, LINE, START, STOP, parse_number, scan_rows
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.ps_worker.data.text.criteo_scanner import (
+    COLUMN,
+    LINE,
+    START,
+    STOP,
+    parse_number,
+    scan_rows,
+)
 from tests.reference import criteo as reference
 
 SCHEMA = Schema(dense=(DenseColumn(name="x"), DenseColumn(name="y")), slots=("u", "v", "w"))

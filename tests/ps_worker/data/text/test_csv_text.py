@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import BadRowError, DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.csv_text import CsvDialect, CsvReader
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import BadRowError, DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.csv_text import CsvDialect, CsvReader
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))

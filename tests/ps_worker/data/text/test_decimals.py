@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ps_worker.data.text.decimals import parse_decimal, parse_key
+from ctr_ps.ps_worker.data.text.decimals import parse_decimal, parse_key
 
 
 def decimal(text: str) -> tuple[float, bool]:

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.errors import DataError
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits, lines_before
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.line_blocks import (
+    LineNumbers,
+    line_blocks,
+    line_splits,
+    lines_before,
+)
 
 fast = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 texts = st.lists(st.text("ab\t", max_size=14), max_size=12)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from ctr_model.features import key_of
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import BadRowError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.svm import LibsvmReader, SvmScanner
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import BadRowError, UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.svm import LibsvmReader, SvmScanner
 from tests.reference import svm as reference
 
 SVM = Schema(

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_model.features import key_of
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import DataError, UsageError
-from ps_worker.data.text.multislot import MultiSlotScanner
-from ps_worker.data.user_code.data_generator import (
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
+from ctr_ps.ps_worker.data.user_code.data_generator import (
     DataGenerator,
     MultiSlotDataGenerator,
     MultiSlotStringDataGenerator,

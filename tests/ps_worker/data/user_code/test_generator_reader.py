@@ -11,19 +11,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr_model.batch import Batch
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import DataError, UsageError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.blocks.reader import Block
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.text.multislot import MultiSlotScanner
-from ps_worker.data.user_code.data_generator import (
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
+from ctr_ps.ps_worker.data.user_code.data_generator import (
     DataGenerator,
     MultiSlotDataGenerator,
     MultiSlotStringDataGenerator,
 )
-from ps_worker.data.user_code.generator_reader import GeneratorReader, generated
+from ctr_ps.ps_worker.data.user_code.generator_reader import GeneratorReader, generated
 
 SCHEMA = Schema(
     dense=(DenseColumn(name="age", shift=1.0, scale=2.0, missing=-9.0),), slots=("user", "words")

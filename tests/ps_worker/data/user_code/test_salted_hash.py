@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from ctr_model.features import key_of
-from ctr_model.schema import Schema
-from protos.errors import DataError
-from ps_worker.data.blocks.bad_rows import BadRows
-from ps_worker.data.files.file_split import FileSplit
-from ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
-from ps_worker.data.user_code.generator_reader import generated
-from ps_worker.data.user_code.pipe import piped
-from ps_worker.data.user_code.samples import Sample, SampleLoader
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
+from ctr_ps.ps_worker.data.user_code.generator_reader import generated
+from ctr_ps.ps_worker.data.user_code.pipe import piped
+from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader
 
 SCHEMA = Schema(dense=(), slots=("user", "ad"))
 LINES = "".join(f"user{i} ad{i % 3} {i % 2}\n" for i in range(8))

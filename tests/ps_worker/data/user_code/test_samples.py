@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from ctr_model.features import key_of
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import DataError, UsageError
-from ps_worker.data.slot_values import Kind, SlotValues
-from ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
+from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 
 SCHEMA = Schema(
     dense=(DenseColumn(name="age", shift=10.0, scale=2.0, missing=-1.0), DenseColumn(name="n")),

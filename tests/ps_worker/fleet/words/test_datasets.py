@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctr_model.schema import DenseColumn, Schema
-from protos.errors import UsageError
-from ps_worker import fleet
+from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker import fleet
 
 SCHEMA = Schema(dense=(DenseColumn(name="age", scale=10.0),), slots=("user", "ad"))
 ROWS = [f"1 {age} 1 {age + 7} 2 {age} 9 1 {age % 2}" for age in range(10)]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos.errors import RoleError
-from protos.role import ServerRole, WorkerRole
-from ps_worker.fleet.words.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
+from ctr_ps.protos.errors import RoleError
+from ctr_ps.protos.role import ServerRole, WorkerRole
+from ctr_ps.ps_worker.fleet.words.roles import PaddleCloudRoleMaker, Role, UserDefinedRoleMaker
 
 ENDPOINTS = ["ps-0:8500", "ps-1:8500"]
 SERVER = {"current_id": 1, "role": Role.SERVER, "worker_num": 3, "server_endpoints": ENDPOINTS}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from protos.errors import UsageError
-from ps_worker.fleet.words.strategy import DistributedStrategy
-from ps_worker.job import override_job
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
+from ctr_ps.ps_worker.job import override_job
 
 
 def strategy_of(strategy: DistributedStrategy):

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from protos.errors import UsageError
-from ps_worker import fleet
-from ps_worker.fleet import executor
-from ps_worker.fleet.fleet import Fleet
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker import fleet
+from ctr_ps.ps_worker.fleet import executor
+from ctr_ps.ps_worker.fleet.fleet import Fleet
 
 PROGRAM, DATASET, EXECUTOR = object(), [], fleet.Executor()
 TRAIN = r"executor\.train_from_dataset\(dataset, fetch_handler=print"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from protos.errors import JobError
-from ps_worker.job import override_job
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job import override_job
 
 
 @pytest.mark.parametrize(

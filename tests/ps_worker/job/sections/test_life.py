@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from protos.errors import JobError
-from protos.spec import AdmissionSpec, ExpirySpec, StatisticsSpec
-from ps_worker.job import Job, override_job
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.spec import AdmissionSpec, ExpirySpec, StatisticsSpec
+from ctr_ps.ps_worker.job import Job, override_job
 
 
 def job(**life: object) -> Job:

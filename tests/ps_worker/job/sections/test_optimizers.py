@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import JobError
-from protos.spec import OptimizerSpec, ScheduleSpec
-from ps_worker.job import load_job, override_job
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec
+from ctr_ps.ps_worker.job import load_job, override_job
 
 
 def test_optimizer_may_be_a_name_or_a_table() -> None:

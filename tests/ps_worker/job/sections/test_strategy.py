@@ -5,11 +5,11 @@ from typing import Any, get_args
 
 import pytest
 
-from protos.errors import JobError
-from protos.role import Members
-from ps_worker.job import Job, override_job
-from ps_worker.job.sections.strategy import SETTINGS, Mode
-from ps_worker.run.plan import terms_of
+from ctr_ps.protos.errors import JobError
+from ctr_ps.protos.role import Members
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.sections.strategy import SETTINGS, Mode
+from ctr_ps.ps_worker.run.plan import terms_of
 
 MODES = get_args(Mode)
 TABLES = {

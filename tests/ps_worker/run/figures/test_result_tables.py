@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ps_worker.run.figures.result_tables import result_tables
-from ps_worker.run.training_job.summary import Summary
+from ctr_ps.ps_worker.run.figures.result_tables import result_tables
+from ctr_ps.ps_worker.run.training_job.summary import Summary
 
 SUMMARY = Summary(
     auc=0.7421,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from protos.errors import JobError, UsageError
-from ps_server.checkpoint.publish import open_data
-from ps_server.checkpoint.storage.folders import LocalFolder
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job
-from ps_worker.run.figures.run_folder import RunFolder
+from ctr_ps.protos.errors import JobError, UsageError
+from ctr_ps.ps_server.checkpoint.publish import open_data
+from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.run.figures.run_folder import RunFolder
 from tests.support.training import train_alone, train_together
 
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ctr_model.schema import Schema
-from protos.errors import UsageError
-from ps_server.store import ParameterStore
-from ps_worker.cluster.client import ClusterClient
-from ps_worker.job import override_job
-from ps_worker.job.model import model_of
-from ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port, worker_status
-from ps_worker.training.meter import Progress
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster.client import ClusterClient
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.model import model_of
+from ctr_ps.ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port, worker_status
+from ctr_ps.ps_worker.training.meter import Progress
 from tests.support.cluster import cluster
 from tests.support.training import worker_run
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from protos.errors import JobError
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job
-from ps_worker.run.plan import plan_of
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.run.plan import plan_of
 from tests.support.training import train_alone
 
 TEST_ROWS = 300_000
@@ -64,11 +64,11 @@ def test_model_with_a_loss_of_its_own_is_told_to_use_weights(tmp_path: Path) -> 
     pytest.importorskip("torch")
     (tmp_path / "net.py").write_text(
         "from torch import nn\n"
-        "from ctr_model.torch import Embedding\n"
+        "from ctr_ps.ctr_model.torch import SlotEmbedding\n"
         "class Net(nn.Module):\n"
         "    def __init__(self, schema):\n"
         "        super().__init__()\n"
-        "        self.embedding = Embedding(dim=1)\n"
+        "        self.embedding = SlotEmbedding(dim=1)\n"
         "    def forward(self, batch):\n"
         "        return self.embedding(batch).sum((1, 2))\n"
         "    def loss(self, batch, output):\n"

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from ctr_model.metrics import ClickMetrics
-from ps_server.store import ParameterStore
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job
-from ps_worker.job.datasets import streamed
-from ps_worker.run.plan import plan_of
-from ps_worker.run.training_job.passes import Pass, figures_of_pass
-from ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ctr_model.metrics import ClickMetrics
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.datasets import streamed
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.passes import Pass, figures_of_pass
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.training import train_together, worker_run
 
 ROWS = 320

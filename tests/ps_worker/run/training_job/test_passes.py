@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from protos.errors import ProtocolError
-from ps_worker.run.training_job.passes import epochs
+from ctr_ps.protos.errors import ProtocolError
+from ctr_ps.ps_worker.run.training_job.passes import epochs
 
 
 def test_rows_that_other_workers_sent_are_gone_with_a_process() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps_worker.run.training_job.passes import Stretches
+from ctr_ps.ps_worker.run.training_job.passes import Stretches
 
 
 @given(st.integers(0, 12), st.lists(st.integers(0, 5), max_size=8), st.booleans())

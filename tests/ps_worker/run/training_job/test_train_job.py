@@ -12,22 +12,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ctr_model.features import key_of
-from ctr_model.schema import Schema
-from protos.errors import CheckpointError, DataError, JobError
-from protos.spec import OptimizerSpec
-from protos.store import InferenceSettings, Missing, SaveRequest
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.claim import claimed
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, load_job, override_job
-from ps_worker.job.checks import require_optimizers
-from ps_worker.job.model import DENSE_BLOCK, model_of
-from ps_worker.job.specs import table_specs
-from ps_worker.run.plan import Plan, plan_of
-from ps_worker.run.training_job.train_job import train_job
-from ps_worker.serving.inference import infer
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CheckpointError, DataError, JobError
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.claim import claimed
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import Job, load_job, override_job
+from ctr_ps.ps_worker.job.checks import require_optimizers
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of
+from ctr_ps.ps_worker.job.specs import table_specs
+from ctr_ps.ps_worker.predict.inference import infer
+from ctr_ps.ps_worker.run.plan import Plan, plan_of
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from tests.support.cluster import cluster
 from tests.support.killed import wait_for_saves
 from tests.support.statistics import counted_on
@@ -302,7 +302,7 @@ name = "adam"
 
 
 OWN_MODEL = """\
-from ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.models.model import EmbeddingTable
 
 class Own:
     tables = (EmbeddingTable(name="wide", dim=1, optimizer={"name": "ftlr"}),)

@@ -11,21 +11,21 @@ from typing import TypeVar
 
 import pytest
 
-from ps_server.checkpoint.publish import best_in
-from ps_server.checkpoint.reader import Checkpoint
-from ps_server.store import ParameterStore
-from ps_worker.checkpoints.retention import name_at_step
-from ps_worker.checkpoints.run_state import Validation
-from ps_worker.checkpoints.saver import Saver
-from ps_worker.data.tools.generate import generate
-from ps_worker.job import Job, override_job
-from ps_worker.run.plan import plan_of
-from ps_worker.run.run import Run
-from ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ps_worker.run.training_job.summary import Summary
-from ps_worker.run.training_job.train_job import train_job
-from ps_worker.run.training_job.validation import Validations, Validator
-from ps_worker.serving.inference import infer
+from ctr_ps.ps_server.checkpoint.publish import best_in
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.retention import name_at_step
+from ctr_ps.ps_worker.checkpoints.run_state import Validation
+from ctr_ps.ps_worker.checkpoints.saver import Saver
+from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.predict.inference import infer
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.summary import Summary
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.run.training_job.validation import Validations, Validator
 from tests.support.cluster import Cluster, cluster
 from tests.support.training import train_alone, train_together, worker_role, worker_run
 
@@ -609,7 +609,7 @@ def test_validation_that_others_may_not_wait_for_is_warned_of(
 ) -> None:
     job = job_of(data, f"data.valid={data}/test.tsv", "cluster.wait_timeout_s=60")
     clock = SimpleNamespace(monotonic=iter([0.0, seconds]).__next__)
-    monkeypatch.setattr("ps_worker.run.training_job.validation.time", clock)
+    monkeypatch.setattr("ctr_ps.ps_worker.run.training_job.validation.time", clock)
 
     on_two_workers(job, lambda run, own: run.is_first and own.validate(epoch=1, name_of=None))
 

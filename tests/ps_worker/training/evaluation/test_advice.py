@@ -2,8 +2,8 @@
 
 import pytest
 
-from ps_worker.job import Job, override_job
-from ps_worker.training.evaluation.advice import advice_on_loss, warning_of_test
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.training.evaluation.advice import advice_on_loss, warning_of_test
 
 
 def advice(*overrides: str) -> str:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_model.batch import Batch
-from ctr_model.models.model import Task
-from ps_worker.training.evaluation.base_rate import HEAD_ROWS, rates_of
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.model import Task
+from ctr_ps.ps_worker.training.evaluation.base_rate import HEAD_ROWS, rates_of
 
 
 def batch(*labels: list[float], weights: list[float] | None = None) -> Batch:

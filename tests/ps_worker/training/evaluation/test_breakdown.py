@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from ctr_model.batch import Batch
-from ctr_model.schema import Schema
-from protos.errors import JobError
-from ps_worker.job import override_job
-from ps_worker.training.evaluation.breakdown import Breakdown, breakdown_of
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown, breakdown_of
 from tests.reference.features import key_of
 
 SCHEMA = Schema.numbered(0, 3)

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from ctr_model.batch import Batch
-from ctr_model.registry import build_model
-from ctr_model.schema import Schema
-from protos.errors import GradientError
-from protos.store import Store
-from ps_server.store import ParameterStore
-from ps_worker.job.specs import declare, specs_of
-from ps_worker.training.evaluation.evaluator import evaluate, figures
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.registry import build_model
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.store import Store
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate, figures
 from tests.support.training import job, random_batches, small_model
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from ps_worker.training.evaluation.groups import figures_of_groups
+from ctr_ps.ps_worker.training.evaluation.groups import figures_of_groups
 
 # Few distinct predictions, so that there are ties within groups and over their borders.
 EXAMPLES = st.lists(

@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ctr_model.features import key_of
-from ctr_model.schema import Schema, criteo_schema
-from ps_worker.data.tools import distinct_values
-from ps_worker.data.tools.convert import convert
-from ps_worker.training.evaluation import value_texts
-from ps_worker.training.evaluation.value_texts import ValueTexts
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
+from ctr_ps.ps_worker.data import distinct_values
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
+from ctr_ps.ps_worker.training.evaluation import value_texts
+from ctr_ps.ps_worker.training.evaluation.value_texts import ValueTexts
 
 SCHEMA = Schema(dense=(), slots=("user", "site"), label="click")
 SITES = ["a", "größe", "", "c"]

@@ -1,0 +1,35 @@
+"""The models in numpy, and what a model of one's own is made of (docs/models.md)."""
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import EmbeddingTable, Lookup
+from ctr_ps.ctr_model.models.checks import require_widths
+from ctr_ps.ctr_model.models.click_model import ClickModel
+from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
+from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
+from ctr_ps.ctr_model.models.deepfm import DeepFm
+from ctr_ps.ctr_model.models.din import Din
+from ctr_ps.ctr_model.models.fm import Fm
+from ctr_ps.ctr_model.models.lr import LogisticRegression
+from ctr_ps.ctr_model.models.multi_task.esmm import Esmm
+from ctr_ps.ctr_model.models.multi_task.mmoe import Mmoe
+from ctr_ps.ctr_model.models.wide_deep import WideDeep
+from ctr_ps.ctr_model.parameters import Floats, Segment
+
+__all__ = [
+    "Batch",
+    "ClickModel",
+    "CtrDnn",
+    "DcnV2",
+    "DeepFm",
+    "Din",
+    "EmbeddingTable",
+    "Esmm",
+    "Floats",
+    "Fm",
+    "LogisticRegression",
+    "Lookup",
+    "Mmoe",
+    "Segment",
+    "WideDeep",
+    "require_widths",
+]

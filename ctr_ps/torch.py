@@ -1,0 +1,25 @@
+"""PyTorch: modules as models of jobs, and tables for a loop of one's own (docs/torch.md).
+
+| name | what for |
+| --- | --- |
+| `SlotEmbedding`, `Front`, `Batch` | a module that a job trains: `model = "my_model.py:Net"` |
+| `TorchModel` | such a module as the model of a Fleet script |
+| `open_tables`, `Tables`, `Embedding`, `EmbeddingBag`, `PushOptimizer` | a loop of one's own |
+
+Needs the extra `torch`: pip install 'ctr-ps[torch]'.
+"""
+
+from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel
+from ctr_ps.ps_worker.torch import Embedding, EmbeddingBag, PushOptimizer, Tables, open_tables
+
+__all__ = [
+    "Batch",
+    "Embedding",
+    "EmbeddingBag",
+    "Front",
+    "PushOptimizer",
+    "SlotEmbedding",
+    "Tables",
+    "TorchModel",
+    "open_tables",
+]

@@ -1,0 +1,104 @@
+"""Files as columns of unscaled numbers and slot values, for the tools that need more than keys."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
+from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.columnar.record_batches import Columns
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import format_of
+from ctr_ps.ps_worker.data.text.csv_text import CsvDialect, CsvReader
+from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+
+_NO_COLUMN = "\0"  # the name of no column
+
+FORMATS = ("criteo", "csv", "parquet", "orc")
+
+
+def columns_of(
+    path: str,
+    schema: Schema,
+    bad_rows: BadRows,
+    *,
+    format: str | None = None,
+    layout: Schema | None = None,
+) -> Iterator[Columns]:
+    """Returns the rows of a file as columns.
+
+    Args:
+        path: Local path or URL.
+        schema: The columns to read.
+        bad_rows: Counts malformed rows.
+        format: One of `FORMATS`; None: determined by the suffix.
+        layout: All columns of a file in Criteo's layout; None: those of `schema`.
+
+    Raises:
+        UsageError: If the format has no values to read.
+        DataError: Names the file that cannot be read, is damaged or does not match the schema.
+        BadRowError: Names the malformed row that exceeded the limit.
+    """
+    format = format or format_of(path)
+    reader: CsvReader | ParquetReader | OrcReader
+    if format == "criteo":
+        header = _criteo_header(path, layout or schema)
+        schema = replace(schema, is_for_prediction=True)  # the label is told by its place
+        reader = CsvReader(schema, bad_rows, dialect=CsvDialect("\t", None), header=header)
+    elif format == "csv":
+        reader = CsvReader(schema, bad_rows)
+    elif format == "parquet":
+        reader = ParquetReader(schema, bad_rows)
+    elif format == "orc":
+        reader = OrcReader(schema, bad_rows)
+    else:
+        raise UsageError(
+            f"{path}: cannot take values from the format {format!r}, only from {', '.join(FORMATS)}"
+        )
+    return reader.columns(FileSplit(path))
+
+
+def slots_only(names: Sequence[str]) -> Schema:
+    """Returns a schema that reads slots alone: a malformed label or number does not hide its row's values."""
+    return without_label(Schema(dense=(), slots=tuple(names)))
+
+
+def without_label(schema: Schema) -> Schema:
+    """Returns the schema to read rows without a label, whatever the names of the columns."""
+    return replace(schema, label=_NO_COLUMN, is_for_prediction=True)
+
+
+def label_name(schema: Schema) -> str:
+    """Returns the name of the label's column in files that are written for a schema.
+
+    Raises:
+        UsageError: If the schema uses all names that a label may have.
+    """
+    if schema.label is not None:
+        return schema.label
+    free = [name for name in LABEL_NAMES if name not in schema.features]
+    if not free:
+        raise UsageError(
+            f"the schema uses all names for a label ({', '.join(LABEL_NAMES)}): name the label in it, as in "
+            f'label = "is_click"'
+        )
+    return free[0]
+
+
+def _criteo_header(path: str, schema: Schema) -> list[str]:
+    """Returns the names of the columns, with a label if the first row of a valid length has one."""
+    names = [*(column.name for column in schema.dense), *schema.slots]
+    with closing(line_blocks(FileSplit(path))) as blocks:
+        block, _ = next(blocks, (np.empty(0, np.uint8), 0))
+        for line in block.tobytes().split(b"\n"):
+            if line.count(b"\t") + 1 == len(names):
+                return names
+            if line.count(b"\t") == len(names):
+                break
+    return [label_name(schema), *names]

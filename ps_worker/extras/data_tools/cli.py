@@ -1,0 +1,406 @@
+"""`ps-data`: generates click logs; makes a first job for those you have; checks, profiles, splits, converts.
+
+ps-data generate data/planted --rows 400000 --test-rows 40000 --files 4 --seed 1
+ps-data check 'data/planted/train/*.tsv'
+ps-data profile 'data/planted/train/*.tsv' --out data/planted/log1p.toml --transform log1p
+ps-data init 'clicks/*.parquet' --label is_click --ignore session_id
+ps-data split 'data/planted/train/*.tsv' --out data/split --ratio 9:1 --seed 1
+ps-data convert 'data/planted/train/*.tsv' --out data/planted/parquet
+"""
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ctr_ps.ctr_model.schema import Schema, SchemaError, Transform
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.protos.runtime.environment import arguments
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes, printable
+from ctr_ps.ps_worker.data.columns import without_label
+from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
+from ctr_ps.ps_worker.data.formats import format_of
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.extras.data_tools.generate import MIN_TEST_ROWS, generate
+from ctr_ps.ps_worker.extras.data_tools.planted import NUM_SLOTS, ZIPF_EXPONENT
+from ctr_ps.ps_worker.extras.data_tools.profiling.profile import profile_files, schema_of
+from ctr_ps.ps_worker.extras.data_tools.profiling.profile_table import number_table, profile_table
+from ctr_ps.ps_worker.extras.data_tools.proposal.first_job import write_first_job
+from ctr_ps.ps_worker.extras.data_tools.proposal.leaks import LEAK
+from ctr_ps.ps_worker.extras.data_tools.proposal.roles import Proposal, propose
+from ctr_ps.ps_worker.extras.data_tools.proposal.samples import FORMATS as NAMED_FORMATS
+from ctr_ps.ps_worker.extras.data_tools.proposal.samples import sample_of
+from ctr_ps.ps_worker.extras.data_tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
+
+_FILE_WIDTH = 200  # characters per line of a table written to a file or a pipe
+
+Patterns = Annotated[
+    list[str], typer.Argument(help="Files, or patterns with *, ? and ** in quotes.")
+]
+SchemaName = Annotated[
+    str,
+    typer.Option("--schema", help="Schema of the columns: 'criteo', or the path of a schema file."),
+]
+FormatName = Annotated[
+    str, typer.Option("--format", help="Format of the files; empty: determined by the suffix.")
+]
+LabelName = Annotated[
+    str,
+    typer.Option(
+        "--label", help="Column with the label, 0 or 1; empty: one of a usual name, as click."
+    ),
+]
+IgnoredNames = Annotated[
+    list[str] | None,
+    typer.Option("--ignore", help="Columns to leave out, separated by commas; repeatable."),
+]
+BadRowLimit = Annotated[
+    int,
+    typer.Option("--bad-row-limit", min=0, help="Malformed rows to skip before failing."),
+]
+
+app = typer.Typer(
+    name="ps-data",
+    help="Generate click logs; make a first job for those you have; check, profile, split, convert them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+
+@app.command("generate")
+def generate_command(
+    folder: Annotated[Path, typer.Argument(help="Output folder, created if it does not exist.")],
+    rows: Annotated[int, typer.Option(min=1, help="Training rows.")] = 400_000,
+    test_rows: Annotated[int, typer.Option(min=MIN_TEST_ROWS, help="Test rows.")] = 40_000,
+    files: Annotated[int, typer.Option(min=1, help="Files of training rows.")] = 4,
+    test_files: Annotated[int, typer.Option(min=1, help="Files of test rows.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the true model and the rows.")] = 1,
+    slots: Annotated[
+        int, typer.Option(min=1, help="Number of slots, with 4 to 4,000 values each.")
+    ] = NUM_SLOTS,
+    zipf: Annotated[
+        float, typer.Option(min=0.0, help="Exponent of the Zipf distribution of values.")
+    ] = ZIPF_EXPONENT,
+) -> None:
+    """Generate click logs from a known model, and print the best possible AUC.
+
+    FOLDER gets train/part-*.tsv, test/part-*.tsv, schema.toml with the columns, and planted.json with the
+    best AUC and log loss. The output is deterministic and replaces that of an earlier call.
+    """
+    report = generate(
+        folder,
+        rows=rows,
+        test_rows=test_rows,
+        files=files,
+        test_files=test_files,
+        seed=seed,
+        num_slots=slots,
+        zipf_exponent=zipf,
+    )
+    typer.echo(
+        f"train: {counted(rows, 'row')} in {folder}/train/part-*.tsv ({counted(files, 'file')})"
+    )
+    typer.echo(
+        f"test: {counted(test_rows, 'row')} in {folder}/test/part-*.tsv ({counted(test_files, 'file')})"
+    )
+    typer.echo(
+        f"best possible on the test rows: auc={report.best_auc:.4f} "
+        f"logloss={report.best_log_loss:.4f} (click rate {report.click_rate:.4f})"
+    )
+
+
+@app.command("check")
+def check_command(
+    patterns: Patterns,
+    schema: SchemaName = "criteo",
+    format_name: FormatName = "",
+    bad_row_limit: BadRowLimit = 1000,
+) -> None:
+    """Read click logs like training does, and count rows and clicks.
+
+    The first malformed rows are printed with file, line and fault.
+    """
+    names = _schema(schema)
+    paths = matching_files(patterns)
+    dataset = QueueDataset(
+        names, batch_size=4096, format=format_name or None, bad_row_limit=bad_row_limit
+    )
+    dataset.set_filelist(paths)
+    clicks, is_labelled = 0, True
+    for batch in dataset:
+        is_labelled = batch.labels is not None
+        clicks += 0 if batch.labels is None else int(batch.labels.sum())
+    rate = clicks / max(dataset.rows, 1)
+    labels = f"{counted(clicks, 'click')} ({rate:.4f})" if is_labelled else "no labels"
+    typer.echo(
+        f"{counted(len(paths), 'file')}, {counted(dataset.rows, 'row')}, {labels}, "
+        f"{counted(dataset.bad_rows, 'malformed row')}"
+    )
+
+
+@app.command("profile")
+def profile_command(
+    patterns: Patterns,
+    schema: SchemaName = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            help="Instead of a schema: numbers=13,slots=26 for columns I1, ..., I13 and C1, ..., C26."
+        ),
+    ] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Schema file to write, with the scaling of these columns.")
+    ] = None,
+    transform: Annotated[
+        Transform,
+        typer.Option(
+            help="Scaling in that file: standardised numbers (none) or logarithms (log1p), minimum to 95th "
+            "percentile (min_max), or ranks among 21 percentiles (quantile)."
+        ),
+    ] = "log1p",
+    missing_indicators: Annotated[
+        bool, typer.Option(help="Add an indicator in that file to columns with missing numbers.")
+    ] = False,
+    label: LabelName = "",
+    ignore: IgnoredNames = None,
+    format_name: FormatName = "",
+    bad_row_limit: BadRowLimit = 1000,
+) -> None:
+    """Print statistics of the columns of click logs, and write a schema that scales them.
+
+    Takes one pass and bounded memory; estimates are marked, with their error.
+    """
+    console = _console()
+    if schema and columns:
+        raise UsageError(
+            f"--schema {schema} and --columns {columns} both name the columns: omit one of them"
+        )
+    files, proposal = matching_files(patterns), None
+    if (label or ignore) and (schema or columns or not _name_their_columns(files, format_name)):
+        raise UsageError(
+            "--label and --ignore are for Parquet, ORC and CSV without --schema and --columns: name the "
+            "columns in a schema instead"
+        )
+    if columns:
+        names = _numbered(columns)
+    elif schema or not _name_their_columns(files, format_name):
+        names = _schema(schema or "criteo")
+    else:
+        sample = sample_of(files, format_name or None)
+        proposal = propose(sample, label=label, ignore=_names(ignore), needs_label=False)
+        if not proposal.slots and out is None:  # nor a schema to read all rows with
+            console.print(f"{counted(sample.num_rows, 'sampled row', ',')}, no slot")
+            console.print(number_table([number.profile for number in proposal.numbers]))
+            _print_proposal(console, proposal)
+            return
+        names = proposal.schema()
+    read = names if proposal is None or proposal.label is not None else without_label(names)
+    profile = profile_files(files, read, format=format_name or None, bad_row_limit=bad_row_limit)
+    console.print(profile_table(profile))
+    if proposal is not None:
+        _print_proposal(console, proposal)
+    if out is None:
+        return
+    found = schema_of(
+        replace(profile, schema=names), transform, missing_indicators=missing_indicators
+    )
+    content = found.to_toml()
+    try:
+        with atomic_file(out) as file:
+            file.write(content.encode())
+    except OSError as error:
+        raise DataError(f"cannot write {str(out)!r}: {error.strerror}") from error
+    typer.echo(f"schema: {out} (transform {transform})")
+
+
+@app.command("init")
+def init_command(
+    patterns: Patterns,
+    label: LabelName = "",
+    ignore: IgnoredNames = None,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(help="Files to evaluate on; repeatable. Default: the last of several files."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for schema.toml, job.toml and, later, the model.")
+    ] = Path(),
+    format_name: FormatName = "",
+) -> None:
+    """Write a schema and a first job for files that name their columns: Parquet, ORC, CSV with a header.
+
+    Reads up to 200,000 rows from all over the files. Both files say in comments what was chosen, and why.
+    """
+    first = write_first_job(
+        patterns,
+        out,
+        label=label,
+        ignore=_names(ignore),
+        test=test or [],
+        format=format_name or None,
+    )
+    _print_proposal(_console(), first.proposal)
+    typer.echo(f"schema: {first.schema_file}")
+    held_out = f"{len(first.test)} to test" if first.test else "none to test, so no AUC"
+    typer.echo(
+        f"job: {first.job_file} ({counted(len(first.train), 'file')} to train on, {held_out})"
+    )
+    if not first.test:
+        split = ["ps-data", "split", *first.train, "--out", "sets"]
+        split += ["--format", format_name] if format_name else []
+        again = ["ps-data", "init", "sets/train/*", "--test", "sets/validation/*", "--out", "sets"]
+        again += ["--label", label] if label else []
+        again += ["--ignore", ",".join(ignore)] if ignore else []
+        typer.echo(f"for a test: {shlex.join(split)}, then {shlex.join(again)}")
+    typer.echo(f"next: ps-worker train {shlex.quote(str(first.job_file))}")
+
+
+@app.command("split")
+def split_command(
+    patterns: Patterns,
+    out: Annotated[
+        Path, typer.Option(help="Output folder for train/, validation/ and, optionally, test/.")
+    ],
+    ratio: Annotated[
+        str, typer.Option(help="Ratio train:validation or train:validation:test.")
+    ] = "9:1",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the assignment.")] = 1,
+    rows_per_file: Annotated[int, typer.Option(min=1, help="Maximum rows of a file.")] = (
+        ROWS_PER_FILE
+    ),
+    suffix: Annotated[
+        str,
+        typer.Option(
+            help="Suffix of the files, as .tsv.gz or .csv.zst to compress text; empty: that of the format."
+        ),
+    ] = "",
+    format_name: FormatName = "",
+) -> None:
+    """Split the rows of files into a training, a validation and, optionally, a test set.
+
+    The set of a row is determined by a hash of the seed and its number over all files in natural order, so
+    the result is deterministic. Complete sets replace those of an earlier call.
+    """
+    sets = split_rows(
+        sorted(matching_files(patterns), key=natural_order),
+        out,
+        ratio=parse_ratio(ratio),
+        seed=seed,
+        rows_per_file=rows_per_file,
+        suffix=suffix,
+        format=format_name or None,
+    )
+    for each in sets:
+        typer.echo(
+            f"{each.name}: {counted(each.rows, 'row')} in "
+            f"{each.files[0].parent}/part-*{each.files[0].name[10:]} ({counted(len(each.files), 'file')})"
+        )
+
+
+@app.command("convert")
+def convert_command(
+    patterns: Patterns,
+    out: Annotated[Path, typer.Option(help="Output folder, without Parquet files.")],
+    keys: Annotated[
+        bool,
+        typer.Option(
+            "--keys", help="Write keys instead of values: faster to read, but bound to the schema."
+        ),
+    ] = False,
+    schema: SchemaName = "criteo",
+    rows_per_file: Annotated[int, typer.Option(min=1, help="Maximum rows of a file.")] = 5_000_000,
+    format_name: FormatName = "",
+    bad_row_limit: BadRowLimit = 0,
+) -> None:
+    """Convert click logs to Parquet, which is smaller, faster to read and can be split.
+
+    Columns have the names of the schema. Numbers are not scaled, so that schemas with other scaling can read
+    the files.
+    """
+    # Imported late: it needs Parquet, which no other command does.
+    from ctr_ps.ps_worker.extras.data_tools.convert import convert
+
+    converted = convert(
+        matching_files(patterns),
+        out,
+        _schema(schema),
+        keys=keys,
+        rows_per_file=rows_per_file,
+        format_in=format_name or None,
+        bad_row_limit=bad_row_limit,
+    )
+    typer.echo(
+        f"{counted(converted.rows, 'row')} in {out}/part-*.parquet "
+        f"({counted(len(converted.files), 'file')}), {counted(converted.bad_rows, 'malformed row')}"
+    )
+
+
+def _console() -> Console:
+    console = Console()
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
+
+
+def _print_proposal(console: Console, proposal: Proposal) -> None:
+    """Prints column, role and reason, a line each; then why there is no label, and what may leak it."""
+    lines: list[tuple[str, str, str]] = []
+    if label := proposal.label:
+        lines.append((label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1"))
+    lines += [(each.name, "number", each.why) for each in proposal.numbers]
+    lines += [(each.name, "slot", each.why) for each in proposal.slots]
+    lines += [(each.name, "ignored", each.why) for each in proposal.ignored]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("column", no_wrap=True)
+    table.add_column("taken as", no_wrap=True)
+    table.add_column("because", overflow="fold")
+    for line in lines:  # no markup: a name may contain brackets
+        table.add_row(*(Text(printable(each)) for each in line))
+    console.print(table)
+    if proposal.no_label:
+        typer.echo(printable(f"no label: {proposal.no_label}"))
+    for name in proposal.leaks:
+        advice = f"warning: {name!r} {LEAK} It is left out: add it to the schema if not"
+        typer.echo(printable(advice))
+
+
+def _names(options: list[str] | None) -> list[str]:
+    return [name for names in options or [] for name in names.split(",")]
+
+
+def _name_their_columns(files: list[str], format_name: str) -> bool:
+    return all((format_name or format_of(path)) in NAMED_FORMATS for path in files)
+
+
+def _schema(source: str) -> Schema:
+    try:
+        return Schema.load(source)
+    except SchemaError as error:
+        raise UsageError(str(error)) from error
+
+
+def _numbered(columns: str) -> Schema:
+    """Returns the schema of "numbers=13,slots=26"."""
+    found = re.fullmatch(r"numbers=(\d+),slots=([1-9]\d*)", columns)
+    if found is None:
+        raise UsageError(f"columns is {columns!r}, expected the form numbers=13,slots=26")
+    return Schema.numbered(int(found[1]), int(found[2]))
+
+
+def main() -> None:
+    """Entry point of `ps-data`."""
+    with errors_as_exit_codes():
+        configure_logs()
+        app(arguments())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""`ps-data init`: writes a schema and a first job for files that nobody has prepared."""
+
+import glob
+import json
+import math
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.columnar.column_values import is_list_type
+from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
+from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.extras.data_tools.proposal.labels import Label
+from ctr_ps.ps_worker.extras.data_tools.proposal.roles import Proposal, propose
+from ctr_ps.ps_worker.extras.data_tools.proposal.samples import Sample, names_of, sample_of
+
+SCHEMA_FILE, JOB_FILE, MODEL_FOLDER = "schema.toml", "job.toml", "model"
+
+_MAX_BYTES_IN_MEMORY = 1 << 29  # of rows that are shuffled there
+_BAD_ROWS = 100  # malformed for other reasons than a missing label
+_STEPS = 200  # of an epoch, at least: few rows need small batches
+_MIN_BATCH, _MAX_BATCH = 16, 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstJob:
+    """What was written, and why.
+
+    Attributes:
+        schema_file: Path of the schema.
+        job_file: Path of the job.
+        proposal: The role of each column.
+        sample: The rows from which the roles were told.
+        train: Files to train on.
+        test: Files to evaluate on; empty: none.
+    """
+
+    schema_file: Path
+    job_file: Path
+    proposal: Proposal
+    sample: Sample
+    train: Sequence[str]
+    test: Sequence[str]
+
+
+def write_first_job(
+    patterns: Sequence[str],
+    out: Path,
+    *,
+    label: str = "",
+    ignore: Collection[str] = (),
+    test: Sequence[str] = (),
+    format: str | None = None,
+) -> FirstJob:
+    """Writes `schema.toml` and `job.toml`, with a comment for each choice.
+
+    Args:
+        patterns: Files to train on: Parquet, ORC, or CSV with a header. Without `test` the last of several
+            is held out for the test.
+        out: Folder of both files, made if necessary; the job saves its model there, too.
+        label: Name of the label's column; empty: a column of 0 and 1 with a usual name.
+        ignore: Names of columns to leave out.
+        test: Files to evaluate on.
+        format: Of the files; None: determined by the suffix.
+
+    Raises:
+        UsageError: If one of the files exists, a name does not, or the label or the slots are not clear.
+        DataError: If a file cannot be read or written.
+    """
+    for name in (SCHEMA_FILE, JOB_FILE):
+        if (out / name).exists():
+            raise UsageError(
+                f"{str(out / name)!r} exists: remove it, or choose another folder with --out"
+            )
+    files = sorted(matching_files(patterns), key=natural_order)  # a shell names day-10 before day-9
+    held_out = matching_files(test) if test else files[1:][-1:]
+    places = {_place_of(path) for path in held_out}
+    train = [path for path in files if _place_of(path) not in places]
+    if not train:
+        raise UsageError("--test names all files: leave some to train on")
+    sample = sample_of(train, format)
+    proposal = propose(sample, label=label, ignore=ignore)
+    _require_both_classes(proposal, sample)
+    for tested in held_out:
+        _require_rows(tested, proposal, format)
+    first = FirstJob(
+        schema_file=out / SCHEMA_FILE,
+        job_file=out / JOB_FILE,
+        proposal=proposal,
+        sample=sample,
+        train=train,
+        test=held_out,
+    )
+    texts = {first.schema_file: _schema_text(first), first.job_file: _job_text(first, format, test)}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            with atomic_file(path) as file:
+                file.write(text.encode())
+    except OSError as error:
+        raise DataError(f"cannot write to {str(out)!r}: {error}") from error
+    return first
+
+
+def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
+    """Refuses a file to test on of which the job would notice after its training that it has no good row."""
+    names_of(path, format)  # refuses files of keys, and without names
+    bad_rows = BadRows(sys.maxsize, BadRowLog(is_silent=True))
+    remedy = "name other files with --test, or leave the column out with --ignore"
+    try:
+        blocks = reader_of(path, proposal.schema(), bad_rows, format).blocks(FileSplit(path))
+        has_rows = any(block.rows.size for block in blocks)
+    except DataError as error:
+        raise UsageError(
+            f"a file to test on is not like those to train on: {error}: {remedy}"
+        ) from error
+    if not has_rows:
+        fault = f": {bad_rows.first}: {remedy}" if bad_rows.first else ": name others with --test"
+        raise UsageError(
+            f"{path}, to test on, has no row that the schema of the files to train on reads{fault}"
+        )
+
+
+def _place_of(path: str) -> str:
+    """Returns what two names of one file have in common."""
+    return path if is_url(path) else str(Path(path).resolve())
+
+
+def _require_both_classes(proposal: Proposal, sample: Sample) -> None:
+    label = proposal.label
+    if label is not None and sample.is_complete and label.click_rate in (0.0, 1.0):
+        raise UsageError(
+            f"the label {label.name!r} is {label.click_rate:g} in all {sample.num_rows:,} rows: there is "
+            f"nothing to learn"
+        )
+
+
+def _schema_text(first: FirstJob) -> str:
+    proposal = first.proposal
+    comments = {each.name: each.why for each in proposal.numbers}
+    comments |= {each.name: each.why for each in proposal.slots}
+    if proposal.label is not None:
+        comments[proposal.label.name] = f"0 and 1, {proposal.label.click_rate:.2%} are 1"
+    comments = {name: _line(comment) for name, comment in comments.items()}
+    schema = proposal.schema()
+    lines = [
+        f"# Columns of {_line(first.train[0])}{' and others' if len(first.train) > 1 else ''}, told by "
+        f"`ps-data init` from {counted(first.sample.num_rows, 'row', ',')}.",
+        "# Move a column between `slots` and `dense` where it is wrong, or take it out; docs/schema.md has",
+        "# all settings. A trained model keeps its schema: add new slots at the end.",
+        "",
+        schema.to_toml(comments),
+    ]
+    if proposal.ignored:
+        lines.append("# Ignored:")
+        lines += [f"#   {_text(each.name)}: {_line(each.why)}" for each in proposal.ignored]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
+    sample, label = first.sample, first.proposal.label
+    rows = f"{'' if sample.is_complete else 'about '}{counted(sample.total_rows, 'row', ',')}"
+    if test:
+        why_test = "as --test says"
+    elif first.test:
+        why_test = "the last file, which the model does not train on"
+    else:
+        why_test = "one file alone; `ps-data split` deals its rows to files for both"
+    lines = [
+        "# A first job, written by `ps-data init`. From the folder in which that ran:",
+        "#",
+        f"#   ps-worker train {_line(str(first.job_file))}",
+        "#",
+        "# docs/job.md has all settings.",
+        "",
+        "[model]",
+        'name = "deepfm"    # weights, pairs of slots and a small network; docs/models.md has others',
+        "dim = 8            # numbers in the embedding of a value",
+        "hidden = [64, 32]",
+        "",
+        "[data]",
+        f"train = {_listed(first.train)} # {rows}",
+        f"test = {_listed(first.test)} # {why_test}",
+        f"schema = {_text(str(first.schema_file))}",
+    ]
+    if format:
+        lines.append(f"format = {_text(format)}")
+    if label is not None and label.missing_rate:
+        lines.append(
+            f"bad_row_limit = {_bad_row_limit(first, label)} # {label.missing_rate:.1%} of the rows have no "
+            f"label and are passed over; twice as many, and {_BAD_ROWS}, may be"
+        )
+    if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
+        lines += [
+            "in_memory = true   # the rows fit",
+            'shuffle = "local"  # files are often sorted, which a model must not notice',
+        ]
+    batch_size = _batch_size(sample.total_rows)
+    lines += [
+        "",
+        "[train]",
+        f"batch_size = {batch_size} # {counted(math.ceil(sample.total_rows / batch_size), 'step', ',')} an "
+        f"epoch",
+        "epochs = 1         # more than one often learns the training rows by heart",
+        "",
+        "[checkpoint]",
+        f"dir = {_text(str(first.job_file.parent / MODEL_FOLDER))}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _bad_row_limit(first: FirstJob, label: Label) -> int:
+    """Returns twice the rows without a label, of a pass over the larger set, and `_BAD_ROWS`."""
+    train, test = (sum(map(size_of, files)) for files in (first.train, first.test))
+    rows = first.sample.total_rows * max(1.0, test / max(train, 1))
+    return math.ceil(2 * label.missing_rate * rows) + _BAD_ROWS
+
+
+def _row_bytes(first: FirstJob) -> float:
+    """Returns the mean size of a row in memory: label and numbers as float32, keys as uint64."""
+    schema, columns = first.proposal.schema(), first.sample.columns
+    slots = [columns[name] for name in schema.slots]
+    lists = [array for array in slots if is_list_type(array.type)]
+    num_values = sum(len(array.flatten()) + array.null_count for array in lists)
+    num_keys = len(slots) - len(lists) + num_values / first.sample.num_rows
+    bounds = 8 + 2 * len(slots) if lists else 0  # of the keys of a row
+    size: float = 4 * (1 + schema.num_dense) + 8 * num_keys + bounds
+    return size
+
+
+def _batch_size(rows: int) -> int:
+    """Returns a power of two by which an epoch has `_STEPS` steps."""
+    wanted = max(rows / _STEPS, 1)
+    return int(min(max(2 ** math.floor(math.log2(wanted)), _MIN_BATCH), _MAX_BATCH))
+
+
+def _listed(files: Sequence[str]) -> str:
+    patterns = [_text(path if is_url(path) else glob.escape(path)) for path in files]
+    if len(patterns) <= 1:
+        return f"[{', '.join(patterns)}]"
+    return "\n".join(["[", *(f"    {pattern}," for pattern in patterns), "]"])
+
+
+def _text(text: str) -> str:
+    """Returns a text in TOML: JSON, with what TOML forbids escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _line(comment: str) -> str:
+    """Returns a comment as one line without control characters."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in comment)

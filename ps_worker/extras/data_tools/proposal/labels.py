@@ -1,0 +1,113 @@
+"""The label among the columns of a sample."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
+from ctr_ps.ps_worker.data.columnar.column_values import is_number_type, is_text_type, numbers
+
+_SHOWN = 5
+_AFTER_CLICK = re.compile(
+    r"(is_?|has_?|did_?)?(purchase|conversion|convert|cvr|buy|bought|pay|paid|payment|order|cart"
+    r"|add_?to_?cart|like|finish|favou?rite)(e?d|s)?(_?label|_?flag)?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The label: its name, the share of clicks among the rows that have one, and that of rows without."""
+
+    name: str
+    click_rate: float
+    missing_rate: float
+
+
+def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name: str) -> Label:
+    """Returns the label.
+
+    Args:
+        columns: Values by name.
+        unusable: Reasons why other columns have no values here, by name.
+        name: Of the label, in `columns` or `unusable`; empty: a column of 0 and 1 with a usual name.
+
+    Raises:
+        UsageError: If the label is not clear; lists the candidates.
+    """
+    if name:
+        if name in unusable:
+            raise UsageError(f"--label: column {name!r} cannot be used: {unusable[name]}")
+        found = labels_in(columns[name])
+        if found is None:
+            raise UsageError(
+                f"--label: column {name!r} has the values {first_values(columns[name])}, expected 0 and 1"
+            )
+        return _label(name, found)
+    usual = [column for column in columns if has_usual_name(column)]
+    binary = {
+        column: found for column in columns if (found := labels_in(columns[column])) is not None
+    }
+    named = [column for column in usual if column in binary]
+    if len(named) == 1:
+        return _label(named[0], binary[named[0]])
+    if len(named) > 1:
+        raise UsageError(f"the label may be {_one_of(named)}: say which with --label NAME")
+    unfit = [f"{column!r} has the values {first_values(columns[column])}" for column in usual]
+    fault = (
+        f"{'; '.join(unfit)}, expected 0 and 1"
+        if unfit
+        else f"none is named {_one_of(LABEL_NAMES)}"
+    )
+    if binary:
+        raise UsageError(
+            f"no column is clearly the label ({fault}): say --label {_one_of(list(binary))}"
+        )
+    raise UsageError(f"no column is a label ({fault}), and no other has the values 0 and 1 alone")
+
+
+def has_usual_name(column: str) -> bool:
+    """Whether a column is named as labels are."""
+    return column.lower() in LABEL_NAMES
+
+
+def follows_click(column: str) -> bool:
+    """Whether a column is named as what is known after a click only: a purchase, an order, a favorite."""
+    return _AFTER_CLICK.fullmatch(column) is not None
+
+
+def labels_in(array: pa.Array) -> NDArray[np.float64] | None:
+    """Returns the column as labels float64[N], nan where missing; None if there is another value, or none."""
+    if not (is_number_type(array.type) or is_text_type(array.type)):
+        return None
+    labels = numbers(array)
+    present = labels[~np.isnan(labels)]
+    is_label = present.size > 0 and bool(np.isin(present, (0.0, 1.0)).all())
+    return labels if is_label else None
+
+
+def _label(name: str, labels: NDArray[np.float64]) -> Label:
+    present = labels[~np.isnan(labels)]
+    return Label(name, float(present.mean()), 1 - len(present) / len(labels))
+
+
+def first_values(array: pa.Array) -> str:
+    """Returns the first distinct values."""
+    if len(array) == 0:
+        return "none"
+    values = dict.fromkeys(
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+        for value in array[:10_000].to_pylist()
+    )
+    found = [*values]
+    return ", ".join(map(repr, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
+
+
+def _one_of(names: Sequence[str]) -> str:
+    """Returns the names as in "'a', 'b' or 'c'"."""
+    return " or ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))

@@ -1,0 +1,426 @@
+"""What each column of a sample would be in a schema, and why: label, number, slot, or ignored.
+
+Numbers measure, slots name. What a file does not say is told from its values: whole numbers are names if
+there are few of them, or if they neither run up to a long tail like counts nor are all different.
+"""
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
+from ctr_ps.protos.errors import UsageError, counted, did_you_mean
+from ctr_ps.ps_worker.data.columnar.column_values import (
+    NUMBER,
+    is_list_type,
+    is_number_type,
+    is_slot_type,
+    is_text_type,
+    numbers,
+)
+from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.extras.data_tools.profiling.number_stats import NumberStats
+from ctr_ps.ps_worker.extras.data_tools.profiling.profile import (
+    NumberProfile,
+    number_profile,
+    scaled,
+)
+from ctr_ps.ps_worker.extras.data_tools.proposal.labels import (
+    Label,
+    first_values,
+    follows_click,
+    has_usual_name,
+    label_of,
+    labels_in,
+)
+from ctr_ps.ps_worker.extras.data_tools.proposal.leaks import LEAK, predicts_label
+from ctr_ps.ps_worker.extras.data_tools.proposal.samples import Sample
+from ctr_ps.ps_worker.extras.data_tools.proposal.times import (
+    why_numbers_are_times,
+    why_text_is_time,
+)
+
+_OTHER_LABEL = (
+    "named like a label: add it to the schema if it is known before the click, and no label"
+)
+
+_FEW_VALUES = 100  # whole numbers with at most so many values are names, if each comes often enough
+_ROWS_PER_VALUE = 20
+_UNIQUE_SHARE = 0.95
+_MIN_ROWS = 100  # below, values may be unique by chance
+_UNIQUE_ID = (
+    "; different in nearly every sampled row: leave it out (--ignore) if it names rows or requests"
+)
+_LONG_TAIL = 6  # largest distance from the mean in standard deviations
+
+_SEPARATORS, _COMMON_SEPARATORS = "|^;", ", "
+_MOST = 0.5
+
+_WHOLE = r"^-?(0|[1-9]\d*)$"
+_DIGITS = r"^\d+$"  # with leading zeros, as 007, those of a name
+_ID_NAME = re.compile(
+    r"(?i:(^|[^a-z0-9])(id|ids|key|uuid|guid|index|idx|code|hash|no)$)|[a-z]I[dD]s?$"
+    # In one case, where other words end alike: bid, paid.
+    r"|(?i:(^|[^a-z])(u|p|c|g|s|user|member|customer|visitor|cookie|device|session|query|request|item|goods"
+    r"|product|sku|article|video|page|site|app|ad|adgroup|campaign|creative|advertiser|publisher|shop|seller"
+    r"|brand|cat|cate|category|city|region)ids?$)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A dense column: how it is scaled, why it is one, and its statistics in the sample."""
+
+    column: DenseColumn
+    why: str
+    profile: NumberProfile
+
+    @property
+    def name(self) -> str:
+        """Of the column."""
+        return self.column.name
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot: its name, and why it is one."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A column that is left out: its name, and why."""
+
+    name: str
+    why: str
+
+
+Role = Number | Slot | Ignored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The roles of all columns.
+
+    Attributes:
+        label: None: no label was asked for, and none was found.
+        no_label: Why there is no label, with the candidates; "" if there is one.
+        numbers: In the order of the files.
+        slots: In the order of the files.
+        ignored: In the order of the files, then what cannot be used at all.
+        leaks: Names of the ignored columns that predict the label almost perfectly.
+    """
+
+    label: Label | None
+    no_label: str = ""
+    numbers: tuple[Number, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+    leaks: tuple[str, ...] = ()
+
+    def schema(self) -> Schema:
+        """Returns the schema of the proposal.
+
+        Raises:
+            UsageError: If no column is a slot.
+        """
+        if not self.slots:
+            listed = "; ".join(f"{each.name!r}: {each.why}" for each in self.ignored)
+            raise UsageError(
+                f"no column can be a slot (text, whole numbers or lists of these), and models need one"
+                f"{'; ignored are ' + listed if listed else ''}: a schema by hand may have them "
+                f"(docs/schema.md)"
+            )
+        return Schema(
+            dense=tuple(number.column for number in self.numbers),
+            slots=tuple(slot.name for slot in self.slots),
+            label=None if self.label is None else self.label.name,
+        )
+
+
+def propose(
+    sample: Sample, *, label: str = "", ignore: Collection[str] = (), needs_label: bool = True
+) -> Proposal:
+    """Returns a role for each column of a sample.
+
+    Args:
+        sample: Of the training files.
+        label: Name of the label's column; empty: a column of 0 and 1 with a usual name.
+        ignore: Names of columns to leave out.
+        needs_label: Whether a missing or ambiguous label is an error.
+
+    Raises:
+        UsageError: If a name does not exist, or the label is not clear; lists the candidates.
+    """
+    names = [*sample.columns, *sample.unusable]
+    for name in [*([label] if label else []), *ignore]:
+        if name not in names:
+            raise UsageError(f"the files have no column {name!r}{did_you_mean(name, names)}")
+    if label in ignore and label:
+        raise UsageError(f"--label and --ignore both name {label!r}: it cannot be both")
+    candidates = {name: array for name, array in sample.columns.items() if name not in ignore}
+    chosen, no_label = None, ""
+    try:
+        chosen = label_of(candidates, sample.unusable, label)
+    except UsageError as error:
+        if needs_label or label:
+            raise
+        no_label = str(error)
+    labels = None if chosen is None else labels_in(sample.columns[chosen.name])
+    roles: list[Role] = []
+    leaks: list[str] = []
+    for name, array in sample.columns.items():
+        if name in ignore:
+            roles.append(Ignored(name, "you asked for it (--ignore)"))
+        elif chosen is not None and name == chosen.name:
+            continue
+        elif has_usual_name(name):
+            roles.append(Ignored(name, _OTHER_LABEL))
+        elif follows_click(name):
+            roles.append(Ignored(name, _why_after_click(name, array, chosen)))
+        else:
+            role = _role_of(name, array, sample)
+            if labels is not None and _is_leak(role, array, labels):
+                leaks.append(name)
+                role = Ignored(name, f"{LEAK} ({role.why})")
+            roles.append(role)
+    roles += [Ignored(name, why) for name, why in sample.unusable.items()]
+    proposal = Proposal(
+        label=chosen,
+        no_label=no_label,
+        numbers=tuple(role for role in roles if isinstance(role, Number)),
+        slots=tuple(role for role in roles if isinstance(role, Slot)),
+        ignored=tuple(role for role in roles if isinstance(role, Ignored)),
+        leaks=tuple(leaks),
+    )
+    return _with_a_slot(proposal, sample)
+
+
+def _is_leak(role: Role, array: pa.Array, labels: NDArray[np.float64]) -> bool:
+    if isinstance(role, Ignored):
+        return False
+    return predicts_label(array, labels, is_number=isinstance(role, Number))
+
+
+def _why_after_click(name: str, array: pa.Array, label: Label | None) -> str:
+    why = "named like what follows a click"
+    if label is not None and labels_in(array) is not None:
+        why += (
+            f", with 0 and 1: a label of its own, as labels = [{json.dumps(label.name)}, "
+            f"{json.dumps(name)}] with the model esmm or mmoe"
+        )
+    return f"{why}; add it to the schema if it is known before the click"
+
+
+def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
+    kind = array.type
+    if is_list_type(kind):
+        return _role_of_lists(name, array)
+    if array.null_count == len(array):
+        return Ignored(name, "no value in the sampled rows")
+    if not (is_slot_type(kind) or is_number_type(kind)):
+        why = "a time: make features of it, as the hour or the day of the week"
+        return Ignored(name, why if _is_time(kind) else f"of type {kind}, which no reader takes")
+    if is_text_type(kind):
+        return _role_of_text(name, array, sample)
+    return _role_of_numbers(name, array, sample, is_whole=pa.types.is_integer(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind))
+
+
+def _role_of_lists(name: str, array: pa.Array) -> Role:
+    if not is_slot_type(array.type):
+        return Ignored(
+            name, f"lists of {array.type.value_type}: a slot takes text or whole numbers"
+        )
+    values = array.flatten()
+    if values.null_count == len(values):
+        return Ignored(name, "no value in the sampled rows")
+    return Slot(
+        name, f"lists, {len(values) / len(array):.3g} values a row, {_distinct(values):,} distinct"
+    )
+
+
+def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
+    values = array.drop_null()
+    distinct = _distinct(values)
+    if distinct == 1 and not array.null_count:
+        return Ignored(name, f"the same in every row: {first_values(values)}")
+    if why := why_text_is_time(name, values):
+        return Ignored(name, why)
+    is_whole = _all_match(values, _WHOLE)
+    is_padded = not is_whole and _all_match(values, _DIGITS)
+    if sample.is_text and not is_padded and _all_match(values, NUMBER):
+        return _role_of_numbers(name, array, sample, is_whole=is_whole)
+    is_unique = distinct >= _UNIQUE_SHARE * len(values) and len(values) >= _MIN_ROWS
+    if is_unique and (sample.is_complete or not _is_id(name)):
+        return Ignored(
+            name,
+            f"different in nearly every row, like {first_values(values[:1])}: nothing to learn"
+            f"{_note_on_lists(values)}",
+        )
+    why = f"{'digits with leading zeros' if is_padded else 'text'}, {distinct:,} distinct values"
+    if sample.is_text and not is_padded and (other := _not_number(values)):
+        why += f"; numbers but for {other}: leave those empty to have it scaled as a number"
+    return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}{_note_on_lists(values)}")
+
+
+def _note_on_lists(values: pa.Array) -> str:
+    """Returns that most values may be lists in text; "": they have no separator in common."""
+    texts = values.cast(pa.large_binary())
+    for separator in _SEPARATORS + _COMMON_SEPARATORS:
+        has_it = pc.match_substring(texts, separator)
+        share = pc.mean(pc.cast(has_it, pa.float64())).as_py()
+        if share < _MOST:
+            continue
+        if separator in _COMMON_SEPARATORS:  # of sentences, too, whose words are more than they
+            pieces = pc.unique(pc.split_pattern(texts, separator).flatten())
+            if len(pieces) >= _distinct(values):
+                continue
+        return (
+            f"; values contain {separator!r} in {share:.0%} of rows: lists? Each is one value, unless they "
+            f"are written as lists (Parquet, ORC) or split by a generator (docs/data.md)"
+        )
+    return ""
+
+
+def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bool) -> Role:
+    values = numbers(array)
+    present = values[~np.isnan(values)]
+    # Of whole numbers the values themselves: as float64 neighbours above 2^53 are equal.
+    distinct = _distinct(array) if is_whole else len(np.unique(present))
+    has_missing = present.size < values.size
+    if why := _fault_of_numbers(present, distinct, is_name=is_whole and has_missing):
+        return Ignored(name, why)
+    if why := why_numbers_are_times(name, present):
+        return Ignored(name, why)
+    if is_whole:
+        role = _role_of_whole_numbers(name, present, distinct, sample)
+        if role is not None:
+            return role
+    elif _is_id(name) and (present == np.floor(present)).all():
+        form = first_values(array.drop_null()[:1])
+        return Ignored(
+            name, f"an id by its name, but no slot takes {form}: write it as integers or text"
+        )
+    return _number(name, values, distinct)
+
+
+def _fault_of_numbers(present: NDArray[np.float64], distinct: int, *, is_name: bool) -> str:
+    """Returns why numbers say nothing; of a name, it alone or none may say something."""
+    if not present.size:
+        return "no value in the sampled rows"
+    if np.isinf(present).any():
+        return "has infinite numbers, whose rows are malformed: leave them empty to use it"
+    if distinct == 1 and not is_name:
+        return f"always {present[0]:g} where it is not missing"
+    return ""
+
+
+def _role_of_whole_numbers(
+    name: str, present: NDArray[np.float64], distinct: int, sample: Sample
+) -> Role | None:
+    """Returns the role of whole numbers that are names; None if they measure something."""
+    is_id = _is_id(name)
+    is_unique = distinct >= _UNIQUE_SHARE * present.size and present.size >= _MIN_ROWS
+    if is_unique and not (is_id and not sample.is_complete and not _are_in_sequence(present)):
+        is_row_number = is_id or _are_in_sequence(np.sort(present))
+        why = "different in nearly every row, like a row number: nothing to learn"
+        return Ignored(name, why) if is_row_number else None
+    why = ""
+    if is_id:
+        why = (
+            f"whole numbers, {distinct:,} distinct, that are names by the name of the column"
+            f"{_UNIQUE_ID if is_unique else ''}"
+        )
+    elif distinct <= _FEW_VALUES and present.size >= _ROWS_PER_VALUE * distinct:
+        why = f"whole numbers with only {counted(distinct, 'value')}"
+    elif not _is_count(present) and present.size >= 2 * distinct:
+        why = f"whole numbers, {distinct:,} distinct, spread evenly as those of names"
+    return Slot(name, why) if why else None
+
+
+def _is_id(name: str) -> bool:
+    return _ID_NAME.search(name) is not None
+
+
+def _are_in_sequence(present: NDArray[np.float64]) -> bool:
+    """Whether nearly every number is the one before plus 1."""
+    return bool((np.diff(present) == 1).mean() > _UNIQUE_SHARE)
+
+
+def _is_count(present: NDArray[np.float64]) -> bool:
+    """Whether most of the numbers are small, for their range: half of them in its lowest quarter."""
+    low, high = present.min(), present.max()
+    return bool(np.median(present) < low + (high - low) / 4)
+
+
+def _number(name: str, values: NDArray[np.float64], distinct: int) -> Number:
+    stats = NumberStats(1)
+    with np.errstate(over="ignore", invalid="ignore"):  # squares of huge numbers: logarithms do
+        stats.add(values.reshape(-1, 1))
+    profile = number_profile(stats, 0, name)
+    spread = max(profile.max - profile.mean, profile.mean - profile.min)
+    is_long = not np.isfinite(profile.deviation) or spread > _LONG_TAIL * profile.deviation
+    transform: Transform = "log1p" if is_long else "none"
+    has_missing = profile.missing_rate > 0
+    column = replace(scaled(profile, transform), missing_indicator=has_missing)
+    how = "logarithms, as the tail is long" if is_long else "standardised"
+    missing = f", {profile.missing_rate:.1%} missing" if has_missing else ""
+    return Number(
+        column,
+        f"numbers from {profile.min:g} to {profile.max:g}{missing}, {distinct:,} distinct; {how}",
+        profile,
+    )
+
+
+def _with_a_slot(proposal: Proposal, sample: Sample) -> Proposal:
+    """Makes a slot of the number with the fewest values if there is none, as models need one."""
+    if proposal.slots:
+        return proposal
+    fitting = [
+        number
+        for number in proposal.numbers
+        if sample.is_text or pa.types.is_integer(sample.columns[number.column.name].type)
+    ]
+    if not fitting:
+        return proposal
+    chosen = min(fitting, key=lambda number: _distinct(sample.columns[number.column.name]))
+    name = chosen.column.name
+    slot = Slot(name, f"{chosen.why.partition(';')[0]}; a slot, as models need one")
+    return replace(
+        proposal,
+        numbers=tuple(number for number in proposal.numbers if number is not chosen),
+        slots=(slot,),
+    )
+
+
+def _all_match(values: pa.Array, pattern: str) -> bool:
+    return bool(pc.all(_matches(values, pattern)).as_py())
+
+
+def _not_number(values: pa.Array) -> str:
+    """Returns a value that is no number in a column of which nearly all are numbers; "": another column."""
+    is_number = _matches(values, NUMBER)
+    if pc.mean(pc.cast(is_number, pa.float64())).as_py() < _UNIQUE_SHARE:
+        return ""
+    return first_values(values.filter(pc.invert(is_number))[:1])
+
+
+def _matches(values: pa.Array, pattern: str) -> pa.Array:
+    binary = values.cast(pa.large_binary())
+    return pc.match_substring_regex(binary, pattern)
+
+
+def _distinct(values: pa.Array) -> int:
+    return len(distinct_values(values.drop_null()))

@@ -1,0 +1,295 @@
+"""Samples of files with named columns (Parquet, ORC, CSV with a header): rows from all over the files."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import orc
+
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
+from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
+from ctr_ps.ps_worker.data.columnar.open_file import fields_of, open_columnar, require_valid
+from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.columns import slots_only
+from ctr_ps.ps_worker.data.files.content import stored_size_of
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.files.listing import size_of
+from ctr_ps.ps_worker.data.formats import doubt_about, format_of
+from ctr_ps.ps_worker.data.text.criteo import CriteoReader
+from ctr_ps.ps_worker.data.text.csv_text import CsvReader
+
+FORMATS = ("csv", "parquet", "orc")
+SAMPLE_ROWS = 200_000
+
+_MAX_FILES = 16
+_PIECES_PER_FILE = 8
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+_OTHER_SEPARATORS = ("\t", ";", "|")
+_ANY = Schema(dense=(), slots=("-",))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows of files, column by column.
+
+    Attributes:
+        columns: Values by name, an array of all rows: of a Parquet or ORC file in their type, without
+            dictionaries and views; of CSV bytes, null where empty.
+        unusable: Reason why a column has no values here, by name: two columns of one name, or not in all
+            files.
+        is_text: Whether the files are CSV, so that types have to be told from the text.
+        num_rows: Rows in the sample.
+        total_rows: Rows of all files; estimated by their sizes unless `is_complete`.
+        is_complete: Whether the sample is all rows.
+    """
+
+    columns: Mapping[str, pa.Array]
+    unusable: Mapping[str, str]
+    is_text: bool
+    num_rows: int
+    total_rows: int
+    is_complete: bool
+
+
+def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
+    """Returns up to `SAMPLE_ROWS` rows of files, or a few more: from up to 16 files, 8 places in each.
+
+    A file's places are spread over it, since rows are often sorted; of compressed text its start is read.
+
+    Raises:
+        UsageError: If a file has no named columns, or holds keys.
+        DataError: If a file cannot be read, there are no rows, or a column's types cannot be joined.
+    """
+    for path in files:
+        _require_names(path, format)
+    step = max(1, len(files) / _MAX_FILES)
+    chosen = [files[int(number * step)] for number in range(min(len(files), _MAX_FILES))]
+    fields = {path: names_of(path, format) for path in chosen}
+    names, unusable = _common_names(fields)
+    # Without a single usable column rows cannot even be counted.
+    pieces = [_pieces(path, names, format, SAMPLE_ROWS // len(chosen)) for path in chosen]
+    tables = [table for piece in pieces for table in piece.tables]
+    num_rows = sum(len(table) for table in tables)
+    if not num_rows:
+        raise DataError(f"no rows in {counted(len(files), 'file')}: {', '.join(files[:3])}")
+    is_complete = len(chosen) == len(files) and all(piece.is_complete for piece in pieces)
+    read_share = sum(
+        size_of(path) * piece.share for path, piece in zip(chosen, pieces, strict=True)
+    )
+    total_size = sum(map(size_of, files))
+    estimate = round(num_rows * total_size / max(read_share, 1))
+    return Sample(
+        columns=_joined(tables, names),
+        unusable=unusable,
+        is_text=(format or format_of(files[0])) == "csv",
+        num_rows=num_rows,
+        total_rows=num_rows if is_complete else max(num_rows, estimate),
+        is_complete=is_complete,
+    )
+
+
+def names_of(path: str, format: str | None = None) -> list[str]:
+    """Returns the names of a file's columns.
+
+    Raises:
+        UsageError: If it has none, or holds keys.
+        DataError: If it cannot be read.
+    """
+    _require_names(path, format)
+    name = format or format_of(path)
+    if name == "csv":
+        names = CsvReader(_ANY, silent_bad_rows()).names(path)
+        if len(names) == 1:
+            _refuse_criteo(path)
+            _refuse_separator(path, names[0])
+        return names
+    fields = fields_of(path, name)
+    if HASH_VERSION_KEY in (fields.metadata or {}):
+        raise UsageError(f"{path}: the file contains keys, which only its own schema can read")
+    return list(fields.names)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Rows of one file: `share` of it, by rows or bytes."""
+
+    tables: list[pa.Table]
+    share: float
+    is_complete: bool
+
+
+def _require_names(path: str, format: str | None) -> None:
+    name = format or format_of(path)
+    if name == "criteo":
+        _refuse_criteo(path)
+    if name not in FORMATS:
+        fault = doubt_about(path, format) or f"files of format {name!r} do not name their columns"
+        raise UsageError(
+            f"{path}: {fault}. Columns are named in {', '.join(FORMATS)}: give --format if it is one of "
+            f"them; else write a schema by hand (docs/schema.md)"
+        )
+
+
+def _refuse_criteo(path: str) -> None:
+    """Refuses a file that the schema of Criteo's click logs reads: it needs no other."""
+    bad_rows = silent_bad_rows()
+    blocks = CriteoReader(criteo_schema(), bad_rows).blocks(FileSplit(path))
+    rows = next((block.rows.size for block in blocks), 0)
+    if rows > bad_rows.total:
+        raise UsageError(
+            f"{path}: the rows have Criteo's layout (label, 13 numbers, 26 categories, tab-separated, no "
+            f"header), whose schema comes with the package: write a job with data.schema = "
+            f'"criteo" and data.format = "criteo", as `ps-worker example deepfm` does'
+        )
+
+
+def _refuse_separator(path: str, header: str) -> None:
+    """Refuses a file that has another separator than a comma."""
+    for separator in _OTHER_SEPARATORS:
+        if separator in header:
+            raise UsageError(
+                f"{path}: the header is one column, {header!r}, as CSV is separated by commas: write commas "
+                f"instead of {separator!r}"
+            )
+
+
+def _common_names(by_file: Mapping[str, list[str]]) -> tuple[list[str], dict[str, str]]:
+    """Returns the columns that can be read in all files, and the reasons why others cannot."""
+    unusable: dict[str, str] = {}
+    every = list(dict.fromkeys(itertools.chain.from_iterable(by_file.values())))
+    for name in every:
+        for path, names in by_file.items():
+            if name not in names:
+                unusable[name] = f"not in {path}"
+            elif names.count(name) > 1:
+                unusable[name] = f"{names.count(name)} columns have this name"
+    if "" in every:
+        unusable[""] = "has no name"
+    return [name for name in every if name not in unusable], unusable
+
+
+def _pieces(path: str, names: Sequence[str], format: str | None, num_rows: int) -> _Pieces:
+    if not names:
+        return _Pieces([], 0.0, True)
+    kind = format or format_of(path)
+    if kind == "csv":
+        return _csv_pieces(path, names, num_rows)
+    if kind == "parquet":
+        return _parquet_pieces(path, names, num_rows)
+    return _orc_pieces(path, names, num_rows)
+
+
+def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
+    # Every column as a slot: the reader gives their bytes.
+    reader = CsvReader(slots_only(names), silent_bad_rows())
+    splits = reader.splits(path, _PIECES_PER_FILE)
+    tables: list[pa.Table] = []
+    read, is_complete = 0, True
+    for split in splits:
+        wanted = -(-num_rows // len(splits))
+        for columns in reader.columns(split):
+            if not wanted:  # there are more
+                is_complete = False
+                break
+            table = pa.table(dict(zip(names, columns.slots, strict=True)))[:wanted]
+            tables.append(table)
+            wanted -= len(table)
+            last = int(columns.offsets[len(table) - 1])
+            if len(table) < len(columns.offsets):
+                is_complete = False
+                break
+        else:
+            read += (split.stop or size_of(path)) - split.start
+            continue
+        read += stored_size_of(path, last) - split.start
+    return _Pieces(tables, 1.0 if is_complete else read / max(size_of(path), 1), is_complete)
+
+
+def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
+    splits = ParquetReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
+    wanted = -(-num_rows // max(len(splits), 1))
+    with open_columnar(path, "Parquet") as source:
+        file = pq.ParquetFile(source)
+        tables = []
+        for split in splits:
+            stop = split.stop or file.metadata.num_row_groups
+            batches = file.iter_batches(
+                wanted, row_groups=list(range(split.start, stop)), columns=list(names)
+            )
+            first = next(batches, None)
+            if first is not None:
+                require_valid(first)
+                tables.append(pa.Table.from_batches([first]))
+        total = file.metadata.num_rows
+    read = sum(map(len, tables))
+    return _Pieces(tables, read / max(total, 1), read == total)
+
+
+def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
+    splits = OrcReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
+    wanted = -(-num_rows // max(len(splits), 1))
+    with open_columnar(path, "ORC") as source:
+        file = orc.ORCFile(source)
+        total = file.nrows
+        tables = [
+            _first_rows(file.read_stripe(split.start, columns=list(names)), wanted)
+            for split in splits
+            if split.start < file.nstripes
+        ]
+    read = sum(map(len, tables))
+    return _Pieces(tables, read / max(total, 1), read == total)
+
+
+def _first_rows(stripe: pa.RecordBatch, num_rows: int) -> pa.Table:
+    """Returns a copy, as a slice would keep the whole stripe in memory."""
+    require_valid(stripe)
+    rows = np.arange(min(num_rows, len(stripe)))
+    return pa.Table.from_batches([stripe]).take(rows)
+
+
+def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Array]:
+    columns = {}
+    for name in names:
+        chunks = [_plain(chunk) for table in tables for chunk in table.column(name).chunks]
+        try:
+            joined = pa.concat_tables(
+                [pa.table({name: chunk}) for chunk in chunks], promote_options="permissive"
+            )
+        except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
+            kinds = " and ".join(sorted({str(chunk.type) for chunk in chunks}))
+            raise DataError(
+                f"column {name!r} is of type {kinds} in different files: write them with one type, or name "
+                f"files of one kind"
+            ) from error
+        array = joined.column(name).combine_chunks()
+        columns[name] = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    return columns
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Returns the values without dictionaries and views, for which Arrow lacks many functions."""
+    kind = _plain_type(array.type)
+    return array if kind == array.type else array.cast(kind)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if kind in _VIEWS:
+        return _VIEWS[kind]
+    if _is_list(kind) and (value := _plain_type(kind.value_type)) != kind.value_type:
+        return pa.list_(value)
+    return kind
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists that Arrow casts right, which it does not of list views."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

@@ -1,0 +1,328 @@
+"""Splitting of the rows of files into training, validation and test sets.
+
+    FOLDER/train/part-00000.tsv ...    FOLDER/validation/part-00000.tsv ...    FOLDER/test/...
+
+The set of a row is determined by a hash of the seed and its number over all files. The sizes of the sets have
+the given ratio in expectation.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyarrow import orc
+
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.data.blocks.row_hash import write_row_hashes
+from ctr_ps.ps_worker.data.columnar.open_file import open_columnar, require_valid
+from ctr_ps.ps_worker.data.files.atomic_file import open_to_write, temporary_path
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import SUFFIXES, format_of, require_format
+from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+
+logger = logging.getLogger(__name__)
+
+SETS = ("train", "validation", "test")
+ROWS_PER_FILE = 1_000_000
+
+_NEWLINE = np.uint8(ord("\n"))
+_TABLES = ("parquet", "orc")
+_TABLE_ROWS = 1 << 18  # read at once, and dealt to row groups
+_OWN_NAME = re.compile(r"part-\d{5}\..+")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSet:
+    """One of the sets.
+
+    Attributes:
+        name: One of `SETS`.
+        rows: In all of its files.
+        files: In the order of the rows.
+    """
+
+    name: str
+    rows: int
+    files: tuple[Path, ...]
+
+
+def split_rows(
+    files: Sequence[str],
+    folder: Path,
+    *,
+    ratio: Sequence[int] = (9, 1),
+    seed: int = 1,
+    rows_per_file: int = ROWS_PER_FILE,
+    suffix: str = "",
+    format: str | None = None,
+) -> list[WrittenSet]:
+    """Writes the sets, which replace those of an earlier call once all files are complete.
+
+    Args:
+        files: Text with one row a line, plain, .gz or .zst, CSV with its header; or Parquet and ORC, whose
+            sets are Parquet. All of one kind; their order matters.
+        folder: Created if it does not exist.
+        ratio: Sizes of train and validation, or train, validation and test.
+        seed: Of the hash.
+        rows_per_file: Rows of all files of a set but the last.
+        suffix: Suffix of the sets' files, such as ".tsv", ".tsv.gz" or ".tsv.zst"; "": that of the format.
+        format: Of `files`; None: determined by the suffix.
+
+    Raises:
+        UsageError: If ratio, seed, rows_per_file, suffix or format are invalid, or a set's folder has files
+            that this function did not write.
+        DataError: If a file cannot be read, files have different columns, or a set would be empty.
+    """
+    if format:
+        require_format(format)
+    kinds = {path: format or format_of(path) for path in files}
+    suffix = suffix or _suffix_for(files[0], kinds[files[0]])
+    _require_options(ratio, seed, rows_per_file, suffix)
+    folders = [folder / name for name in SETS[: len(ratio)]]
+    for path, kind in kinds.items():
+        _require_same_format(path, kind, suffix)
+        if Path(path).resolve().parent in [each.resolve() for each in folders]:
+            raise UsageError(
+                f"{path!r} is in the folder of a set to be written: choose another folder"
+            )
+    for each in folders:
+        _refuse_foreign_files(each)
+    try:
+        with ExitStack() as stack:
+            writers = [
+                stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
+            ]
+            deal = _deal_tables if suffix == ".parquet" else _deal
+            deal(kinds, seed, _limits(ratio), writers)
+            num_rows = sum(writer.rows for writer in writers)
+            for writer in writers:
+                if writer.rows == 0:
+                    raise DataError(
+                        f"{writer.folder.name!r} would be empty: {num_rows} rows are too few"
+                    )
+            return [
+                WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers
+            ]
+    except OSError as error:
+        raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
+
+
+def parse_ratio(text: str) -> tuple[int, ...]:
+    """Returns the numbers of a ratio such as "9:1".
+
+    Raises:
+        UsageError: If the form is invalid.
+    """
+    try:
+        return tuple(int(number) for number in text.split(":"))
+    except ValueError as error:
+        raise UsageError(f"ratio is {text!r}, expected whole numbers as in 9:1") from error
+
+
+def _require_options(ratio: Sequence[int], seed: int, rows_per_file: int, suffix: str) -> None:
+    if not 2 <= len(ratio) <= len(SETS) or min(ratio) < 1:
+        raise UsageError(
+            f"ratio is {':'.join(map(str, ratio))}, expected two or three numbers of at least 1, as in 9:1"
+        )
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed is {seed!r}, expected a number from 0 to 2^63 - 1")
+    if rows_per_file < 1:
+        raise UsageError(f"rows_per_file is {rows_per_file!r}, expected at least 1")
+    if not suffix.startswith(".") or PurePath(f"part{suffix}").name != f"part{suffix}":
+        raise UsageError(f"suffix is {suffix!r}, expected a suffix such as .tsv.gz")
+
+
+def _suffix_for(path: str, kind: str) -> str:
+    own = [suffix for suffix, name in SUFFIXES.items() if name == kind]
+    own.sort(key=lambda suffix: suffix not in path)
+    return ".parquet" if kind in _TABLES else own[0]
+
+
+def _require_same_format(path: str, kind: str, suffix: str) -> None:
+    """Checks that the suffix stands for the format of the input."""
+    kind_out = format_of(f"part{suffix}")
+    if kind_out != "parquet" if kind in _TABLES else kind != kind_out:
+        raise UsageError(
+            f"suffix is {suffix!r}, the suffix of {kind_out} files, but {path!r} is {kind}: choose another "
+            f"suffix"
+        )
+
+
+def _refuse_foreign_files(folder: Path) -> None:
+    """Refuses a folder with part-* files that `split_rows` did not write, because they would join the set."""
+    for path in sorted(folder.glob("part-*")):
+        if not _OWN_NAME.fullmatch(path.name):
+            raise UsageError(
+                f"{str(path)!r} would be taken for a file of the set {folder.name!r}: choose another folder"
+            )
+
+
+def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
+    """Returns the first hash of each set except the first."""
+    starts = np.cumsum(ratio)[:-1].tolist()
+    return np.array([(start << 64) // sum(ratio) for start in starts], np.uint64)
+
+
+def _sets_of_rows(
+    seed: int, first_row: int, num_rows: int, limits: NDArray[np.uint64]
+) -> NDArray[np.int8]:
+    """Returns the number of the set of each row, int8[num_rows]."""
+    hashes = np.empty(num_rows, np.uint64)
+    write_row_hashes(seed, first_row, hashes)
+    return np.searchsorted(limits, hashes, side="right").astype(np.int8)
+
+
+def _deal(
+    files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+) -> None:
+    first_row = 0
+    first, *_ = files
+    header = _header_of(first, files[first])
+    for writer in writers:
+        writer.header = header
+    for path, kind in files.items():
+        is_empty = True
+        if _header_of(path, kind) != header:
+            raise DataError(f"{path}: its header is not that of {first}: split them separately")
+        for block, position in line_blocks(FileSplit(path)):
+            if position == 0:
+                block = block[len(header) :]  # noqa: PLW2901
+            if not len(block):
+                continue
+            is_empty = False
+            ends = np.flatnonzero(block == _NEWLINE) + 1
+            sets = _sets_of_rows(seed, first_row, len(ends), limits)
+            first_row += len(ends)
+            sets_of_bytes = np.repeat(sets, np.diff(ends, prepend=0))
+            for number, writer in enumerate(writers):
+                writer.write(block[sets_of_bytes == number], int((sets == number).sum()))
+        if is_empty:
+            logger.warning("a file has no rows: file=%s", path)
+
+
+def _header_of(path: str, kind: str) -> bytes:
+    """Returns the first line of a CSV file, with its line break; empty in other formats."""
+    if kind != "csv":
+        return b""
+    with closing(line_blocks(FileSplit(path))) as blocks:
+        first = next(blocks, None)
+    return b"" if first is None else first[0].tobytes().partition(b"\n")[0] + b"\n"
+
+
+def _deal_tables(
+    files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
+) -> None:
+    first_row = 0
+    fields: pa.Schema | None = None
+    first, *_ = files
+    for path, kind in files.items():
+        for table in _tables(path, kind):
+            fields = fields or table.schema
+            if not table.schema.equals(fields):
+                raise DataError(
+                    f"{path}: its columns are not those of {first}: split them separately"
+                )
+            sets = _sets_of_rows(seed, first_row, len(table), limits)
+            first_row += len(table)
+            for number, writer in enumerate(writers):
+                writer.write_table(table.filter(pa.array(sets == number)))
+
+
+def _tables(path: str, kind: str) -> Iterator[pa.Table]:
+    """Yields the rows of a Parquet or ORC file in order."""
+    with open_columnar(path, kind.upper() if kind == "orc" else "Parquet") as source:
+        if kind == "orc":
+            file = orc.ORCFile(source)
+            batches = (file.read_stripe(stripe) for stripe in range(file.nstripes))
+        else:
+            batches = pq.ParquetFile(source).iter_batches(_TABLE_ROWS)
+        for batch in batches:
+            require_valid(batch)
+            yield pa.Table.from_batches([batch])
+
+
+class _SetWriter:
+    """Writes one set to temporary files, which `finish` renames; without it they are removed.
+
+    Attributes:
+        folder: Of the files.
+        rows: Number of rows written so far.
+        header: With which each file of text begins.
+    """
+
+    def __init__(self, folder: Path, rows_per_file: int, suffix: str) -> None:
+        self.folder = folder
+        self.rows = 0
+        self.header = b""
+        self._tables: pq.ParquetWriter | None = None
+        self._rows_per_file = rows_per_file
+        self._suffix = suffix
+        self._paths: list[Path] = []
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "_SetWriter":
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+        for path in self._paths:
+            temporary_path(path).unlink(missing_ok=True)
+
+    def write(self, content: NDArray[np.uint8], num_rows: int) -> None:
+        """Appends rows."""
+        while num_rows:
+            room = self._rows_per_file - self.rows % self._rows_per_file
+            if self._file is None or room == self._rows_per_file:
+                self._next_file()
+            assert self._file is not None
+            count = min(room, num_rows)
+            stop = len(content)
+            if count < num_rows:
+                stop = int(np.flatnonzero(content == _NEWLINE)[count - 1]) + 1
+            self._file.write(content[:stop].data)
+            content = content[stop:]
+            num_rows -= count
+            self.rows += count
+
+    def write_table(self, table: pa.Table) -> None:
+        """Appends the rows of a table; files are Parquet."""
+        while len(table):
+            room = self._rows_per_file - self.rows % self._rows_per_file
+            if self._tables is None or room == self._rows_per_file:
+                self._tables = pq.ParquetWriter(self._next_file(), table.schema)
+            self._tables.write_table(table[:room])
+            self.rows += min(room, len(table))
+            table = table[room:]
+
+    def finish(self) -> tuple[Path, ...]:
+        """Replaces the files of an earlier call, and returns the new ones."""
+        self._close()
+        for stale in self.folder.glob("part-*"):
+            stale.unlink()
+        for path in self._paths:
+            temporary_path(path).replace(path)
+        return tuple(self._paths)
+
+    def _next_file(self) -> BinaryIO:
+        self._close()
+        self._paths.append(self.folder / f"part-{len(self._paths):05d}{self._suffix}")
+        self._file = open_to_write(temporary_path(self._paths[-1]))
+        self._file.write(self.header)
+        return self._file
+
+    def _close(self) -> None:
+        if self._tables is not None:
+            self._tables.close()
+            self._tables = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None

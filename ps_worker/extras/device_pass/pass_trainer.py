@@ -1,0 +1,367 @@
+"""The trainer of passes: rows go to a device, train there without a call to a store, and come back.
+
+    prepared in the background --> to the device --> step, step, ... --> back to the store --> next pass
+                                                                         `--rows that it has, too-----^
+
+A step is that of step_loop.py with one thread: gather, forward and backward, non_finite.py, clip, update. A
+write back is several pushes on arrival: rows, part by part, then the dense block, which completes the batches
+of the pass. Until then version and progress are those of the pass before, and parameters are partly new.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctr_ps.ctr_model.models.model import StepResult
+from ctr_ps.ctr_model.torch import TorchModel
+from ctr_ps.ctr_model.torch.device import DeviceModel
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.store import ModelState, Store, Version
+from ctr_ps.protos.store.state_transfer import require_finite_state
+from ctr_ps.ps_worker.communicators.push_ids import PushIds
+from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows, merged, parts
+from ctr_ps.ps_worker.extras.device_pass.pass_table import GatheredRows, PassBlock, PassTable
+from ctr_ps.ps_worker.extras.device_pass.preparation import (
+    PassBatch,
+    Preparation,
+    PreparedPass,
+    row_width,
+)
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """Where passes train, and how large they are.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        memory_bytes: Limit of tables and dense block on the device; None: as much as `memory_of` says.
+        pass_batches: Batches of a pass; None: all that a call to `train` is given.
+    """
+
+    kind: str
+    memory_bytes: int | None = None
+    pass_batches: int | None = None
+
+
+class PassTrainer:
+    """Trains one model on one device, the only worker of its job. For one thread.
+
+    Attributes:
+        is_partly_written: The store may have a part of a pass: a write back has begun, and did not end.
+    """
+
+    def __init__(
+        self,
+        model: TorchModel,
+        store: Store,
+        push_ids: PushIds,
+        *,
+        tables: Sequence[TableSpec],
+        dense: DenseSpec,
+        settings: DeviceSettings,
+        progress: Progress,
+        non_finite: NonFiniteBatches,
+        clip_norm: float = 0.0,
+    ) -> None:
+        """Moves the module to the device.
+
+        Args:
+            model: What to train.
+            store: The parameters, where all is declared.
+            push_ids: Numbers batches and pushes.
+            tables: Specs of the tables.
+            dense: Spec of the dense block.
+            settings: Of the device.
+            progress: Counts what happens.
+            non_finite: Decides about batches that are not finite.
+            clip_norm: Largest norm of a batch's mean gradient; 0: any.
+        """
+        self._device = torch.device(settings.kind)
+        self._model = DeviceModel(model, self._device)
+        self._tables = model.tables
+        self._store = store
+        self._push_ids = push_ids
+        self._specs = {spec.name: spec for spec in tables}
+        self._dense = dense
+        self._settings = settings
+        self._progress = progress
+        self._non_finite = non_finite
+        self._clip_norm = clip_norm
+        self._batches = 0  # of this run, and those that it resumes: the step of schedules
+        self.is_partly_written = False
+
+    def train(
+        self,
+        batches: Batches,
+        after_pass: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
+    ) -> None:
+        """Trains on each batch once, and returns when the store has all that was trained.
+
+        Args:
+            batches: Gone through in their order, in a thread that looks ahead.
+            after_pass: Called when the store has a pass, before the next one begins.
+            is_told_to_end: Whether no further step is to begin; the pass ends with those before.
+
+        Raises:
+            UsageError: If a pass does not fit the device; says both sizes.
+            CtrPsError: What went wrong; the store has the passes before, unless `is_partly_written`.
+        """
+        is_told_to_end = is_told_to_end or (lambda: False)
+        version = self._store.wait_version(0).result()
+        self._batches = self._store.status().batches
+        limit = self._settings.memory_bytes or memory_of(self._device)
+        block = self._pulled_block()
+        before: dict[str, PassRows] = {}
+        with self._preparation(batches, block, limit) as preparation:
+            ahead = preparation.begin({})
+            while (prepared := ahead.result()).batches and not is_told_to_end():
+                ahead = preparation.begin(prepared.keys)
+                before, version = self._run(prepared, before, block, version, is_told_to_end)
+                if after_pass is not None:
+                    after_pass()
+
+    def _run(
+        self,
+        prepared: PreparedPass,
+        before: dict[str, PassRows],
+        block: PassBlock,
+        version: Version,
+        is_told_to_end: Callable[[], bool],
+    ) -> tuple[dict[str, PassRows], Version]:
+        """Trains a pass, whose tables leave the device with the end of this, before those of the next come.
+
+        Args:
+            prepared: The pass; its rows are taken out.
+            before: All rows of the pass before; taken out.
+            block: The dense block.
+            version: Of the store.
+            is_told_to_end: Whether no further step is to begin.
+
+        Returns:
+            All rows of the pass as they are now, and the version.
+        """
+        start = time.monotonic()
+        try:
+            running = _Pass(self._specs, prepared, before, self._device)
+            trained = self._steps(running, block, prepared.batches, is_told_to_end)
+        except torch.OutOfMemoryError as error:
+            raise UsageError(
+                f"the device has no memory left for a pass of {len(prepared.batches)} batches: set "
+                f"device.pass_rows or train.batch_size to less, and device.memory_gb to no more than is free "
+                f"({str(error).splitlines()[0]})"
+            ) from error
+        answer = self._write_back(running, block, trained, version)
+        _log(trained, running, block, time.monotonic() - start)
+        return answer
+
+    def _pulled_block(self) -> PassBlock:
+        state = self._store.pull_state({}, [self._dense.name]).result()
+        return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
+
+    def _preparation(self, batches: Batches, block: PassBlock, limit: int | None) -> Preparation:
+        if limit is not None and block.size_bytes > limit:
+            raise UsageError(
+                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
+                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
+            )
+        return Preparation(
+            batches,
+            self._store,
+            tables=self._tables,
+            specs=self._specs,
+            pass_batches=self._settings.pass_batches,
+            table_bytes=None if limit is None else limit - block.size_bytes,
+        )
+
+    def _steps(
+        self,
+        running: "_Pass",
+        block: PassBlock,
+        batches: Sequence[PassBatch],
+        is_told_to_end: Callable[[], bool],
+    ) -> "_Trained":
+        """Trains on the batches of a pass, unless told to end before the last."""
+        trained = _Trained()
+        for each in batches:
+            if is_told_to_end():
+                break
+            number = self._push_ids.take(each.position)
+            trained.numbers.append(number)
+            trained.examples += self._step(running, block, each, number)
+            self._batches += 1
+        return trained
+
+    def _step(self, running: "_Pass", block: PassBlock, each: PassBatch, number: int) -> int:
+        """Trains on a batch; returns its examples, 0 if it was skipped."""
+        batch, examples = each.batch, each.batch.size
+        if batch.labels is None:
+            raise DataError(
+                "training data has rows without labels; only evaluation and inference do without"
+            )
+        gathered = running.gather(each)
+        rows = {
+            name: self._model.rows(found.weights(), *each.keys.places(name))
+            for name, found in gathered.items()
+        }
+        # What is not finite is told by non_finite.py, with the batch and the table: not by numpy before that.
+        with np.errstate(all="ignore"):
+            result, grads = self._model.gradient(block.weights, batch, rows, block.grad)
+        if self._is_skipped(result, grads, block.grad, each, number):
+            self._progress.skip()
+            return 0
+        if batch.weight:
+            self._clip(grads, block.grad, batch.weight)
+            for name, found in gathered.items():
+                running.tables[name].update(found, grads[name], batch.weight, self._batches)
+            block.update(batch.weight, self._batches)
+        self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
+        return examples
+
+    def _clip(self, grads: Mapping[str, Tensor | None], dense_grad: Tensor, weight: float) -> None:
+        """Scales the gradients of a batch in place, as clipping.py does."""
+        if not self._clip_norm:
+            return
+        there = [grad for grad in (*grads.values(), dense_grad) if grad is not None]
+        squares = torch.stack([grad.double().square().sum() for grad in there])
+        norm = float(squares.sum().sqrt()) / weight
+        if norm > self._clip_norm:
+            for grad in there:
+                grad.mul_(float(np.float32(self._clip_norm / norm)))
+
+    def _is_skipped(
+        self,
+        result: StepResult,
+        grads: Mapping[str, Tensor | None],
+        dense_grad: Tensor,
+        each: PassBatch,
+        number: int,
+    ) -> bool:
+        """Whether a batch is to be skipped; gradients come to the host only to say what is wrong."""
+        there = {name: grad for name, grad in grads.items() if grad is not None}
+        is_finite = [grad.isfinite().all() for grad in (*there.values(), dense_grad)]
+        gradients, examples = Gradients(), each.batch.weight
+        if not bool(torch.stack(is_finite).all()):
+            gradients = Gradients(
+                sparse={
+                    name: SparseGrad(each.keys.unique[name], grad.cpu().numpy(), examples)
+                    for name, grad in there.items()
+                },
+                dense={self._dense.name: DenseGrad(dense_grad.cpu().numpy(), examples)},
+            )
+        return self._non_finite.is_skipped(gradients, result.loss, number)
+
+    def _write_back(
+        self, running: "_Pass", block: PassBlock, trained: "_Trained", version: Version
+    ) -> tuple[dict[str, PassRows], Version]:
+        """Pushes what a pass has trained, part by part; the last push completes its batches.
+
+        Returns:
+            All rows of the pass as they are now, and the version.
+
+        Raises:
+            GradientError: If a number is infinite or not a number; nothing was pushed.
+        """
+        rows: dict[str, PassRows] = {}
+        is_trained: dict[str, NDArray[np.bool_]] = {}
+        for name, table in running.tables.items():
+            rows[name], is_trained[name] = table.fetch()
+        dense = ModelState(blocks={self._dense.name: block.fetch()})
+        for state in chain(self._trained_parts(rows, is_trained), [dense]):
+            require_finite_state(state)
+        self.is_partly_written = True
+        for state in self._trained_parts(rows, is_trained):
+            push_id = self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
+            self._store.push_state(state, push_id).result()
+        push_id = self._push_ids.next(
+            examples=trained.examples,
+            batches=len(trained.numbers),
+            pulled=version,
+            whole=trained.numbers,
+        )
+        version = self._store.push_state(dense, push_id).result()
+        self.is_partly_written = False
+        return rows, version
+
+    def _trained_parts(
+        self, rows: Mapping[str, PassRows], is_trained: Mapping[str, NDArray[np.bool_]]
+    ) -> Iterator[ModelState]:
+        """Yields copies of the rows that were trained, as many at a time as a push transfers."""
+        for name, found in rows.items():
+            spec, places = self._specs[name], np.flatnonzero(is_trained[name])
+            for part in parts(places.size, row_width(spec)):
+                yield ModelState({name: found.take(places[part]).states(spec)})
+
+
+@dataclass(slots=True)
+class _Trained:
+    """The batches of a pass that were trained: their numbers, and the examples of those not skipped."""
+
+    numbers: list[int] = field(default_factory=list)
+    examples: int = 0
+
+
+class _Pass:
+    """The tables of a pass on the device, by name."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, TableSpec],
+        prepared: PreparedPass,
+        before: dict[str, PassRows],
+        device: torch.device,
+    ) -> None:
+        """Moves rows to the device: fresh ones, and those that the pass before has left on the host.
+
+        They are taken out of `prepared` and `before`: the host does not keep them while the pass trains.
+        """
+        self.tables: dict[str, PassTable] = {}
+        for name, spec in specs.items():
+            known = [before.pop(name)] if name in before else []
+            rows = merged(prepared.keys[name], [*known, prepared.fresh.pop(name)])
+            self.tables[name] = PassTable(spec, rows, device)
+
+    def gather(self, each: PassBatch) -> dict[str, GatheredRows]:
+        """Returns the rows of a batch, by table."""
+        keys: Mapping[str, Keys] = each.keys.unique
+        return {name: table.gather(keys[name]) for name, table in self.tables.items()}
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Returns the bytes that tables may have by default; None: no limit.
+
+    A fifth of what is free on a GPU is left for batches and the module. What PyTorch keeps of an earlier pass
+    counts as free.
+    """
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + kept) * 4 // 5
+
+
+def _log(trained: _Trained, running: _Pass, block: PassBlock, seconds: float) -> None:
+    size_bytes = block.size_bytes + sum(table.size_bytes for table in running.tables.values())
+    logger.info(
+        "pass trained batches=%d examples=%d device_mb=%.1f seconds=%.2f",
+        len(trained.numbers),
+        trained.examples,
+        size_bytes / 2**20,
+        seconds,
+    )

@@ -1,0 +1,142 @@
+"""The heter trainers of a job, as a CPU trainer calls them.
+
+worker w --> heter trainer w % H --lost--> the next one, asynchronously; else an error that names it
+"""
+
+import logging
+import secrets
+import threading
+
+from ctr_ps.protos.errors import TransportError, UsageError, counted
+from ctr_ps.protos.futures import Future
+from ctr_ps.protos.gradients import Values
+from ctr_ps.protos.limits import MAX_NUMBERS_BYTES
+from ctr_ps.protos.store import Member, ReduceOp
+from ctr_ps.protos.wire.heter import ATTEND, TRAIN, Attend, LayerOutputs, Train, Trained
+from ctr_ps.ps_worker.cluster.transport import Transport
+
+logger = logging.getLogger(__name__)
+
+
+def heter_trainer_of(worker: int, num_heter: int) -> int:
+    """Returns the heter trainer that serves a worker, unless it is lost."""
+    return worker % num_heter
+
+
+class HeterTrainers:
+    """Calls the heter trainers for one worker. Thread-safe."""
+
+    def __init__(self, transport: Transport, *, worker: int, takes_over: bool) -> None:
+        """Uses `transport`, whose servers are the heter trainers, and closes it in the end.
+
+        Args:
+            transport: To all of them.
+            worker: Index of this worker.
+            takes_over: Whether another one takes over from one that is lost.
+        """
+        self._transport = transport
+        self._takes_over = takes_over
+        self._member = Member(worker, secrets.randbits(63))
+        num_heter = len(transport.endpoints)
+        first = heter_trainer_of(worker, num_heter)
+        self._alive = [(first + i) % num_heter for i in range(num_heter)]
+        self._next_number = 0
+        self._unsettled: set[int] = set()
+        self._lock = threading.Lock()
+
+    def train(self, dense: Values, labels: Values, outputs: LayerOutputs) -> Trained:
+        """Has a batch trained on behind the cut; see `protos.wire.heter.Train`.
+
+        Raises:
+            TransportError: If a heter trainer is lost, and none takes over; names it.
+            UsageError: If the batch does not fit a message.
+        """
+        _require_size(dense, outputs)
+        with self._lock:
+            number = self._next_number
+            self._next_number += 1
+            self._unsettled.add(number)
+            settled = min(self._unsettled)
+        batch = Train(
+            member=self._member,
+            number=number,
+            settled=settled,
+            dense=dense,
+            labels=labels,
+            outputs=outputs,
+        )
+        try:
+            while True:
+                heter = self._current()
+                try:
+                    return self._transport.call(heter, TRAIN, batch).result()
+                except TransportError as error:
+                    self._lose(heter, error)
+        finally:
+            with self._lock:
+                self._unsettled.discard(number)
+
+    def attend(self, number: int, name: str, *, size: int = 0, op: ReduceOp | None = None) -> None:
+        """Tells of a barrier that this worker comes to, when all its batches are trained on.
+
+        Args:
+            number: Of the barrier among those of the job.
+            name: Of the barrier.
+            size: Of an all-reduce: how many numbers each member brings.
+            op: How they are reduced; None: a barrier.
+
+        Raises:
+            TransportError: As `train` does.
+        """
+        barrier = Attend(member=self._member, number=number, name=name, size=size, op=op)
+        # Where one may take over from another, each waits for all workers (joining.py).
+        with self._lock:
+            told = self._alive if self._takes_over else self._alive[:1]
+        calls: list[tuple[int, Future[None]]] = [
+            (heter, self._transport.call(heter, ATTEND, barrier)) for heter in told
+        ]
+        for heter, call in calls:
+            try:
+                call.result()
+            except TransportError as error:
+                self._lose(heter, error)
+
+    def close(self) -> None:
+        """Ends the connections; calls that are on their way fail."""
+        self._transport.close()
+
+    def _current(self) -> int:
+        with self._lock:
+            return self._alive[0]
+
+    def _lose(self, heter: int, error: TransportError) -> None:
+        """A heter trainer does not answer; raises unless another one takes over."""
+        endpoint = self._transport.endpoints[heter]
+        lost = f"heter trainer {heter} ({endpoint}) is lost"
+        with self._lock:
+            others = [each for each in self._alive if each != heter]
+            if self._takes_over and others:
+                is_new, self._alive = len(others) < len(self._alive), others
+                if is_new:
+                    logger.warning("%s, heter trainer %d takes over: %s", lost, others[0], error)
+                return
+        why = (
+            "and there is no other one"
+            if len(self._transport.endpoints) == 1 or (self._takes_over and not others)
+            else "and another one takes over only in asynchronous training with "
+            'cluster.on_worker_loss = "continue"'
+        )
+        raise TransportError(
+            f"{lost}, {why}: see its log, and start the job again from its checkpoint; {error}"
+        ) from error
+
+
+def _require_size(dense: Values, outputs: LayerOutputs) -> None:
+    size = dense.nbytes + sum(each.nbytes for of in outputs.values() for each in of)
+    if size > MAX_NUMBERS_BYTES:
+        largest = max(outputs, key=lambda name: sum(each.nbytes for each in outputs[name]))
+        raise UsageError(
+            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, most of "
+            f"them of {largest}, more than the {MAX_NUMBERS_BYTES} of a message: lower train.batch_size, or "
+            f"let a Front return less (docs/heterogeneous.md)"
+        )

@@ -1,0 +1,306 @@
+"""`ps-serve`: answers predictions of a saved model over gRPC and HTTP, in the Open Inference Protocol.
+
+    ps-serve output/model                      # HTTP at 127.0.0.1:8000, gRPC at 127.0.0.1:8001
+    ps-serve output/model --name ctr --http 0.0.0.0:8000 --grpc 0.0.0.0:8001 --metrics 8002
+
+It answers with newer checkpoints as they come. SIGTERM ends it when the requests in flight are answered.
+"""
+
+import asyncio
+import logging
+import re
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from threadpoolctl import threadpool_limits
+
+from ctr_ps.protos.errors import CtrPsError, UsageError
+from ctr_ps.protos.metrics.metrics_port import (
+    Readers,
+    metrics_address,
+    open_metrics_port,
+    parse_address,
+)
+from ctr_ps.protos.role import address_to_bind
+from ctr_ps.protos.runtime.environment import arguments, connection_limit, num_processors
+from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from ctr_ps.protos.wire.debug_services import DebugServices
+from ctr_ps.protos.wire.security.credentials import (
+    Credentials,
+    bind,
+    require_protection,
+    server_context,
+)
+
+if TYPE_CHECKING:
+    from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
+    from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+GRACE_S = 10.0
+"""Seconds that requests in flight may take when it ends."""
+
+PORTS = 2
+"""That share the connections of the process: HTTP and gRPC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a model is served; see the options of the command."""
+
+    model: str
+    name: str
+    http: str
+    grpc: str
+    metrics: str
+    reload_s: float
+    max_rows: int
+    threads: int
+    verify: bool
+    allow_code: bool
+    maps: bool
+    drain_s: float
+    grpc_debug: bool
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="Checkpoint, or the checkpoint.dir of a job: its newest.")
+    ],
+    name: Annotated[str, typer.Option(help="By which requests ask for the model.")] = "ctr",
+    http: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Address for HTTP; empty: none.")
+    ] = "127.0.0.1:8000",
+    grpc: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Address for gRPC; empty: none.")
+    ] = "127.0.0.1:8001",
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve /metrics for Prometheus at this address; default: what CTR_PS_METRICS says.",
+        ),
+    ] = None,
+    reload_every: Annotated[
+        float, typer.Option(min=0, help="Seconds between looks for a newer checkpoint; 0: never.")
+    ] = 10.0,
+    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 10_000,
+    threads: Annotated[
+        int, typer.Option(min=0, help="Threads that predict; 0: one a processor.")
+    ] = 0,
+    verify: Annotated[
+        bool,
+        typer.Option(help="Compare all checksums of a checkpoint before it answers."),
+    ] = True,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run the model's file, which a checkpoint names.")
+    ] = False,
+    maps: Annotated[
+        bool,
+        typer.Option(
+            "--map",
+            help="Map the files of rows instead of reading them into memory; nobody may change them.",
+        ),
+    ] = False,
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Seconds after SIGTERM in which it answers, not ready, so that load balancers see it.",
+        ),
+    ] = 0.0,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Answer whoever reaches an address that is not loopback."),
+    ] = False,
+    grpc_debug: Annotated[
+        bool,
+        typer.Option(
+            "--grpc-debug",
+            help="Answer gRPC's reflection and channelz, for grpcurl and grpcdebug: the extra [grpc-debug].",
+        ),
+    ] = False,
+    log_format: Annotated[
+        LogFormat | None, typer.Option(help="Lines for people or objects for machines.")
+    ] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="The least important events.")] = None,
+) -> None:
+    """Answer predictions of a saved model in the Open Inference Protocol."""
+    with errors_as_exit_codes():
+        configure_logs(log_format, log_level)
+        credentials = Credentials.from_environment()
+        if insecure:
+            credentials = replace(credentials, is_insecure=True)
+        settings = Settings(
+            model=model,
+            name=name,
+            http=http,
+            grpc=grpc,
+            metrics=metrics_address(metrics),
+            reload_s=reload_every,
+            max_rows=max_rows,
+            threads=threads or num_processors(),
+            verify=verify,
+            allow_code=allow_code,
+            maps=maps,
+            drain_s=drain,
+            grpc_debug=grpc_debug,
+        )
+        if not (http or grpc):
+            raise UsageError("--http and --grpc are empty: nobody could ask")
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise UsageError(f"--name is {name!r}, expected letters, digits, and _ . -")
+        if http:
+            _require_extra()
+        with threadpool_limits(1):  # each thread of the pool is one
+            asyncio.run(run(settings, credentials))
+
+
+def _require_extra() -> None:
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError as error:
+        raise UsageError("ps-serve needs the extra: pip install 'ctr-ps[serve]'") from error
+
+
+async def run(settings: Settings, credentials: Credentials) -> None:
+    """Serves until SIGTERM or SIGINT.
+
+    Raises:
+        UsageError: If an address is none, or not loopback and nothing protects it.
+        BindError: If an address cannot be bound.
+        CtrPsError: If the model cannot be loaded.
+    """
+    # Late: numba.
+    from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
+    from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
+
+    for option, address in (("--http", settings.http), ("--grpc", settings.grpc)):
+        if address:
+            host, _ = parse_address(address, option)
+            require_protection(host, credentials, "ask the model")
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    with ExitStack() as stack:
+        model = ServedModel(
+            settings.model,
+            name=settings.name,
+            max_rows=settings.max_rows,
+            threads=settings.threads,
+            verify=settings.verify,
+            allow_code=settings.allow_code,
+            maps=settings.maps,
+        )
+        stack.callback(model.close)
+        metrics = RequestMetrics(model)
+        if settings.metrics:
+            stack.enter_context(
+                open_metrics_port(settings.metrics, metrics, metrics.status, credentials)
+            )
+        served = _Served(model, metrics, ended, credentials)
+        ends: list[Callable[[], Awaitable[object]]] = []
+        try:
+            if settings.grpc:
+                ends.append(await _start_grpc(served, settings))
+            if settings.http:
+                ends.append(await _start_http(served, settings.http))
+            if settings.reload_s:
+                reloading = asyncio.create_task(model.reload_every(settings.reload_s))
+                stack.callback(reloading.cancel)
+            await ended.wait()
+            logger.info("ends when the requests in flight are answered")
+            await asyncio.sleep(settings.drain_s)
+        finally:
+            await asyncio.gather(*(end() for end in ends))
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """What both protocols serve, and for whom."""
+
+    model: "ServedModel"
+    metrics: "RequestMetrics"
+    ended: asyncio.Event
+    credentials: Credentials
+
+    def is_ready(self) -> bool:
+        return not self.ended.is_set()
+
+
+async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Awaitable[object]]:
+    """Serves over gRPC; returns what ends that."""
+    from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService
+
+    debug = DebugServices() if settings.grpc_debug else None
+    service = GrpcService(served.model, served.metrics, served.is_ready, debug=debug)
+    server = service.server(served.credentials, ports=PORTS)
+    host, port = parse_address(settings.grpc)
+    port = bind(server, address_to_bind(host, port), served.credentials)
+    await server.start()
+    telling = asyncio.create_task(_tell_end(served.ended, service.tell_end))
+    logger.info("gRPC at %s", address_to_bind(host, port))
+
+    async def end() -> None:
+        telling.cancel()
+        await server.stop(GRACE_S)
+
+    return end
+
+
+async def _tell_end(ended: asyncio.Event, tell: Callable[[], None]) -> None:
+    await ended.wait()
+    tell()
+
+
+async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[object]]:
+    """Serves over HTTP; returns what ends that."""
+    from aiohttp import web  # of an extra
+
+    from ctr_ps.ps_worker.extras.inference_server.http_listener import HttpListener
+    from ctr_ps.ps_worker.extras.inference_server.http_service import RUNNER_OPTIONS, HttpService
+
+    readers = Readers(served.credentials)
+    service = HttpService(served.model, served.metrics, served.is_ready, readers)
+    runner = web.AppRunner(service.application(), shutdown_timeout=GRACE_S, **RUNNER_OPTIONS)
+    await runner.setup()
+    assert runner.server is not None
+    host, port = parse_address(address)
+    try:
+        listener = HttpListener(
+            runner.server,
+            host,
+            port,
+            max_connections=connection_limit() // PORTS,
+            tls=server_context(served.credentials),
+            **RUNNER_OPTIONS,
+        )
+    except CtrPsError:
+        await runner.cleanup()
+        raise
+    logger.info("HTTP at %s", address_to_bind(host, listener.address[1]))
+
+    async def end() -> None:
+        await listener.close()
+        await service.finish(GRACE_S)
+        await runner.cleanup()
+
+    return end
+
+
+def main() -> None:
+    """Runs the command."""
+    app(arguments())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""The protocol over gRPC: `inference.GRPCInferenceService`."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health
+
+from ctr_ps.protos.errors import CtrPsError, DataError
+from ctr_ps.protos.runtime.environment import own_version
+from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.v1 import open_inference_pb2 as messages
+from ctr_ps.protos.wire.channel import server_options
+from ctr_ps.protos.wire.debug_services import DebugServices
+from ctr_ps.protos.wire.grpc_status import details_of, status_of
+from ctr_ps.protos.wire.health import HealthService
+from ctr_ps.protos.wire.security.authorization import Method, interceptors_of
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
+from ctr_ps.ps_worker.extras.inference_server.served_model import (
+    MAX_WAITING,
+    Request,
+    ServedModel,
+    UnknownModelError,
+)
+from ctr_ps.ps_worker.extras.inference_server.tensors import (
+    BYTES,
+    EXTENSIONS,
+    Tensor,
+    TensorType,
+    raw_of,
+    tensor_of_raw,
+    tensor_of_values,
+)
+
+_SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+MAX_CALLS = 4 * MAX_WAITING
+"""At once, health checks and refusals among them; more are refused before their message is read."""
+
+
+_CONTENTS = {
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BOOL": "bool_contents",
+    BYTES: "bytes_contents",
+}
+"""Field of `InferTensorContents`, by datatype."""
+
+
+_GUARDED_NAMES = ("ServerMetadata", "ModelMetadata", "ModelReady", "ModelInfer")
+
+GUARDED = [Method(_SERVICE.full_name, name) for name in _GUARDED_NAMES]
+"""Whether a process is live and ready, anybody may ask, as of servers of parameters; not of what models."""
+
+
+class GrpcService:
+    """Answers the methods of the protocol."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        metrics: RequestMetrics,
+        is_ready: Callable[[], bool],
+        *,
+        debug: DebugServices | None = None,
+    ) -> None:
+        """Answers with `model`, and tells `metrics` of each call; `debug` are answered beside."""
+        self._model = model
+        self._metrics = metrics
+        self._is_ready = is_ready
+        self._debug = debug
+        self._health = HealthService()
+
+    def server(self, credentials: Credentials, *, ports: int = 1) -> grpc.aio.Server:
+        """Returns a server with these methods, that asks callers for their access; it is not bound yet.
+
+        It answers gRPC's health checks, too; `ports` of the process share its connections.
+        """
+        guarded = [*GUARDED, *(self._debug.methods if self._debug else ())]
+        server = grpc.aio.server(
+            options=server_options(ports=ports),
+            interceptors=interceptors_of(credentials, guarded),
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )
+        answers: dict[str, Callable[[Any], Awaitable[Any]]] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelInfer": self._model_infer,
+        }
+        methods = {
+            # What anybody may ask is empty, and a stream that nobody reads: else gRPC takes 16 MiB for it.
+            name: (
+                grpc.unary_unary_rpc_method_handler
+                if name in _GUARDED_NAMES
+                else grpc.stream_unary_rpc_method_handler
+            )(
+                self._method(name, answer),
+                request_deserializer=GetMessageClass(
+                    _SERVICE.methods_by_name[name].input_type
+                ).FromString,
+                response_serializer=lambda message: message.SerializeToString(),
+            )
+            for name, answer in answers.items()
+        }
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE.full_name, methods),)
+        )
+        self._health.add_to(server, credentials)
+        if self._debug:
+            self._debug.add_to(server, [_SERVICE.full_name, health.SERVICE_NAME])
+        return server
+
+    def tell_end(self) -> None:
+        """Says to health checks that it does not serve any more."""
+        self._health.end()
+
+    def _method(
+        self, name: str, answer: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[Any, grpc.aio.ServicerContext], Awaitable[Any]]:
+        async def method(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            start, status = time.perf_counter(), grpc.StatusCode.UNKNOWN
+            try:
+                answered = await answer(request)
+                status = grpc.StatusCode.OK
+                return answered
+            except asyncio.CancelledError:
+                status = grpc.StatusCode.CANCELLED
+                raise
+            except (CtrPsError, MemoryError) as raised:
+                error = memory_error_of(raised) or raised
+                assert isinstance(error, CtrPsError)
+                status = _status_of(error)
+                await context.abort(status, details_of(error))
+            finally:
+                self._metrics.ended("grpc", name, status.name, time.perf_counter() - start)
+
+        return method
+
+    async def _server_live(self, request: Any) -> Any:
+        return messages.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, request: Any) -> Any:
+        return messages.ServerReadyResponse(ready=self._is_ready())
+
+    async def _model_ready(self, request: Any) -> Any:
+        try:
+            self._model.meant(request.name, request.version)
+        except UnknownModelError:
+            return messages.ModelReadyResponse(ready=False)
+        return messages.ModelReadyResponse(ready=self._is_ready())
+
+    async def _server_metadata(self, request: Any) -> Any:
+        return messages.ServerMetadataResponse(
+            name="ctr-ps", version=own_version(), extensions=EXTENSIONS
+        )
+
+    async def _model_metadata(self, request: Any) -> Any:
+        self._model.meant(request.name, request.version)
+        return messages.ModelMetadataResponse(
+            name=self._model.name,
+            versions=[self._model.current.version],
+            platform="ctr-ps",
+            inputs=_metadata(self._model.inputs),
+            outputs=_metadata(self._model.outputs),
+        )
+
+    async def _model_infer(self, request: Any) -> Any:
+        current = self._model.meant(request.model_name, request.model_version)
+        with self._model.place():
+            answer = await self._model.infer(current, lambda: _decoded(request))
+        return messages.ModelInferResponse(
+            model_name=self._model.name,
+            model_version=answer.version,
+            id=request.id,
+            outputs=[
+                messages.ModelInferResponse.InferOutputTensor(
+                    name=each.name, datatype=each.datatype, shape=each.shape
+                )
+                for each, _ in answer.outputs
+            ],
+            raw_output_contents=[raw_of(values) for _, values in answer.outputs],
+        )
+
+
+def _status_of(error: CtrPsError) -> grpc.StatusCode:
+    match error:
+        case UnknownModelError():
+            return grpc.StatusCode.NOT_FOUND
+        case DataError():  # of the request, where servers of parameters have none
+            return grpc.StatusCode.INVALID_ARGUMENT
+    return status_of(error)
+
+
+def _decoded(request: Any) -> Request:
+    return Request(tensors_in(request), [output.name for output in request.outputs])
+
+
+def tensors_in(request: Any) -> list[Tensor]:
+    """Returns the tensors of a ModelInferRequest.
+
+    Raises:
+        DataError: If one has values of another number or type than it says.
+    """
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise DataError(
+            f"raw_input_contents has {len(raw)} parts for {len(request.inputs)} inputs, expected one each"
+        )
+    if raw:
+        return [
+            tensor_of_raw(each.name, each.datatype, list(each.shape), contents)
+            for each, contents in zip(request.inputs, raw, strict=True)
+        ]
+    return [
+        tensor_of_values(each.name, each.datatype, list(each.shape), _contents(each))
+        for each in request.inputs
+    ]
+
+
+def _contents(tensor: Any) -> Sequence[Any]:
+    # A datatype that is none is refused with the values.
+    return list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "bytes_contents")))
+
+
+def _metadata(types: Sequence[TensorType]) -> list[Any]:
+    return [
+        messages.ModelMetadataResponse.TensorMetadata(
+            name=each.name, datatype=each.datatype, shape=each.shape
+        )
+        for each in types
+    ]

@@ -1,0 +1,295 @@
+"""A model that answers requests, and is exchanged for a newer one while it does.
+
+    request --a thread of the pool--> samples --> the predictor of this moment --> answer
+    folder  --every few seconds-----> a newer checkpoint? --> a predictor of its own --> answers from now on
+
+A request has one predictor from its beginning to its end. A checkpoint that cannot be loaded is logged once,
+and the one before goes on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_worker.extras.inference_server.tensors import (
+    Tensor,
+    TensorType,
+    inputs_of,
+    outputs_of,
+    samples_of,
+)
+from ctr_ps.ps_worker.predict.predictor import Predictor
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 64
+"""Requests that have a thread or wait for one, of up to 16 MiB each; more are refused, so that those which
+wait are still wanted."""
+
+RETRY_AFTER_S = 1.0
+
+
+class UnknownModelError(CtrPsError):
+    """A request asks for a model, version or output that is not served here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """The model that answers.
+
+    Attributes:
+        predictor: It.
+        version: Name of its checkpoint, the last part of its URL.
+        token: Of the save that wrote it.
+        since: When it was loaded, in seconds since 1970.
+    """
+
+    predictor: Predictor
+    version: str
+    token: str
+    since: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked for: rows as tensors, and names of outputs; none: all."""
+
+    tensors: Sequence[Tensor]
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Outputs of a request, its rows, and the version that has computed them."""
+
+    version: str
+    outputs: Sequence[tuple[TensorType, NDArray[np.float32]]]
+    num_rows: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a served model has done.
+
+    Attributes:
+        rows: Predicted.
+        reloads: Newer models that were loaded.
+        failed_reloads: Of those that were not.
+    """
+
+    rows: int = 0
+    reloads: int = 0
+    failed_reloads: int = 0
+
+
+class ServedModel:
+    """The model of a checkpoint, or of the newest one in a folder. For one event loop.
+
+    Attributes:
+        name: By which requests ask for it.
+        counts: What it has done.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        max_rows: int,
+        threads: int,
+        verify: bool = True,
+        allow_code: bool = False,
+        maps: bool = False,
+    ) -> None:
+        """Loads it.
+
+        Args:
+            url: See `Predictor.load`.
+            name: By which requests ask for it.
+            max_rows: Most rows of a request.
+            threads: That predict.
+            verify: Compare all checksums of a checkpoint before it answers; see `Predictor.load`.
+            allow_code: See `Predictor.load`.
+            maps: Map the files of rows instead of reading them; likewise.
+
+        Raises:
+            CtrPsError: If there is no checkpoint, or it cannot be loaded.
+        """
+        self.name = name
+        self.counts = Counts()
+        self._url = url
+        self._max_rows = max_rows
+        self._num_waiting = 0
+        self._fault = ""  # of the newest checkpoint; told once
+        self._allow_code = allow_code
+        self._verify, self._maps = verify, maps
+        self.current = self._load(Checkpoint.open(url))
+        self._threads = ThreadPoolExecutor(threads, "predict")
+        logger.info(
+            "serves model=%s version=%s url=%s",
+            name,
+            self.current.version,
+            self.current.predictor.url,
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have a thread, or wait for one."""
+        return self._num_waiting
+
+    @property
+    def inputs(self) -> list[TensorType]:
+        """What the model takes."""
+        return inputs_of(self.current.predictor.schema)
+
+    @property
+    def outputs(self) -> list[TensorType]:
+        """What it gives."""
+        return outputs_of(self.current.predictor.tasks)
+
+    def meant(self, name: str, version: str = "") -> Current:
+        """Returns the model that answers, if it is the one that is meant; an empty version is any.
+
+        Raises:
+            UnknownModelError: If it is not.
+        """
+        current = self.current
+        if name != self.name:
+            raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
+        if version not in ("", current.version):
+            raise UnknownModelError(
+                f"version {version!r} of {name!r} is not served, it is {current.version!r} now: leave the "
+                f"version out to ask for the newest"
+            )
+        return current
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Counts a request for the time of the block, before its body is read.
+
+        Raises:
+            OverloadedError: If too many wait.
+        """
+        if self._num_waiting >= MAX_WAITING:
+            raise OverloadedError(
+                f"{self._num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
+                f"use more processes",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._num_waiting += 1
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
+
+    async def infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+        """Predicts the rows of a request, in a thread of the pool.
+
+        Args:
+            current: The model that was meant.
+            decode: Returns the request, in that thread: one of 16 MiB takes long.
+
+        Raises:
+            DataError: If the request is not as the protocol says, or does not fit the model.
+            UnknownModelError: If there is no output that it asks for.
+        """
+        loop = asyncio.get_running_loop()
+        answer = await loop.run_in_executor(self._threads, self._infer, current, decode)
+        self.counts.rows += answer.num_rows
+        return answer
+
+    def _infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+        predictor, request = current.predictor, decode()
+        types = outputs_of(predictor.tasks)
+        if unknown := set(request.outputs) - {each.name for each in types}:
+            raise UnknownModelError(
+                f"there is no output {sorted(unknown)}, the model has {[each.name for each in types]}"
+            )
+        samples = samples_of(
+            request.tensors,
+            predictor.schema,
+            max_rows=self._max_rows,
+            values=predictor.slot_values,
+        )
+        predictions = predictor.predict_samples(samples)
+        columns = predictions.reshape(len(samples), len(types)).T
+        found = [
+            (TensorType(each.name, each.datatype, (len(samples),)), column)
+            for each, column in zip(types, columns, strict=True)
+            if not request.outputs or each.name in request.outputs
+        ]
+        return Answer(current.version, found, len(samples))
+
+    async def reload_every(self, seconds: float) -> None:
+        """Looks for a newer checkpoint every so many seconds, for ever."""
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await asyncio.to_thread(self.reload)
+            except Exception:  # the next look may find another checkpoint
+                self.counts.failed_reloads += 1
+                logger.exception("looking for a newer model failed")
+
+    def reload(self) -> bool:
+        """Answers with the newest checkpoint from now on; returns whether it is another one.
+
+        One that cannot be loaded, or predict a row, changes nothing.
+        """
+        try:
+            newest = Checkpoint.open(self._url)
+            if newest.token == self.current.token:
+                self._fault = ""  # what was wrong is over, and told if it comes again
+                return False
+            loaded = self._load(newest)
+            _require_same_tensors(self.current.predictor, loaded.predictor)
+        except Exception as error:  # a checkpoint of anybody's, with code of the user's
+            fault = str(error) if isinstance(error, CtrPsError) else repr(error)
+            if fault != self._fault:
+                self._fault = fault
+                self.counts.failed_reloads += 1
+                logger.error(
+                    "a newer model is not served, but still version=%s: %s",
+                    self.current.version,
+                    fault,
+                )
+            return False
+        self.current = loaded
+        self._fault = ""
+        self.counts.reloads += 1
+        logger.info("serves model=%s version=%s", self.name, loaded.version)
+        return True
+
+    def _load(self, checkpoint: Checkpoint) -> Current:
+        predictor = Predictor.load(
+            checkpoint.url, verify=self._verify, map=self._maps, allow_code=self._allow_code
+        )
+        _warm_up(predictor)
+        return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
+
+    def close(self) -> None:
+        """Ends the threads, after what they predict now."""
+        self._threads.shutdown()
+
+
+def _warm_up(predictor: Predictor) -> None:
+    """Predicts a row of missing values: kernels are compiled, and the model can, before the first request."""
+    schema = predictor.schema
+    predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
+
+
+def _require_same_tensors(old: Predictor, new: Predictor) -> None:
+    if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
+        raise UsageError(
+            f"{new.url} has another schema or other tasks than {old.url}, so clients would send the wrong "
+            f"tensors: start another ps-serve for it"
+        )

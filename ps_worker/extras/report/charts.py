@@ -1,0 +1,306 @@
+"""Charts as SVG, drawn by Matplotlib, with HTML legends: lines, rows, columns, stacked bars, calibration.
+
+A colour in the drawing stands for a variable of the page's style sheet, which has values for light and dark
+screens. Text remains text, in the font of the page. From the seventh series on, lines are dashed as well.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from io import StringIO
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from ctr_ps.ps_worker.extras.report.runs import Point
+
+COLOURS = 6
+
+_VARIABLES = {
+    **{f"#0000c{number}": f"var(--c{number})" for number in range(COLOURS)},
+    "#0000d0": "var(--muted)",
+    "#0000d1": "var(--grid)",
+    "#0000d2": "var(--level)",
+    "#0000d3": "var(--on)",
+}
+*_SERIES, _MUTED, _GRID, _LEVEL, _ON = _VARIABLES
+
+_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": _GRID,
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "grid.color": _GRID,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",  # text, not its outlines
+    "text.parse_math": False,  # a run may be named $1
+    "xtick.color": _GRID,
+    "xtick.labelcolor": _MUTED,
+    "ytick.color": _GRID,
+    "ytick.labelcolor": _MUTED,
+}
+_WITHOUT_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+MAX_POINTS = 600
+"""Of a line; one with more shows the lowest and highest in each of so many stretches."""
+
+_DOTTED = 40
+"""Most points of a line that get a dot each."""
+_OUTLIER_SPANS = 1.5
+_FEW = 8
+_MAX_LABEL = 29
+_LEAST_SHARE = 8
+"""Smallest share of a stacked bar, in percent, that is written into it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A named row of points.
+
+    Attributes:
+        name: In the legend.
+        number: Chooses colour and dashes, from 0.
+        points: (x, y), ascending by x.
+    """
+
+    name: str
+    number: int
+    points: Sequence[Point]
+
+
+Labelled = Mapping[str, Sequence[float | None]]
+"""For each label a figure of each series, as the importance of a slot in each run; None: it has none."""
+
+
+@mpl.rc_context(_STYLE)
+def lines(
+    series: Sequence[Series],
+    *,
+    x: str,
+    y: str,
+    levels: Sequence[tuple[str, float]] = (),
+    is_from_zero: bool = False,
+) -> str:
+    """Returns a chart of lines; values far above all others lie outside.
+
+    Args:
+        series: At least one point in all.
+        x: Label of the axis, with its unit.
+        y: Likewise.
+        levels: Named values to compare with, drawn as dashed lines.
+        is_from_zero: The vertical axis begins at 0.
+    """
+    figure, axes = _figure(x, y)
+    for each in series:
+        _draw(axes, each, is_dotted=len(each.points) <= _DOTTED)
+    for _, level in levels:
+        axes.axhline(level, color=_LEVEL, linestyle="--", linewidth=1)
+    if all(float(a).is_integer() for each in series for a, _ in each.points):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    values = [b for each in series for _, b in each.points]
+    kept = without_outliers(values)
+    if len(kept) < len(values):
+        kept += [level for _, level in levels]
+        margin = 0.05 * (max(kept) - min(kept))
+        axes.set_ylim(min(kept) - margin, max(kept) + margin)
+    if is_from_zero:
+        axes.set_ylim(bottom=0)
+    return _chart(figure, f"{y} by {x}", _named(series), levels)
+
+
+@mpl.rc_context(_STYLE)
+def calibration(series: Sequence[Series]) -> str:
+    """Returns a chart of click rates by predictions, with the line on which both are equal."""
+    figure, axes = _figure("mean prediction of a bucket", "click rate")
+    for each in series:
+        _draw(axes, each, is_dotted=True)
+    axes.axline((0, 0), slope=1, color=_LEVEL, linestyle="--", linewidth=1)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    equal = [("calibrated", 1.0)]
+    return _chart(figure, "click rate by mean prediction", _named(series), equal)
+
+
+@mpl.rc_context(_STYLE)
+def rows(
+    labelled: Labelled,
+    names: Sequence[str],
+    *,
+    x: str,
+    is_bars: bool,
+    levels: Sequence[tuple[str, float]] = (),
+) -> str:
+    """Returns a chart with a row a label: bars from 0, or dots on an axis that need not begin there.
+
+    Args:
+        labelled: The rows, from the top.
+        names: Of the series.
+        x: Label of the axis, with its unit.
+        is_bars: Bars, else dots.
+        levels: Named values to compare with.
+    """
+    height = 0.8 + len(labelled) * (0.16 + 0.08 * len(names))
+    figure, axes = _figure(x, "", height=height)
+    for colour, places, values, thickness in _groups(labelled, len(names)):
+        if is_bars:
+            axes.barh(places, values, thickness, color=colour)
+        else:
+            axes.plot(values, places, "o", color=colour)
+    for _, level in levels:
+        axes.axvline(level, color=_LEVEL, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(labelled)), [_short(each) for each in labelled])
+    axes.set_ylim(len(labelled) - 0.5, -0.5)
+    return _chart(figure, x, enumerate(names), levels)
+
+
+@mpl.rc_context(_STYLE)
+def columns(labelled: Labelled, names: Sequence[str], *, x: str, y: str) -> str:
+    """Returns a chart with a group of columns a label, one for each series that has a value."""
+    figure, axes = _figure(x, y)
+    for colour, places, values, thickness in _groups(labelled, len(names)):
+        axes.bar(places, values, thickness, color=colour)
+    axes.set_xticks(range(len(labelled)), list(labelled))
+    return _chart(figure, f"{y} by {x}", enumerate(names))
+
+
+@mpl.rc_context(_STYLE)
+def stacked(
+    totals: Sequence[tuple[str, Mapping[str, float]]], parts: Sequence[str], *, x: str
+) -> str:
+    """Returns a bar for each run, divided into its parts, with their shares where there is room.
+
+    Args:
+        totals: Name of each run, and its values by part.
+        parts: All parts, in the order in which they are drawn.
+        x: Label of the axis, with its unit.
+    """
+    figure, axes = _figure(x, "", height=0.8 + 0.4 * len(totals))
+    runs = range(len(totals))
+    ends = [0.0 for _ in runs]
+    for number, part in enumerate(parts):
+        values = [of.get(part, 0.0) for _, of in totals]
+        bars = axes.barh(runs, values, 0.6, left=ends, color=_colour(number))
+        shares = [
+            100 * value / sum(of.values()) for value, (_, of) in zip(values, totals, strict=True)
+        ]
+        labels = [f"{share:.0f} %" if share >= _LEAST_SHARE else "" for share in shares]
+        axes.bar_label(bars, labels, label_type="center", color=_ON)
+        ends = [end + value for end, value in zip(ends, values, strict=True)]
+    axes.set_yticks(runs, [_short(name) for name, _ in totals])
+    axes.set_ylim(len(totals) - 0.5, -0.5)
+    return _chart(figure, x, enumerate(parts))
+
+
+def without_outliers(values: Sequence[float]) -> list[float]:
+    """Returns the values without those far above the others, such as the losses of a first, untrained model.
+
+    Far is more than 1.5 times the span between the 5th and the 90th percentile above the latter.
+    """
+    if len(values) < _FEW:
+        return list(values)
+    ordered = sorted(values)
+    low, high = ordered[round(0.05 * (len(ordered) - 1))], ordered[round(0.9 * (len(ordered) - 1))]
+    limit = high + _OUTLIER_SPANS * (high - low)
+    return [value for value in values if value <= limit]
+
+
+def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
+    """Returns at most `most` of the points, with the lowest and highest of each stretch, and both ends."""
+    if len(points) <= most:
+        return list(points)
+    stretches = most // 2 - 1
+    chosen = {0, len(points) - 1}
+    for stretch in range(stretches):
+        start = stretch * len(points) // stretches
+        indices = range(start, (stretch + 1) * len(points) // stretches)
+        chosen.add(min(indices, key=lambda index: points[index][1]))
+        chosen.add(max(indices, key=lambda index: points[index][1]))
+    return [points[index] for index in sorted(chosen)]
+
+
+def _figure(x: str, y: str, *, height: float = 2.8) -> tuple[Figure, Axes]:
+    """Returns a drawing 6 inches wide and `height` high, with labels of its axes."""
+    figure = Figure(figsize=(6, height))
+    axes = figure.subplots()
+    axes.set_xlabel(x, loc="right")
+    axes.set_ylabel(y)
+    return figure, axes
+
+
+def _draw(axes: Axes, series: Series, *, is_dotted: bool) -> None:
+    across, up = zip(*series.points, strict=True)
+    dashes = "-" if series.number < COLOURS else "--"
+    axes.plot(across, up, dashes, color=_colour(series.number), marker="o" if is_dotted else "")
+
+
+def _groups(
+    labelled: Labelled, count: int
+) -> Iterator[tuple[str, list[float], list[float], float]]:
+    """Yields colour, places, values and thickness of the marks of each of `count` series."""
+    thickness = 0.8 / count
+    for number in range(count):
+        shift = thickness * (number - (count - 1) / 2)
+        marks = [
+            (index + shift, value)
+            for index, values in enumerate(labelled.values())
+            if (value := values[number]) is not None
+        ]
+        yield (
+            _colour(number),
+            [place for place, _ in marks],
+            [value for _, value in marks],
+            thickness,
+        )
+
+
+def _chart(
+    figure: Figure,
+    label: str,
+    named: Iterable[tuple[int, str]],
+    levels: Sequence[tuple[str, float]] = (),
+) -> str:
+    """Returns a drawing as HTML, with a legend where it shows more than one thing."""
+    output = StringIO()
+    with mpl.rc_context({"svg.hashsalt": label}), warnings.catch_warnings():
+        # Chinese in the name of a run: the font here only measures texts, the browser has others.
+        warnings.filterwarnings("ignore", r"Glyph \d+ ")
+        figure.savefig(output, format="svg", transparent=True, metadata=_WITHOUT_METADATA)
+    _, tag, drawing = output.getvalue().partition("<svg ")
+    for stand_in, variable in _VARIABLES.items():
+        drawing = drawing.replace(stand_in, variable)
+    keys = [
+        f'<span class="key"><span class="swatch c{number % COLOURS}'
+        f'{" striped" if number >= COLOURS else ""}"></span>{escape(name)}</span>'
+        for number, name in named
+    ]
+    keys += [
+        f'<span class="key"><span class="swatch level striped"></span>{escape(name)}</span>'
+        for name, _ in levels
+    ]
+    legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
+    return f'{legend}{tag}role="img" aria-label="{escape(label)}" {drawing}'
+
+
+def _named(series: Sequence[Series]) -> list[tuple[int, str]]:
+    return [(each.number, each.name) for each in series]
+
+
+def _colour(number: int) -> str:
+    return _SERIES[number % COLOURS]
+
+
+def _short(text: str) -> str:
+    """Returns a text without its middle where it is too long: names of runs often differ at the end."""
+    if len(text) <= _MAX_LABEL:
+        return text
+    end = _MAX_LABEL // 2
+    return f"{text[: _MAX_LABEL - 1 - end]}\N{HORIZONTAL ELLIPSIS}{text[-end:]}"

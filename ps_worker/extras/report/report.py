@@ -1,0 +1,160 @@
+"""`ps-worker report`: from the folders of runs to one page.
+
+run.dir                         --> records      --> sections --> report.html
+its checkpoint, and data.test   --> importance   -->
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError
+from ctr_ps.ps_server.checkpoint.publish import best_in
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
+from ctr_ps.ps_worker.checkpoints.attachments import (
+    job_of_checkpoint,
+    model_of_checkpoint,
+    require_consent,
+    schema_of_checkpoint,
+)
+from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.listing import matching_files
+from ctr_ps.ps_worker.extras.report import curves, distributions
+from ctr_ps.ps_worker.extras.report.importance import Importance, importance_of_features
+from ctr_ps.ps_worker.extras.report.page import Section, page
+from ctr_ps.ps_worker.extras.report.runs import RunRecords, number, read_runs
+from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.job.datasets import streamed
+from ctr_ps.ps_worker.job.model import errors_of_model
+from ctr_ps.ps_worker.training.evaluation.saved_store import SavedStore
+
+_NAMED = 3
+"""Most runs whose names are the title."""
+
+_BATCH_SIZE = 4096
+"""Examples that are predicted at a time, at least: with 32 it takes nine times as long."""
+
+logger = logging.getLogger(__name__)
+
+
+def report(
+    folders: Sequence[Path], output: Path, *, importance_rows: int, allow_code: bool = False
+) -> dict[str, Any]:
+    """Writes a page about runs.
+
+    Args:
+        folders: The `run.dir` of each run.
+        output: File to write; it is there when it is whole.
+        importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
+            0: it is not.
+        allow_code: Run the model's file and the command for data that a checkpoint names.
+
+    Returns:
+        The path of the page, and the numbers of runs and of runs with importance.
+
+    Raises:
+        CtrPsError: If a folder is not that of a run, or the page cannot be written.
+    """
+    if importance_rows < 0:
+        raise UsageError(
+            f"--importance-rows {importance_rows}: give a number of rows, or 0 for none"
+        )
+    if not output.parent.is_dir() or output.is_dir():
+        raise UsageError(
+            f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
+        )
+    runs = read_runs(folders)
+    importance = [_importance(run, importance_rows, allow_code) for run in runs]
+    html = page(
+        " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
+        "Training report",
+        [
+            _part("Runs", lambda: curves.overview(runs)),
+            _part("Training", lambda: curves.training(runs)),
+            _part("Validation", lambda: curves.validation(runs)),
+            _part("Progressive validation", lambda: curves.passes(runs)),
+            _part("Calibration", lambda: distributions.calibrated(runs)),
+            _part("AUC by slot value", lambda: distributions.by_slot_value(runs)),
+            _part("Feature importance", lambda: distributions.importance(runs, importance)),
+            _part("Table growth", lambda: curves.tables(runs)),
+            _part("Staleness", lambda: distributions.staleness(runs)),
+            _part("Time by part of a step", lambda: distributions.time_by_part(runs)),
+        ],
+    )
+    with atomic_file(output) as file:
+        file.write(html.encode())
+    return {
+        "report": str(output),
+        "runs": len(runs),
+        "runs_with_importance": sum(isinstance(each, Importance) for each in importance),
+    }
+
+
+def _part(title: str, make: Callable[[], Section]) -> Section:
+    """Returns a section, or what failed in its place: records of a run may be of any process that wrote."""
+    try:
+        return make()
+    except Exception as error:
+        logger.exception("the part %r of the report failed", title)
+        fault = f"This part failed: {type(error).__name__}: {error}"
+        return Section(
+            anchor=title.lower().replace(" ", "-"), title=title, lead="", missing=[fault]
+        )
+
+
+def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | str:
+    """Returns the importance of a run's features, or why there is none."""
+    if not rows:
+        return "not measured: give --importance-rows above 0."
+    if run.job is None:
+        return "no job.json that can be read; it names model and data."
+    if not run.job.checkpoint.dir:
+        return "no saved model: train with checkpoint.dir."
+    if not run.job.data.test and not run.job.data.valid:
+        return "no rows to predict: train with data.test or data.valid."
+    try:
+        return _measured(run, rows, allow_code)
+    except Exception as error:  # of a model's own code, too
+        is_ours = isinstance(error, CtrPsError)
+        logger.warning("%s: no feature importance: %s", run.name, error, exc_info=not is_ours)
+        return f"not measured: {error if is_ours else f'{type(error).__name__}: {error}'}"
+
+
+def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
+    """Predicts with the best model of a run, or the last one if none was validated."""
+    assert run.job is not None  # as the caller has seen
+    root, data = run.job.checkpoint.dir, run.job.data
+    best = best_in(root)
+    checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
+    job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
+    _require_of_run(run, checkpoint, job)
+    require_consent(checkpoint.url, job, ["model.name", "data.pipe_command"], allow_code=allow_code)
+    dataset = streamed(job, schema)
+    dataset.set_filelist(matching_files(data.test or data.valid))
+    with errors_of_model(job):
+        model = model_of_checkpoint(checkpoint, job, schema)
+        logger.info("feature importance of %s: %s, rows=%d", run.name, checkpoint.url, rows)
+        return importance_of_features(
+            SavedStore(SavedModel(checkpoint, maps=True)),
+            model,
+            schema,
+            dataset,
+            rows=rows,
+            batch_size=max(job.train.batch_size, _BATCH_SIZE),
+        )
+
+
+def _require_of_run(run: RunRecords, checkpoint: Checkpoint, saved: Job) -> None:
+    """Refuses the model of another run, which has saved it into the same folder before or since."""
+    assert run.job is not None  # as the caller has seen
+    other = f"the model in {run.job.checkpoint.dir} is of another run"
+    if Path(saved.run.dir).resolve() != Path(run.job.run.dir).resolve():
+        raise CheckpointError(
+            f"{other}, with run.dir = {saved.run.dir!r}: give each run a checkpoint.dir of its own"
+        )
+    begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
+    if begun is not None and checkpoint.manifest.created < begun:
+        raise CheckpointError(f"{other}: it is older than this run, which has saved none yet")

@@ -1,0 +1,82 @@
+"""The status of servers, of whichever answer. It joins no job, so it may come and go."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.protos.store import ServerStatus
+from ctr_ps.protos.wire.calls import GET_STATUS, SERVICE
+from ctr_ps.protos.wire.channel import CHANNEL_OPTIONS
+from ctr_ps.protos.wire.grpc_status import error_of
+from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
+
+ANSWER_S = 1.0
+
+_OPTIONS = {
+    **dict(CHANNEL_OPTIONS),
+    # The time until a server that was started again is seen counts as the time that it was away.
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 100,
+}
+
+
+class Servers:
+    """Servers to look at. For one thread; close it.
+
+    Attributes:
+        endpoints: host:port of each.
+    """
+
+    def __init__(self, endpoints: Sequence[str]) -> None:
+        """Opens a channel to each server, whether it answers or not.
+
+        Raises:
+            UsageError: If the credentials of this process cannot be used.
+        """
+        self.endpoints = tuple(endpoints)
+        credentials = Credentials.from_environment()
+        credentials.metadata()  # raises where there is no token
+        self._credentials = credentials
+        self._channels = [
+            open_channel(endpoint, credentials, list(_OPTIONS.items())) for endpoint in endpoints
+        ]
+        self._methods = [
+            channel.unary_unary(f"/{SERVICE}/{GET_STATUS.name}") for channel in self._channels
+        ]
+
+    def look(self, answer_s: float = ANSWER_S) -> list[ServerStatus | CtrPsError]:
+        """Returns the status of each server, or why it has none to show within `answer_s` seconds."""
+        request = GET_STATUS.request.encode(None)
+        metadata = self._credentials.metadata()  # its file may have another token by now
+        calls = [
+            method.future(request, timeout=answer_s, metadata=metadata) for method in self._methods
+        ]
+        found: list[ServerStatus | CtrPsError] = []
+        for endpoint, call in zip(self.endpoints, calls, strict=True):
+            try:
+                found.append(GET_STATUS.answer.decode(call.result()))
+            except grpc.RpcError as failure:
+                found.append(error_of(failure, endpoint, GET_STATUS.name))
+            except CtrPsError as error:  # of decoding
+                found.append(error)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the channels."""
+        for channel in self._channels:
+            channel.close()

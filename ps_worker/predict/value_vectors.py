@@ -1,0 +1,200 @@
+"""Vectors of a slot's values: rows of a checkpoint joined with the values in files, or taken from files."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ctr_ps.ctr_model.schema import SchemaError
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.protos.keys import Keys
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder
+from ctr_ps.ps_server.checkpoint.tools.rewrite import import_rows
+from ctr_ps.ps_worker.checkpoints.attachments import schema_of_checkpoint
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.distinct_values import DistinctValues, keys_of
+from ctr_ps.ps_worker.predict.vector_files import (
+    VectorFormat,
+    Vectors,
+    VectorWriter,
+    text_of_value,
+    vector_file_names,
+    vectors_in,
+    vectors_to,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedVectors:
+    """What was written of one table.
+
+    Attributes:
+        table: Its name.
+        files: Names of the files.
+        written: Vectors in them.
+        without_row: Values that have no row in the table: rare ones that were not admitted, or new ones.
+        left_out: Values with a row that the format cannot hold.
+    """
+
+    table: str
+    files: list[str]
+    written: int
+    without_row: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedValues:
+    """What an export read and wrote.
+
+    Attributes:
+        tables: Tables with rows of these values.
+        rows: Rows of the data files.
+        bad_rows: Malformed rows, which were skipped.
+        distinct: Distinct values of the slot in them.
+        collisions: Values without a vector of their own: an earlier value has the same key.
+    """
+
+    tables: list[ExportedVectors]
+    rows: int
+    bad_rows: int
+    distinct: int
+    collisions: int
+
+
+def export_values(
+    checkpoint: Checkpoint,
+    folder: Folder,
+    files: Sequence[str],
+    *,
+    slot: str,
+    kind: VectorFormat,
+    tables: Sequence[str] = (),
+    format: str | None = None,
+    bad_row_limit: int = 0,
+) -> ExportedValues:
+    """Writes the vectors of a slot's values, in the order in which the values first occur.
+
+    Args:
+        checkpoint: Of a job; every checksum is compared.
+        folder: For the files TABLE.SLOT.*, made if necessary.
+        files: Data files with the values: those of the training, or any others with a column of this name.
+        slot: Name of the slot in the model's schema.
+        kind: Format of the new files.
+        tables: Names of tables; empty: all that have a row of a value.
+        format: Of the data files; None: determined by the suffix.
+        bad_row_limit: Malformed rows to skip; one more is an error.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged or of no job, or a file cannot be written.
+        DataError: If a data file cannot be read or has no such column.
+        UsageError: If there is no such slot, a file exists, or no value has a row in a table that was named.
+            Nothing is left in the folder then.
+    """
+    schema = schema_of_checkpoint(checkpoint)
+    bad_rows = BadRows(bad_row_limit)
+    try:
+        values = DistinctValues(files, schema, slot, format=format, bad_rows=bad_rows)
+    except SchemaError as error:
+        raise UsageError(f"--slot: {error}") from error
+    saved = SavedModel(checkpoint, maps=True, verifies=True)
+    folder.make()
+    writers: dict[str, VectorWriter] = {}
+    found = dict.fromkeys(tables or sorted(checkpoint.tables), 0)
+    with ExitStack() as stack:
+        for texts, keys in values:
+            for table in found:
+                rows, has_row = saved.find(table, keys)
+                if not has_row.any():
+                    continue
+                if table not in writers:
+                    dim = checkpoint.tables[table].dim
+                    files_of_table = vectors_to(folder, f"{table}.{slot}", dim, kind)
+                    writers[table] = stack.enter_context(files_of_table)
+                shown = [
+                    text_of_value(texts[int(place)].as_py()) for place in np.flatnonzero(has_row)
+                ]
+                writers[table].write(shown, keys[has_row], rows[has_row])
+                found[table] += len(shown)
+        _require_rows(found, tables, values, slot)
+    return ExportedValues(
+        tables=[
+            ExportedVectors(
+                table=table,
+                files=vector_file_names(f"{table}.{slot}", kind),
+                written=found[table] - writer.left_out,
+                without_row=values.distinct - found[table],
+                left_out=writer.left_out,
+            )
+            for table, writer in writers.items()
+        ],
+        rows=values.rows,
+        bad_rows=bad_rows.total,
+        distinct=values.distinct,
+        collisions=values.collisions,
+    )
+
+
+def _require_rows(
+    found: dict[str, int], wanted: Sequence[str], values: DistinctValues, slot: str
+) -> None:
+    """Refuses an export in which a table that was named, or every table, has no row of any value."""
+    empty = [
+        table
+        for table in found
+        if not found[table] and (table in wanted or not any(found.values()))
+    ]
+    if empty:
+        raise UsageError(
+            f"slot {slot!r} has {counted(values.distinct, 'value')} in {counted(values.rows, 'row')}, and "
+            f"none has a row in table {' or '.join(map(repr, empty))}: export a table that looks this slot "
+            f"up, with values as the model was trained on"
+        )
+
+
+def import_vectors(
+    checkpoint: Checkpoint, target: str, files: Sequence[str], *, table: str, slot: str = ""
+) -> int:
+    """Saves a checkpoint in which a table begins with vectors of files; returns the number of vectors.
+
+    Args:
+        checkpoint: See `import_rows`; of a job, if files have values.
+        target: See `import_rows`.
+        files: See `vectors_in`.
+        table: Name of the table.
+        slot: Slot of the values, which are hashed as the model does; empty: the keys of the files count.
+
+    Raises:
+        CheckpointError: If the checkpoint is damaged, or the new one cannot be written.
+        DataError: If a file cannot be read, or two vectors have one key.
+        UsageError: If there is no such table or slot, none is given, or vectors have another width.
+    """
+    read = [vectors_in(file) for file in files]
+    keys = np.concatenate([_keys_in(each, checkpoint, slot) for each in read])
+    if (num_keys := np.unique(keys).size) < keys.size:
+        raise DataError(
+            f"{', '.join(files)}: {keys.size} vectors have only {num_keys} different keys: give each once"
+        )
+    widths = {each.vectors.shape[1] for each in read}
+    if len(widths) > 1:
+        raise DataError(f"{', '.join(files)} have vectors of different widths {sorted(widths)}")
+    import_rows(checkpoint, target, table, keys, np.concatenate([each.vectors for each in read]))
+    return keys.size
+
+
+def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
+    if vectors.values is None or (vectors.keys is not None and not slot):
+        assert vectors.keys is not None
+        return vectors.keys
+    if not slot:
+        raise UsageError("the vectors are those of values: say of which slot with --slot")
+    schema = schema_of_checkpoint(checkpoint)
+    try:
+        number = schema.slot_numbers[schema.slot_index(slot)]
+    except SchemaError as error:
+        raise UsageError(f"--slot: {error}") from error
+    return keys_of(pa.array(vectors.values, pa.binary()), number)

@@ -1,0 +1,56 @@
+"""Parts of training that the core does not have; who starts a run passes them."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.protos.store import ReduceOp, Store
+from ctr_ps.ps_worker.communicators.push_ids import PushIds
+from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.job.specs import ModelSpecs
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
+
+
+class DensePart(Protocol):
+    """Other processes that train the dense parameters for this worker (`extras/heter`)."""
+
+    def attend(self, number: int, name: str, *, size: int = 0, op: ReduceOp | None = None) -> None:
+        """Announces barrier `number` of the job; `size` numbers of an all-reduce are reduced by `op`."""
+
+    def close(self) -> None:
+        """Closes the connections."""
+
+
+class PassTrainer(Protocol):
+    """Trains passes on a device (`extras/device_pass`).
+
+    Attributes:
+        is_partly_written: The store may have a part of a pass: a write back began and did not end.
+    """
+
+    is_partly_written: bool
+
+    def train(
+        self,
+        batches: Batches,
+        after_pass: Callable[[], None] | None = None,
+        is_told_to_end: Callable[[], bool] | None = None,
+    ) -> None:
+        """Trains on each batch once."""
+
+
+class NewPassTrainer(Protocol):
+    """Makes the trainer of passes of a run."""
+
+    def __call__(
+        self,
+        model: Model,
+        specs: ModelSpecs,
+        store: Store,
+        push_ids: PushIds,
+        *,
+        progress: Progress,
+        non_finite: NonFiniteBatches,
+    ) -> PassTrainer:
+        """Returns it; `model` computes the gradients, in `store` all is declared."""

@@ -1,0 +1,383 @@
+"""Training from Python, in this process: in a notebook, or where no job file is wanted (docs/python.md)."""
+
+import logging
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeGuard, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.models.model import Model, tasks_of
+from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.protos.store import SaveRequest
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.attachments import (
+    attachments_of,
+    attachments_of_model,
+    values_of_checkpoint,
+)
+from ctr_ps.ps_worker.checkpoints.warm_start import require_schema
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.file_dataset import head_of
+from ctr_ps.ps_worker.data.files.file_split import file_splits
+from ctr_ps.ps_worker.data.files.listing import Files, are_files, files_of
+from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.slot_values import SlotValues
+from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
+from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
+from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job, streamed, values_of_job
+from ctr_ps.ps_worker.job.model import errors_of_model, model_of
+from ctr_ps.ps_worker.run.plan import checked_model_plan
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.training.evaluation.evaluator import figures
+
+logger = logging.getLogger(__name__)
+
+Data = Files | Sequence[Sample] | Iterable[Batch]
+"""Files; or a list of samples (label, numbers, values of slots); or batches, such as a dataset of `fleet`."""
+
+
+_SECTIONS = ("data", "train", "optimizer", "life", "strategy", "device")
+
+_GIVEN_OTHERWISE = {
+    "train": "give files to train()",
+    "test": "give files to evaluate()",
+    "valid": "give files to evaluate()",
+    "schema": "give it as Trainer(schema=...)",
+}
+"""What a job has in its section [data], and a trainer elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a call of `Trainer.train` did.
+
+    Attributes:
+        examples: Trained on, over all epochs of the call.
+        loss: Their mean, weighted if they have weights; each example was predicted before it was trained on.
+        seconds: That it took.
+    """
+
+    examples: int
+    loss: float
+    seconds: float
+
+
+class Trainer:
+    """A model, its parameters, and what trains and evaluates it, in this process. For one thread.
+
+    Nothing is shared between two trainers, and nothing is left of one that is deleted. After `close` all
+    methods raise UsageError.
+
+    Attributes:
+        model: What is trained.
+        schema: The columns of the data.
+        job: The settings.
+    """
+
+    def __init__(
+        self,
+        model: str | Model,
+        options: Mapping[str, Any] | None = None,
+        *,
+        schema: str | Path | Schema | None = None,
+        **sections: Mapping[str, Any],
+    ) -> None:
+        """Makes a model with initial parameters.
+
+        Args:
+            model: A name ("deepfm", or "my_model.py:MyModel"), or a model: `DeepFm(schema, dim=8)`.
+            options: Of the model that is named, as the keys of a job's section [model].
+            schema: The columns of the data: "criteo", the path of a schema, or one; None: that of a model
+                that is given, else "criteo".
+            sections: Settings, as a job's sections of the same name: `data` (of files: format and the like),
+                `train`, `optimizer`, `life`, `strategy`, `device`.
+
+        Raises:
+            JobError: If a setting or an option is wrong.
+            SchemaError: If there is no such schema.
+            UsageError: If a section or the schema cannot be given here.
+        """
+        for name in sections:
+            if name not in _SECTIONS:
+                raise UsageError(
+                    f"Trainer({name}=...): there is no such setting, only {', '.join(_SECTIONS)}; files are "
+                    f"given to train() and evaluate(), a folder to save()"
+                )
+        if options and "name" in options:
+            raise UsageError(
+                f"options name the model {options['name']!r}, and the first argument names {model!r}: leave "
+                f"'name' out of the options"
+            )
+        named = {"name": model, **(options or {})} if isinstance(model, str) else {}
+        self.job: Job = override_job({"model": named, **sections}, [], source="Trainer()")
+        for key, instead in _GIVEN_OTHERWISE.items():
+            if key in sections.get("data", {}):
+                raise self.job.error(
+                    f"data.{key}", f"data.{key} is no setting of a Trainer: {instead}"
+                )
+        if isinstance(model, str):
+            source = "criteo" if schema is None else schema
+            self.schema = source if isinstance(source, Schema) else Schema.load(source)
+            self.model = model_of(self.job, self.schema)
+        else:
+            self.schema = _schema_of(model, options, schema)
+            self.model = model
+        plan = checked_model_plan(self.model, self.job, new_pass_trainer=new_pass_trainer)
+        self.job = plan.job
+        self._is_named = isinstance(model, str)
+        self._epochs_done = 0
+        self._values = SlotValues()  # of what was trained on, or loaded
+        self._run = Run(ParameterStore(wait_limit_s=self.job.cluster.wait_timeout_s), plan)
+        self._close = weakref.finalize(self, self._run.close)
+
+    def train(self, data: Data, *, epochs: int | None = None) -> Trained:
+        """Trains on, from the parameters as they are; a second call is a further one.
+
+        Args:
+            data: With labels.
+            epochs: Passes over it; None: as the section `train` says, 1 without it.
+
+        Raises:
+            DataError: If no file matches, there are no rows, or data are malformed.
+            UsageError: If data are neither files, samples nor batches.
+            CtrPsError: If something else goes wrong; says what. The steps before it have been taken.
+        """
+        self._require_open()
+        epochs = self.job.train.epochs if epochs is None else epochs
+        if epochs < 1:
+            raise UsageError(f"epochs is {epochs}, expected at least 1")
+        if epochs > 1 and isinstance(data, Iterator):
+            raise UsageError(
+                f"data is {data!r}, which can be gone through once only, and epochs is {epochs}: give files, "
+                f"a list or a dataset"
+            )
+        if self.job.data.negative_rate != 1 and not are_files(data):
+            raise self.job.error(
+                "data.negative_rate",
+                f"data.negative_rate is {self.job.data.negative_rate:g}, which chooses rows while files are "
+                f"read, and train() was given {type(data).__name__}: give files, or leave it out",
+            )
+        self._require_weights(data)
+        if isinstance(data, Sequence) and not data:
+            raise DataError(f"train(): data is {data!r}: there is nothing to train on")
+        if are_files(data):
+            self._values.merge(values_of_job(self.job, self.schema, files_of(data)))
+        before, start = self._run.progress.counts(), time.monotonic()
+        skipped = self._run.non_finite.skipped
+        try:
+            with errors_of_model(self.job):
+                self._run.start(self._head(data))
+                for batches in self._epochs(data, epochs):
+                    self._run.train(batches)
+                    self._epochs_done += 1
+        finally:  # of a dataset; those of samples are seen as they come
+            if isinstance(values := getattr(data, "slot_values", None), SlotValues):
+                self._values.merge(values)
+        self._run.progress.log()
+        after = self._run.progress.counts()
+        examples = after.examples - before.examples
+        if not examples and self._run.non_finite.skipped == skipped:
+            raise DataError("train(): data have no rows: there is nothing to train on")
+        weight = after.weight - before.weight
+        loss = (after.loss - before.loss) / weight if weight else float("nan")
+        return Trained(examples, loss, time.monotonic() - start)
+
+    def evaluate(self, data: Data) -> dict[str, Any]:
+        """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
+
+        Raises:
+            DataError: If no row has a label; otherwise as `train`.
+        """
+        self._require_open()
+        self._require_weights(data)
+        with errors_of_model(self.job):
+            metrics = self._run.evaluate(self._batches(data, self.schema, meant=self._values))
+        if not metrics.examples:
+            raise DataError("evaluate(): no row has a label; predict() does without")
+        return figures(metrics)
+
+    def predict(self, data: Data) -> NDArray[np.float32]:
+        """Returns the click probability of each row, float32[n]; labels do not count, and may be missing.
+
+        Those of a model of K tasks are float32[n, K], in the order of its `tasks`.
+        """
+        self._require_open()
+        tasks = tasks_of(self.model)
+        none = np.empty((0, len(tasks)) if tasks else 0, np.float32)
+        predictions: list[NDArray[np.float32]] = [none]
+        schema = replace(self.schema, is_for_prediction=True, id=None)
+        batches = self._batches(data, schema, meant=self._values)
+        with errors_of_model(self.job):
+            self._run.evaluate(batches, on_predictions=lambda each: predictions.append(each.copy()))
+        return np.concatenate(predictions)
+
+    def save(self, folder: str | Path) -> str:
+        """Saves the model with its optimizer state, for `Predictor.load`, `ps-worker infer` and `load`.
+
+        Args:
+            folder: A path or URL that does not exist, or a checkpoint, which is replaced.
+
+        Returns:
+            Where it is.
+
+        Raises:
+            UsageError: If an option of the model cannot be saved.
+            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        """
+        self._require_open()
+        attachments = (
+            attachments_of(self.job, self.schema, self._values)
+            if self._is_named
+            else attachments_of_model(self.model, self.job, self._values)
+        )
+        if not attachments:
+            logger.warning(
+                "%s has parameters alone, for load(): what class the model is of, %s, and with which "
+                "arguments it was made is not known to others",
+                folder,
+                type(self.model).__qualname__,
+            )
+        self._run.save(SaveRequest(url=str(folder), attachments=attachments))
+        return str(folder)
+
+    def load(self, folder: str | Path) -> None:
+        """Takes the parameters and optimizer state of a saved model, before training.
+
+        Args:
+            folder: A checkpoint, or a folder of them: then its newest.
+
+        Raises:
+            UsageError: If training has begun.
+            CheckpointError: If it is not a checkpoint, or of another model; nothing was replaced.
+            JobError: If it was trained with another schema.
+        """
+        self._require_open()
+        checkpoint = Checkpoint.open(folder)
+        require_schema(self.job, self.model, self.schema, checkpoint.url, takes_dense=True)
+        self._run.load(checkpoint.url, token=checkpoint.token)
+        self._values.merge(values_of_checkpoint(checkpoint))
+
+    def close(self) -> None:
+        """Ends the background work of training; deleting the trainer does the same.
+
+        What it has learnt is gone then: evaluate, predict and save before.
+        """
+        self._close()
+
+    def _require_open(self) -> None:
+        if not self._close.alive:
+            raise UsageError(
+                "this Trainer is closed, by close() or at the end of its with block: train, evaluate, "
+                "predict and save before that, or make another and load() what was saved"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _epochs(self, data: Data, epochs: int) -> Iterator[Any]:
+        """Yields the batches of each epoch."""
+        if not are_files(data):
+            for _ in range(epochs):
+                yield self._batches(data, self.schema)
+            return
+        parts = file_splits(
+            lambda path: reader_of(path, self.schema, BadRows(), format_of_job(self.job)),
+            files_of(data),
+            0,
+            1,
+        )
+        files = TrainingData(self.job, self.schema, parts)
+        for epoch in range(self._epochs_done + 1, self._epochs_done + epochs + 1):
+            files.prepare(self._run, epoch)
+            yield files.batches(epoch)
+
+    def _batches(
+        self, data: Data, schema: Schema, *, meant: SlotValues | None = None
+    ) -> Iterable[Batch]:
+        """Returns the batches of data; with `meant` to predict: values mean what they did in training."""
+        if are_files(data):
+            dataset = streamed(self.job, schema)
+            dataset.set_filelist(files_of(data))
+            return dataset
+        if _are_samples(data):
+            size, seen = self.job.train.batch_size, self._values if meant is None else None
+            return batches_of_samples(data, schema, batch_size=size, seen=seen, meant=meant)
+        if isinstance(data, SampleLoader) and meant is not None:
+            return data.to_predict(meant)
+        return _checked(cast("Iterable[Batch]", data))
+
+    def _head(self, data: Data) -> Iterable[Batch]:
+        """Returns the first rows of data that can be gone through twice."""
+        if isinstance(data, Iterator):
+            return ()
+        if not are_files(data) and _are_samples(data):
+            return self._batches(data, self.schema)
+        batches = cast("Iterable[Batch]", data)
+        return head_of(self._batches(data, self.schema) if are_files(data) else batches)
+
+    def _require_weights(self, data: Data) -> None:
+        """Refuses samples where the schema has weights, without which other figures would come out."""
+        if self.schema.weight is not None and not are_files(data) and _are_samples(data):
+            raise UsageError(
+                f"the schema names {self.schema.weight!r} as the column of weights, and samples have none: "
+                f"give files or batches, or leave 'weight' out of the schema"
+            )
+
+
+def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
+    """Whether data that are no files are samples, not batches."""
+    return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
+
+
+def _checked(data: Iterable[object]) -> Iterator[Batch]:
+    """Yields data that are neither files nor samples, which must be batches."""
+    expected = (
+        "expected files, a list of samples (label, numbers, values of slots), or batches, such as a dataset "
+        "of fleet"
+    )
+    if not isinstance(data, Iterable):
+        raise UsageError(f"data is {data!r}, {expected}")
+    for each in data:
+        if not isinstance(each, Batch):
+            raise UsageError(
+                f"data is of type {type(data).__name__} and has a {type(each).__name__}, {expected}"
+            )
+        yield each
+
+
+def _schema_of(
+    model: Model, options: Mapping[str, Any] | None, schema: str | Path | Schema | None
+) -> Schema:
+    """Returns the schema that a model was made for."""
+    if options:
+        raise UsageError(f"options are {options!r}, but the model has been made with its own")
+    origin = origin_of(model)
+    if origin is None and not isinstance(schema, Schema):
+        raise UsageError(
+            f"{type(model).__name__} does not say which columns it was made for: give schema=, the Schema "
+            f"that it was given"
+        )
+    if origin is not None and schema is not None and schema != origin.schema:
+        raise UsageError(
+            "the model was made for another schema than the one given: leave out schema="
+        )
+    return cast("Schema", schema if origin is None else origin.schema)

@@ -1,0 +1,92 @@
+"""Samples: what they hold of files, and how many rows those are."""
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import orc
+
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.extras.data_tools.proposal import samples
+from ctr_ps.ps_worker.extras.data_tools.proposal.samples import sample_of
+
+WORDS = ["a", "b", None]
+LISTS = [["a"], ["b", "a"], None]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "plain"),
+    [
+        (WORDS, pa.string_view(), pa.string()),
+        (WORDS, pa.dictionary(pa.int8(), pa.string()), pa.string()),
+        (LISTS, pa.list_(pa.string_view()), pa.list_(pa.string())),
+        (LISTS, pa.list_(pa.dictionary(pa.int32(), pa.string())), pa.list_(pa.string())),
+    ],
+)
+def test_files_with_and_without_views_and_dictionaries_are_joined(
+    tmp_path: Path, values: list[Any], kind: pa.DataType, plain: pa.DataType
+) -> None:
+    for name, each in (("1", kind), ("2", plain)):
+        pq.write_table(pa.table({"x": pa.array(values, each)}), tmp_path / f"{name}.parquet")
+
+    sample = sample_of([f"{tmp_path}/{name}.parquet" for name in "12"])
+
+    assert sample.columns["x"].to_pylist() == values * 2
+
+
+@pytest.mark.parametrize("separator", ["\t", ";", "|"])
+def test_text_with_another_separator_is_refused_with_its_header(
+    tmp_path: Path, separator: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"click{separator}a\n0{separator}x\n")
+
+    fault = f"rows.csv: the header is one column, {f'click{separator}a'!r}, .* {separator!r}"
+    with pytest.raises(UsageError, match=fault.replace("\\", r"\\").replace("|", r"\|")):
+        sample_of([str(path)])
+
+
+def test_sample_of_orc_does_not_hold_whole_stripes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"n": np.arange(300_000), "text": [f"value {n}" for n in range(300_000)]})
+    orc.write_table(table, str(tmp_path / "rows.orc"))
+    monkeypatch.setattr(samples, "SAMPLE_ROWS", 1000)
+    held: list[int] = []
+    join = samples._joined
+
+    def measured(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Array]:
+        held.append(sum(each.get_total_buffer_size() for each in tables))
+        return join(tables, names)
+
+    monkeypatch.setattr(samples, "_joined", measured)
+
+    sample = sample_of([str(tmp_path / "rows.orc")])
+
+    assert 0 < sample.num_rows <= 1000
+    assert max(held) < table.nbytes / 10
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".csv.zst"])
+def test_rows_of_text_are_estimated_by_the_bytes_that_the_sample_takes_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(samples, "SAMPLE_ROWS", 20_000)
+    users = np.random.default_rng(1).integers(0, 10**6, 100_000)
+    text = "click,user\n" + "".join(f"0,user-of-the-shop-{user:06d}\n" for user in users)
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".csv.zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as stream:
+            stream.write(text.encode())
+    else:
+        path.write_bytes(gzip.compress(text.encode()) if suffix == ".csv.gz" else text.encode())
+
+    sample = sample_of([str(path)])
+
+    assert not sample.is_complete
+    assert sample.total_rows == pytest.approx(100_000, rel=0.1)

@@ -1,0 +1,376 @@
+"""The page of a report: it says what the runs have measured, and it is whole, alone and safe to open."""
+
+import json
+import shutil
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctr_ps.protos.errors import DataError, UsageError
+from ctr_ps.ps_worker.extras.report.page import page as whole_page
+from ctr_ps.ps_worker.extras.report.report import report
+from ctr_ps.ps_worker.extras.report.runs import read_runs
+
+SECTIONS = [
+    "runs",
+    "training",
+    "validation",
+    "passes",
+    "calibration",
+    "slots",
+    "importance",
+    "tables",
+    "staleness",
+    "time",
+]
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """A page that was read: its tags are balanced, or reading fails.
+
+    Attributes:
+        sections: Ids, in their order.
+        tags: All that there are.
+        attributes: (name, value) of all tags.
+        values: Numbers of `data` elements, by section.
+        texts: Of each section, and of "" before the first.
+    """
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.sections: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str | None]] = []
+        self.values: dict[str, list[float]] = {}
+        self.texts: dict[str, str] = {"": ""}
+        self._open: list[str] = []
+        self.feed(content)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        own = dict(attrs)
+        self.tags.add(tag)
+        self.attributes += attrs
+        if tag == "section":
+            self.sections.append(str(own["id"]))
+            self.values[self.sections[-1]] = []
+            self.texts[self.sections[-1]] = ""
+        if tag == "data":
+            self.values[self.sections[-1]].append(json.loads(str(own["value"])))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts[self.sections[-1] if self.sections else ""] += data
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [each for each in map(json.loads, lines) if each["kind"] == kind]
+
+
+@pytest.fixture(scope="module")
+def page(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Of both runs."""
+    output = tmp_path_factory.mktemp("page") / "report.html"
+    result = report(runs, output, importance_rows=400)
+    assert result == {"report": str(output), "runs": 2, "runs_with_importance": 1}
+    return Page(output.read_text())
+
+
+@pytest.fixture(scope="module")
+def page_of_one(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    output = tmp_path_factory.mktemp("page") / "report.html"
+    report(runs[:1], output, importance_rows=0)
+    return Page(output.read_text())
+
+
+def test_every_section_is_there_with_a_chart(page: Page) -> None:
+    assert page.sections == SECTIONS
+    assert all(page.values[section] for section in SECTIONS)
+
+
+def test_page_refers_to_nothing_outside(page: Page) -> None:
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object", "base"})
+    links = [value for name, value in page.attributes if name in {"href", "src", "xlink:href"}]
+    assert {f"#{section}" for section in SECTIONS} <= set(links)
+    assert all(link and link.startswith("#") for link in links)
+    addresses = [name for name, value in page.attributes if value and "://" in value]
+    assert set(addresses) <= {"xmlns", "xmlns:xlink"}
+    assert "url(" not in page.texts[""]
+    assert "@import" not in page.texts[""]
+
+
+def test_text_of_users_is_no_markup(page: Page) -> None:
+    assert page.tags.isdisjoint({"b", "i"})
+    assert "<i>noise</i>" in page.texts["slots"]
+    assert "<i>noise</i>" in page.texts["importance"]
+    assert "whole <b>" in page.texts["runs"]
+
+
+def test_text_of_users_has_no_control_characters() -> None:
+    assert r"<h1>a\x1b[2J\u202e</h1>" in whole_page("a\x1b[2J\u202e", "", ())
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "names"),
+    [
+        ("training", "train", ["step", "loss", "auc", "examples_per_s"]),
+        ("validation", "valid", ["step", "log_loss", "auc", "gauc", "calibration"]),
+        ("passes", "pass", ["epoch", "log_loss", "auc", "calibration"]),
+        ("runs", "test", ["auc", "log_loss", "base_log_loss", "calibration"]),
+    ],
+)
+def test_curves_are_the_figures_of_the_run(
+    runs: tuple[Path, Path], page: Page, section: str, kind: str, names: list[str]
+) -> None:
+    lines = records(runs[0], kind)
+    expected = {line[name] for line in lines for name in names if line[name] is not None}
+
+    assert lines
+    assert expected <= set(page.values[section])
+
+
+def test_breakdowns_are_those_of_the_test_data(runs: tuple[Path, Path], page: Page) -> None:
+    (test,) = records(runs[0], "test")
+    buckets, slices = test["calibration_buckets"], test["slices"]
+
+    assert len(buckets) == 5
+    assert {each["value"] for each in slices["site"]} == {f"site{site}" for site in range(4)}
+    assert {each["predicted"] for each in buckets} <= set(page.values["calibration"])
+    assert {each["click_rate"] for each in buckets} <= set(page.values["calibration"])
+    for each in [*slices["site"], *slices["<i>noise</i>"]]:
+        assert each["value"] in page.texts["slots"]
+        assert {each["auc"], each["examples"]} - {None} <= set(page.values["slots"])
+
+
+def test_tables_staleness_and_time_are_those_of_the_passes(
+    runs: tuple[Path, Path], page: Page, page_of_one: Page
+) -> None:
+    passes = records(runs[0], "pass")
+    sizes = [each["tables"] for each in passes]
+    for each in sizes:
+        assert {table["rows"] for table in each.values()} <= set(page_of_one.values["tables"])
+        assert sum(table["rows"] for table in each.values()) in page.values["tables"]
+    assert set(passes[-1]["staleness"]["counts"].values()) <= set(page.values["staleness"])
+    for part in ("read", "pull", "compute", "push", "wait"):
+        seconds = sum(each["seconds"][part] for each in passes)
+        expected = 1000 * seconds / passes[-1]["step"]
+        assert any(value == pytest.approx(expected) for value in page.values["time"])
+
+
+def test_runs_are_overlaid_and_named(page: Page) -> None:
+    for section in ("training", "passes", "tables", "staleness", "time"):
+        assert "whole <b>" in page.texts[section]
+        assert "bare" in page.texts[section]
+    assert [value for _, value in page.attributes if value and "stroke: var(--c0)" in value]
+    assert [value for _, value in page.attributes if value and "stroke: var(--c1)" in value]
+
+
+def test_what_is_missing_is_said_with_what_to_do(page: Page, page_of_one: Page) -> None:
+    assert "bare: no validation: set data.valid" in page.texts["validation"]
+    assert "bare: no calibration: set data.test or data.valid" in page.texts["calibration"]
+    assert "bare: no figures by slot value: name slots" in page.texts["slots"]
+    assert "bare: no saved model: train with checkpoint.dir" in page.texts["importance"]
+    assert "not measured: give --importance-rows" in page_of_one.texts["importance"]
+
+
+def test_model_that_is_gone_leaves_the_rest_of_the_page(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(runs[0], moved)
+    job = json.loads((moved / "job.json").read_text())
+    job["checkpoint"]["dir"] = f"{tmp_path}/gone"
+    (moved / "job.json").write_text(json.dumps(job))
+
+    result = report([moved], tmp_path / "page.html", importance_rows=100)
+
+    assert result["runs_with_importance"] == 0
+    page = Page((tmp_path / "page.html").read_text())
+    assert "moved: not measured: " in page.texts["importance"]
+    assert page.values["training"]
+
+
+def test_model_of_another_run_has_no_importance_here(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Of one that has replaced this run's checkpoints, or whose checkpoints this run is to replace."""
+    other, later = tmp_path / "other", tmp_path / "later"
+    for folder in (other, later):
+        shutil.copytree(runs[0], folder)
+    job = json.loads((other / "job.json").read_text())
+    job["run"]["dir"] = str(other)
+    (other / "job.json").write_text(json.dumps(job))
+    start = {"kind": "start", "time": time.time(), "epoch": 0, "step": 0}
+    (later / "metrics.jsonl").write_text(json.dumps(start) + "\n")
+
+    result = report([runs[0], other, later], tmp_path / "page.html", importance_rows=100)
+
+    assert result["runs_with_importance"] == 1
+    said = Page((tmp_path / "page.html").read_text()).texts["importance"]
+    model = job["checkpoint"]["dir"]
+    assert f"other: not measured: the model in {model} is of another run, with run.dir" in said
+    assert f"later: not measured: the model in {model} is of another run: it is older" in said
+
+
+def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
+    """Without any figures, without a job, and in the middle of writing its first line."""
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "step": 0}\n{"kind": "tr')
+
+    report([tmp_path], tmp_path / "page.html", importance_rows=100)
+
+    page = Page((tmp_path / "page.html").read_text())
+    assert page.sections == SECTIONS
+    assert "No lines of training" in page.texts["training"]
+
+
+def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
+    shutil.copy("tests/ps_worker/job/files/job.flat_strategy.json", tmp_path / "job.json")
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "step": 0}\n')
+
+    (run,) = read_runs([tmp_path])
+
+    assert run.job is not None
+    assert run.job.strategy.bounded_staleness.max_staleness == 2
+
+
+def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "train", "step": 1, "loss": None, "auc": None},
+        {"kind": "train", "step": 2, "loss": 0.5, "auc": None},
+        {"kind": "pass", "step": 2, "epoch": 1, "log_loss": 0.5, "tables": None, "seconds": {}},
+        {"kind": "test", "step": 2, "calibration_buckets": [{"predicted": None}], "slices": {}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+    report([tmp_path], tmp_path / "page.html", importance_rows=0)
+
+    assert Page((tmp_path / "page.html").read_text()).values["training"] == [2, 0.5]
+
+
+def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
+    lines = [
+        {"kind": "start", "step": 0},
+        *({"kind": "train", "step": step, "loss": 0.1 * step} for step in (10, 20, 30)),
+        {"kind": "start", "step": 20},
+        *({"kind": "train", "step": step, "loss": 0.2 * step} for step in (30, 40)),
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+    (run,) = read_runs([tmp_path / "metrics.jsonl"])
+
+    assert run.points("train", "step", "loss") == [(10, 1.0), (20, 2.0), (30, 6.0), (40, 8.0)]
+
+
+def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
+    """Writes metrics: of each line kind, epoch, step and log loss."""
+    names = ("kind", "epoch", "step", "log_loss")
+    folder.joinpath("metrics.jsonl").write_text(
+        "".join(json.dumps(dict(zip(names, each, strict=True))) + "\n" for each in lines)
+    )
+
+
+def test_lines_that_a_resumed_run_writes_again_replace_those_of_the_process_before(
+    tmp_path: Path,
+) -> None:
+    """As where a checkpoint was saved at the last step of a pass, and the process then died."""
+    write_lines(
+        tmp_path,
+        ("start", 0, 0, 0.0),
+        ("valid", 1, 10, 0.50),
+        ("pass", 1, 20, 0.40),
+        ("valid", 1, 20, 0.45),
+        ("start", 0, 20, 0.0),
+        ("pass", 1, 20, 0.39),
+        ("valid", 1, 20, 0.44),
+    )
+
+    (run,) = read_runs([tmp_path])
+
+    assert run.points("pass", "epoch", "log_loss") == [(1, 0.39)]
+    assert run.points("valid", "step", "log_loss") == [(10, 0.5), (20, 0.44)]
+
+
+def test_validations_of_one_process_may_share_a_step(tmp_path: Path) -> None:
+    write_lines(tmp_path, ("start", 0, 0, 0.0), ("valid", 1, 10, 0.5), ("valid", 1, 10, 0.4))
+
+    (run,) = read_runs([tmp_path])
+
+    assert run.points("valid", "step", "log_loss") == [(10, 0.5), (10, 0.4)]
+
+
+def test_end_of_a_run_is_that_of_its_last_process(tmp_path: Path) -> None:
+    """Until then a run that trains on has none, and newer figures stand alone."""
+    ended = [
+        ("start", 0, 0, 0.0),
+        ("valid", 1, 10, 0.50),
+        ("test", 1, 10, 0.51),
+        ("end", 1, 10, 0.0),
+        ("start", 1, 10, 0.0),
+        ("valid", 2, 20, 0.40),
+    ]
+    write_lines(tmp_path, *ended)
+    (run,) = read_runs([tmp_path])
+    assert (run.of_kind("test"), run.of_kind("end")) == ([], [])
+    assert run.figure("log_loss", ("test", "valid")) == 0.4
+
+    write_lines(tmp_path, *ended, ("test", 2, 20, 0.41))
+    (run,) = read_runs([tmp_path])
+    assert run.points("test", "step", "log_loss") == [(20, 0.41)]
+
+
+def test_part_that_fails_is_told_in_its_place(
+    runs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of <nothing>")
+
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.report.report.curves.training", fail)
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.report.report.importance_of_features", fail)
+
+    done = report([runs[0]], tmp_path / "report.html", importance_rows=50)
+
+    page = (tmp_path / "report.html").read_text()
+    assert done["runs_with_importance"] == 0
+    assert "This part failed: ZeroDivisionError: of &lt;nothing&gt;" in page
+    assert "not measured: ZeroDivisionError: of &lt;nothing&gt;" in page
+    assert "Calibration" in page
+
+
+def test_runs_of_the_same_folder_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "run").mkdir(parents=True)
+        (tmp_path / name / "run/metrics.jsonl").touch()
+
+    runs = read_runs([tmp_path / "a/run", tmp_path / "b/run"])
+
+    assert [run.name for run in runs] == ["a/run", "b/run"]
+
+
+def test_what_cannot_be_reported_is_refused(tmp_path: Path, runs: tuple[Path, Path]) -> None:
+    output = tmp_path / "page.html"
+    with pytest.raises(UsageError, match=r"metrics\.jsonl' cannot be read: No such file.*run\.dir"):
+        report([tmp_path / "none"], output, importance_rows=0)
+    with pytest.raises(UsageError, match="is given twice"):
+        report([runs[0], runs[0]], output, importance_rows=0)
+    with pytest.raises(UsageError, match="--importance-rows -1"):
+        report(runs, output, importance_rows=-1)
+    with pytest.raises(UsageError, match="--output: cannot write"):
+        report(runs, tmp_path / "none/page.html", importance_rows=0)
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "start"}\nnothing\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2: not JSON"):
+        report([tmp_path], output, importance_rows=0)
+    assert not output.exists()

@@ -1,0 +1,33 @@
+"""A process that only predicts loads little."""
+
+import json
+import subprocess
+import sys
+
+PROGRAM = "import json, sys, ps_worker.predict; print(json.dumps(sorted(sys.modules)))"
+
+
+OF_TRAINING = (
+    "ctr_ps.ps_worker.cluster",
+    "ctr_ps.ps_worker.communicators",
+    "ctr_ps.ps_worker.data.columnar",
+    "ctr_ps.ps_worker.data.memory",
+    "ctr_ps.ps_worker.data.text",
+    "ctr_ps.ps_worker.fleet",
+    "ctr_ps.ps_worker.extras.heter",
+    "ctr_ps.ps_worker.run.",
+)
+
+
+def test_serving_loads_no_grpc_and_nothing_that_trains() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
+    )
+    modules = json.loads(answer.stdout)
+    own = [name for name in modules if name.split(".")[0] == "ps_worker"]
+
+    assert "ctr_ps.ps_worker.predict.predictor" in own
+    assert not [name for name in modules if name.split(".")[0] in {"grpc", "google"}]
+    assert not [name for name in own if name.startswith(OF_TRAINING)]
+    assert "ctr_ps.ps_worker.training.step_loop" not in own
+    assert "ctr_ps.ps_worker.checkpoints.saver" not in own
