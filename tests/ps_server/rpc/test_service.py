@@ -264,7 +264,9 @@ def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
 def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
-    service.handlers.durable = lambda: durable
+    journal = NoJournal()
+    journal.durable = lambda: durable
+    service.store.engine.journal = journal
 
     async def body() -> None:
         push = asyncio.create_task(service.push())
