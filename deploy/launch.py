@@ -1,4 +1,4 @@
-"""`ps-launch`: a cluster on this machine or on Ray, each server and worker a process with a log file.
+"""`ps-launch`: runs a job or script as a cluster, on this machine or on Ray, with a log file per process.
 
 Examples:
     ps-launch --server-num 2 --worker-num 2 examples/demo.toml
@@ -54,7 +54,7 @@ def command(
     program: Annotated[
         Path,
         typer.Argument(
-            help="Job file (TOML), or a script for both roles (.py).",
+            help="Job (.toml), or script (.py), which is run once per server and worker.",
             metavar="JOB.toml|SCRIPT.py",
             exists=True,
             dir_okay=False,
@@ -72,61 +72,68 @@ def command(
             "--heter-num",
             "--heter_worker_num",
             min=0,
-            help="Number of heter trainers, which train the dense part of a model for the workers.",
+            help="Number of heter trainers, for the dense part of the model.",
         ),
     ] = 0,
     heter_device: Annotated[
         Literal["cpu", "gpu"],
         typer.Option("--heter-device", "--heter_devices", help="Device of the heter trainers."),
     ] = "cpu",
-    log_dir: Annotated[Path, typer.Option(file_okay=False, help="Folder of the log files.")] = Path(
-        "log"
-    ),
+    log_dir: Annotated[
+        Path, typer.Option(file_okay=False, help="Log folder, of one launcher at a time.")
+    ] = Path("log"),
     json: Annotated[
-        bool, typer.Option("--json", help="Print the result of trainer 0 as JSON in the last line.")
+        bool,
+        typer.Option("--json", help="Jobs: print the result of worker 0 as JSON on the last line."),
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the job; repeatable."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Jobs: override a key; repeatable."),
     ] = None,
     server_command: Annotated[
-        str | None, typer.Option(help=f"Command of a job's servers; default: {SERVER_COMMAND}.")
+        str | None, typer.Option(help=f"Jobs: command of a server; default: {SERVER_COMMAND}.")
     ] = None,
     worker_command: Annotated[
         str | None,
         typer.Option(
-            help="Command of a job's workers, before the job and its overrides; "
+            help="Jobs: command of a worker; job and overrides are appended; "
             f"default: {WORKER_COMMAND}."
         ),
     ] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="Restarts after processes that were killed or crashed.")
+        int,
+        typer.Option(
+            min=0,
+            help="Maximum number of restarts of processes killed by a signal or a lack of memory.",
+        ),
     ] = 0,
     durability: Annotated[
         Durability,
         typer.Option(
-            help="What a restart goes on from: the job's newest checkpoint, or servers' update logs, "
-            "with which the killed process alone is started again."
+            help="State used by restarts. checkpoint: all processes restart from the newest checkpoint; "
+            "log: the killed process restarts, and a server recovers from its update log."
         ),
     ] = "checkpoint",
     chaos: Annotated[
         str | None,
         typer.Option(
-            help="Faults to put into the run, as 'kill server 1 at step 200; drop 5% pushes': "
+            help="Faults to inject, for example 'kill server 1 at step 200; drop 5% pushes': "
             f"{'; '.join(FORMS.values())}."
         ),
     ] = None,
     on: Annotated[
         Literal["local", "ray"],
-        typer.Option("--on", help="Where processes run: on this machine, or on the nodes of Ray."),
+        typer.Option(
+            "--on", help="Run on this machine (local) or on the nodes of a Ray cluster (ray)."
+        ),
     ] = "local",
     address: Annotated[
         str,
-        typer.Option(help="Ray cluster: HOST:PORT, or auto for that of this machine or Ray job."),
+        typer.Option(help="Ray cluster: HOST:PORT, or auto: that of this machine or Ray job."),
     ] = "auto",
-    chaos_seed: Annotated[int, typer.Option(help="Choice of the calls that chaos disturbs.")] = 0,
+    chaos_seed: Annotated[int, typer.Option(help="Seed for the choice of disturbed calls.")] = 0,
 ) -> None:
-    """Train a job or run a script, with servers and workers as processes."""
+    """Run a job or script as a cluster of servers and workers."""
     log_dir = log_dir.expanduser()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
     if on == "ray" and (heter_num or chaos):

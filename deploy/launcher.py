@@ -201,7 +201,7 @@ class _Launcher:
                 return self._restart_all(restart)
             case OtherPorts(reason):
                 log.warning(
-                    "%s: a port was taken by another program: starting again with other ports",
+                    "%s: port in use by another program, restarting with other ports",
                     reason,
                 )
                 return self._stop_and_start()

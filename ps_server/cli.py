@@ -2,8 +2,8 @@
 
     TRAINING_ROLE=PSERVER PADDLE_PSERVERS_IP_PORT_LIST=127.0.0.1:7164 PADDLE_TRAINERS_NUM=1 \
         POD_IP=127.0.0.1 PADDLE_PORT=7164 ps-server
-    ps-server --load checkpoint    # start with saved parameters
-    ps-server --check              # is it serving? (same environment)
+    ps-server --load checkpoint    # load saved parameters
+    ps-server --check              # health check, with the same environment
 
 Exit codes are those of protos/errors.py; SIGTERM ends a server cleanly, with 0, and SIGINT with 130.
 """
@@ -29,17 +29,16 @@ DEFAULTS = ServerSettings()
 @app.command()
 def run(
     load: Annotated[
-        str | None, typer.Option(help="Checkpoint to start with; default: fresh parameters.")
+        str | None, typer.Option(help="Checkpoint to load at start; default: fresh parameters.")
     ] = DEFAULTS.load,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Serve the next job when all workers have left.")
+        bool, typer.Option("--stay", help="Serve the next job after all workers have left.")
     ] = DEFAULTS.stay,
     idle_limit: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Seconds without any call after which to end with exit code 9, 0 for never; "
-            "default: 600, with --stay never.",
+            help="Seconds without a call before exit code 9; 0: never; default: 600, with --stay never.",
         ),
     ] = DEFAULTS.idle_limit_s,
     wait_limit: Annotated[
@@ -48,85 +47,84 @@ def run(
     checkpoint_root: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder or URL in which alone to save and load; repeatable; default: anywhere."
+            help="Only folder or URL for saving and loading; repeatable; default: anywhere."
         ),
     ] = None,
     update_log: Annotated[
         str | None,
         typer.Option(
-            help="Folder of the update log, with which this server, once restarted, goes on where it was; "
-            "default: none."
+            help="Folder of the update log, from which a restarted server recovers; default: none."
         ),
     ] = DEFAULTS.update_log,
     log_sync: Annotated[
         LogSync,
         typer.Option(
-            help="What an acknowledged call survives: os: the end of the process, fsync: of the machine."
+            help="Answered calls survive a crash of the process (os) or of the machine (fsync)."
         ),
     ] = LogSync.OS,
     memory_limit: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Size of all tables, as 8G, from which on a push that would create rows is refused; "
-            "default: no limit.",
+            help="Size of all tables, as 8G; beyond it a push with new rows is refused; default: no limit.",
         ),
     ] = None,
     bind: Annotated[
         str | None,
         typer.Option(
-            help="Address to bind; default: loopback if POD_IP is that, else all interfaces of its kind."
+            help="Address to listen on; default: loopback if POD_IP is, else all of its IP version."
         ),
     ] = DEFAULTS.bind,
     insecure: Annotated[
         bool,
         typer.Option(
             "--insecure",
-            help="Serve whoever reaches an address that is not loopback, without tokens and certificates.",
+            help="Serve a non-loopback address without credentials.",
         ),
     ] = DEFAULTS.insecure,
     metrics: Annotated[
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve /metrics for Prometheus at this address, loopback without a host; default: what "
-            "CTR_PS_METRICS says, else nowhere.",
+            help="Address of Prometheus metrics and status page; host defaults to loopback; default: "
+            "CTR_PS_METRICS, else none.",
         ),
     ] = DEFAULTS.metrics,
     metrics_per_worker: Annotated[
         bool,
-        typer.Option("--metrics-per-worker", help="Also metrics with a label for each worker."),
+        typer.Option("--metrics-per-worker", help="Add metrics of each worker."),
     ] = DEFAULTS.metrics_per_worker,
     grpc_debug: Annotated[
         bool,
         typer.Option(
             "--grpc-debug",
-            help="Answer gRPC's reflection and channelz, for grpcurl and grpcdebug: the extra [grpc-debug].",
+            help="Answer gRPC reflection and channelz (grpcurl, grpcdebug); needs the extra [grpc-debug].",
         ),
     ] = DEFAULTS.grpc_debug,
     log_format: Annotated[
         LogFormat | None,
         typer.Option(
-            help="Lines for people or objects for machines; default: CTR_PS_LOG_FORMAT, text."
+            help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text."
         ),
     ] = None,
     log_level: Annotated[
         LogLevel | None,
-        typer.Option(help="The least important events; default: CTR_PS_LOG_LEVEL, info."),
+        typer.Option(help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
     ] = None,
     sigterm_exit_code: Annotated[
         int,
         typer.Option(
-            help="Exit code after SIGTERM; 143 where something has to start the server again, as a Job of "
-            "Kubernetes, for which 0 is the end of the server's work."
+            help="Exit code after SIGTERM; use 143 where only failures are restarted, as in a Kubernetes Job."
         ),
     ] = DEFAULTS.sigterm_exit_code,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Only ask the running server: exit 0 if it serves, else 1."),
+        typer.Option(
+            "--check", help="Health check of the running server: exit code 0 if it serves, else 1."
+        ),
     ] = False,
 ) -> None:
-    """Holds parameters and applies gradients: the server that the environment says this is."""
+    """Run one parameter server of a cluster; the environment sets its address and the cluster."""
     with errors_as_exit_codes():
         configure_logs(log_format, log_level)
         role = _server_role()

@@ -1,12 +1,12 @@
-"""`ps-worker`: trains, alone or as one of a cluster, and predicts.
+"""`ps-worker`: trains alone or in a cluster, and predicts.
 
 ps-worker train examples/ctr_dnn.toml --set data.train='train/part-*'     # alone: no role in the environment
-ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # as a cluster on this machine
-ps-worker heter job.toml --device cuda                                    # the dense part, for other workers
-ps-worker example deepfm my_folder                                        # a job that comes with the package
+ps-launch --server-num 2 --worker-num 2 examples/ctr_dnn.toml             # a cluster on this machine
+ps-worker heter job.toml --device cuda                                    # dense part, for other workers
+ps-worker example deepfm my_folder                                        # an example of the package
 ps-worker infer --model output/model --data 'test/part-*'                 # with a saved model
-ps-worker export --model output/model --output model.onnx                 # of PyTorch, for other runtimes
-ps-worker report output/run-1 output/run-2                                # a page about runs
+ps-worker export --model output/model --output model.onnx                 # to ONNX, from PyTorch
+ps-worker report output/run-1 output/run-2                                # an HTML report
 """
 
 import json
@@ -52,32 +52,30 @@ AllowCode = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="Run code that a checkpoint names: a model's file, data.pipe_command.",
+        help="Run code named by a checkpoint: the file of its model, data.pipe_command.",
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="End with one JSON object on the last line of stdout.")
+    bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")
 ]
 Metrics = Annotated[
     str | None,
     typer.Option(
         metavar="[HOST:]PORT",
-        help="Serve /metrics for Prometheus at this address, loopback without a host; default: what "
-        "CTR_PS_METRICS says, else nowhere.",
+        help="Address of Prometheus metrics and status page; host defaults to loopback; default: "
+        "CTR_PS_METRICS, else none.",
     ),
 ]
 LogFormatOption = Annotated[
     LogFormat | None,
     typer.Option(
         "--log-format",
-        help="Lines for people or objects for machines; default: CTR_PS_LOG_FORMAT, text.",
+        help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text.",
     ),
 ]
 LogLevelOption = Annotated[
     LogLevel | None,
-    typer.Option(
-        "--log-level", help="The least important events; default: CTR_PS_LOG_LEVEL, info."
-    ),
+    typer.Option("--log-level", help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
 ]
 
 
@@ -90,7 +88,7 @@ def train(
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Train the job: a worker of a cluster if the environment says so, else alone on this machine."""
+    """Train a job, as a worker of the cluster set in the environment, or alone without one."""
     _start(log_format, log_level)
     with errors_as_exit_codes():
         _report(_train(load_job(job, overrides or []), metrics), as_json)
@@ -101,14 +99,14 @@ def heter(
     job: Annotated[Path, typer.Argument(help="Job file (TOML).", metavar="JOB.toml")],
     device: Annotated[
         str | None,
-        typer.Option(help="cpu or cuda; default: what HETER_DEVICE_TYPE says, else cpu."),
+        typer.Option(help="cpu or cuda; default: HETER_DEVICE_TYPE, else cpu."),
     ] = None,
     overrides: Set = None,
     as_json: Json = False,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
 ) -> None:
-    """Train the dense part of the job's model for its workers: a heter trainer of a cluster."""
+    """Run a heter trainer, which trains the dense part of the model for the workers."""
     _start(log_format, log_level)
     with errors_as_exit_codes():
         _report(_heter(load_job(job, overrides or []), device), as_json)
@@ -119,17 +117,17 @@ def infer(
     model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Pattern of files; repeatable. Default: the test files of the job."),
+        typer.Option(help="Pattern of files; repeatable; default: test files of the job."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="Write one click probability a line, in row order.")
+        Path | None, typer.Option(help="File to write, with one click probability per row.")
     ] = None,
     id_column: Annotated[
         str | None,
         typer.Option(
             "--id",
             metavar="COLUMN",
-            help="Write the value of this column and a tab before each; default: the id of the schema.",
+            help="Column to write before each probability, with a tab; default: id of the schema.",
         ),
     ] = None,
     overrides: Set = None,
@@ -155,11 +153,11 @@ def infer(
 @app.command()
 def export(
     model: Annotated[str, typer.Option(help="Checkpoint, or the checkpoint.dir of a job.")],
-    output: Annotated[Path, typer.Option(help="File to write: model.onnx or model.pt2.")],
+    output: Annotated[Path, typer.Option(help="File to write, .onnx or .pt2.")],
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Write the dense part of a model in PyTorch as a program for other runtimes."""
+    """Convert the dense part of a PyTorch model to ONNX or torch.export."""
     from ctr_ps.ps_worker.predict.export import export  # late: --help should not wait for numba
 
     _start()
@@ -169,15 +167,15 @@ def export(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="The run.dir of each run.", metavar="RUN...")],
+    runs: Annotated[list[Path], typer.Argument(help="run.dir of each run.", metavar="RUN...")],
     output: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
     importance_rows: Annotated[
-        int, typer.Option(help="Rows to measure the importance of features over; 0: do not.")
+        int, typer.Option(help="Rows for feature importance; 0: none.")
     ] = 20_000,
     allow_code: AllowCode = False,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page about runs: curves, calibration, features, tables, time."""
+    """Write an HTML report about runs: curves, calibration, features, tables, time."""
     _start()
     with errors_as_exit_codes():
         try:
@@ -193,13 +191,13 @@ def report(
 @app.command()
 def example(
     name: Annotated[
-        str | None, typer.Argument(help="Of the example; without it all are listed.")
+        str | None, typer.Argument(help="Name of the example; default: list all.")
     ] = None,
     folder: Annotated[
-        Path, typer.Argument(help="Where to write it; made if it does not exist.")
+        Path, typer.Argument(help="Output folder, created if it does not exist.")
     ] = Path(),
 ) -> None:
-    """Write an example that comes with the package, with the files that it needs."""
+    """List the examples of the package, or write one with its files."""
     from ctr_ps.ps_worker.job.shipped_examples import example_names, write_example
 
     with errors_as_exit_codes():
@@ -270,7 +268,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
 
 
 def _tell_of_interruptions(job: Job) -> None:
-    """Has the first Ctrl-C or SIGTERM say what is saved and how to go on, and then end the process."""
+    """Prints, on the first Ctrl-C or SIGTERM, the newest checkpoint and how to resume it; then exits."""
     from ctr_ps.ps_server.checkpoint.publish import resolve
 
     by_default = {
@@ -281,11 +279,11 @@ def _tell_of_interruptions(job: Job) -> None:
     def tell(number: int, frame: Any) -> None:
         ends = by_default[signal.Signals(number)]
         signal.signal(number, ends)
-        text = "nothing is saved, as checkpoint.dir is not set"
+        text = "nothing is saved: checkpoint.dir is not set"
         if job.checkpoint.dir:
             try:
                 newest = resolve(job.checkpoint.dir).url
-                text = f"the newest checkpoint is {newest}, --set checkpoint.resume=true goes on from it"
+                text = f"the newest checkpoint is {newest}, resume it with --set checkpoint.resume=true"
             except CtrPsError:
                 text = f"there is no checkpoint in {job.checkpoint.dir} yet"
         sys.stderr.write(f"interrupted: {text}\n")

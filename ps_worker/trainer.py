@@ -170,7 +170,7 @@ class Trainer:
             )
         self._require_weights(data)
         if isinstance(data, Sequence) and not data:
-            raise DataError(f"train(): data is {data!r}: there is nothing to train on")
+            raise DataError(f"train(): data is empty: {data!r}")
         if are_files(data):
             self._values.merge(values_of_job(self.job, self.schema, files_of(data)))
         before, start = self._run.progress.counts(), time.monotonic()

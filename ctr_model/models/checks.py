@@ -79,7 +79,7 @@ def labels_of(batch: Batch) -> Floats:
 
 def _first_labels_of(batch: Batch) -> Floats:
     if batch.labels is None:
-        raise ModelInputError("a gradient needs labels, and this batch has none")
+        raise ModelInputError("cannot compute a gradient: the batch has no labels")
     _require_equal("number of labels", batch.labels.size, batch.size)
     return batch.labels
 

@@ -156,8 +156,8 @@ def _pairs(schema: Schema, histories: Mapping[str, str]) -> list[tuple[int, int]
             raise ValueError(f"histories.{name} is {of_name!r}, which is a history itself")
         if schema.slot_numbers[history] != schema.slot_numbers[target]:
             raise ValueError(
-                f"histories.{name} is {of_name!r}, but equal values have different keys in the two: let them "
-                f'share keys in the schema, shares = {{ {name} = "{of_name}" }}'
+                f"histories.{name} is {of_name!r}, but equal values of the two slots have different keys: "
+                f'share them in the schema, shares = {{ {name} = "{of_name}" }}'
             )
         pairs.append((history, target))
     return pairs

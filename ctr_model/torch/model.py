@@ -438,7 +438,7 @@ def _log_loss(logits: Tensor, batch: tensors.Batch) -> _Loss:
     gradient are copied between device and host.
     """
     if batch.labels is None:
-        raise ModelInputError("a gradient needs labels, and this batch has none")
+        raise ModelInputError("cannot compute a gradient: the batch has no labels")
     values, clicks = logits.detach().cpu().numpy(), batch.labels.cpu().numpy()
     weights = np.ones_like(clicks) if batch.weights is None else batch.weights.cpu().numpy()
     probabilities, grad = np.empty_like(values), np.empty_like(values)

@@ -155,7 +155,9 @@ class Disturber:
                 return Progressed()
             case Exited(name, _) if name == WATCHER:
                 path = self._cluster.log_path(WATCHER)
-                log.warning("steps are no longer seen, as %s exited: see %s", WATCHER, path)
+                log.warning(
+                    "cannot follow the training steps any more: %s exited, see %s", WATCHER, path
+                )
                 return None
             case _:
                 return event

@@ -100,7 +100,7 @@ def _has_place(group: PlacementGroup, number: int, limit_s: float) -> bool:
         if waited >= MOMENT_SECONDS and not is_told:
             is_told = True
             log.info(
-                "waits up to %g s for %d CPUs of Ray, of which %g are free",
+                "waiting up to %g s for %d CPUs of Ray, %g are free",
                 limit_s,
                 number * CPUS_EACH,
                 _free_cpus(),

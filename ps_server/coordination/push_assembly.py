@@ -84,8 +84,8 @@ class PushAssembler:
         first = next(iter(parts.values()), part)
         if part.num_chunks != (num_chunks := first.num_chunks):
             raise ProtocolError(
-                f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks} beside chunks "
-                f"{sorted(parts)} of {num_chunks}"
+                f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks}, but earlier "
+                f"chunks {sorted(parts)} are of {num_chunks}"
             )
         if type(part) is not type(first):
             raise ProtocolError(

@@ -328,7 +328,7 @@ class Server:
                 self._settings.update_log,
             )
         if self._settings.stay:
-            logger.error("the job has ended: %s; restart this server before the next", reason)
+            logger.error("the job has ended: %s; restart this server before the next job", reason)
             return
 
         self._loop.call_later(self._settings.linger_s, self._end_by, AbortedError(reason))

@@ -61,7 +61,9 @@ def check_dense_spec(spec: DenseSpec) -> None:
 def _check_segment(spec: DenseSpec, segment: DenseSegment) -> None:
     named = f"dense block {spec.name!r} has"
     if segment.length < 0:  # a model without numbers has a layer for them with none
-        raise SpecError(f"{named} a tensor {segment.name!r} with {segment.length} elements")
+        raise SpecError(
+            f"{named} a tensor {segment.name!r} with {segment.length} elements, expected 0 or more"
+        )
     if segment.name and math.prod(segment.shape) != segment.length:
         raise SpecError(
             f"{named} a tensor {segment.name!r} of shape {list(segment.shape)} with {segment.length} elements"

@@ -145,9 +145,7 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
     try:
         saved = job_of_checkpoint(checkpoint)
     except (CheckpointError, JobError) as error:
-        logger.warning(
-            "the settings of the run in %s cannot be compared: %s", checkpoint.url, error
-        )
+        logger.warning("cannot compare the settings of the run in %s: %s", checkpoint.url, error)
         return
     # A file of the user's may have moved.
     if PurePath(saved.model.name).name != PurePath(job.model.name).name:

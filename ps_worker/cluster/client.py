@@ -151,7 +151,7 @@ class ClusterClient:
             if worker in (None, joined.member.worker):
                 return joined
         who = "no worker has" if worker is None else f"worker {worker} has not"
-        raise ProtocolError(f"{who} joined the job through this client, as a caller must")
+        raise ProtocolError(f"{who} joined the job through this client: call join() first")
 
     def _member(self, worker: int | None = None) -> Member:
         return self._joined(worker).member

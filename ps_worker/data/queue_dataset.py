@@ -123,8 +123,8 @@ class QueueDataset(FileDataset):
             )
         if start.files != first.files:
             raise UsageError(
-                f"the position belongs to other files, another order of files, or another shuffle_files: "
-                f"the dataset has {counted(len(self._files()), 'file')}"
+                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: the "
+                f"files, their order or shuffle_files differ"
             )
         return self._begin(start).batches()
 

@@ -104,7 +104,7 @@ def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
     for name, value in IGNORED.items():
         if words.get(name, value) != value:
             logger.warning(
-                "%s.%s is %r, which is ignored: workers train as with %r",
+                "%s.%s is %r, ignored: workers always use %r",
                 table,
                 name,
                 words[name],

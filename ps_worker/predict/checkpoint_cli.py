@@ -31,13 +31,13 @@ def export(
     to: Annotated[str, typer.Argument(help="Folder or URL for the files, one per table.")],
     kind: Annotated[
         Literal["tables", "inference"],
-        typer.Option(help="Files for other programs, or an inference checkpoint."),
+        typer.Option(help="tables: files for other programs; inference: an inference checkpoint."),
     ] = "tables",
     file_format: Annotated[
         Literal["parquet", "text", "npy", "word2vec"],
         typer.Option(
             "--format",
-            help="For kind tables. Rows by key: parquet, text; by value: parquet, npy, word2vec.",
+            help="File format; by key: parquet or text; by value: parquet, npy or word2vec.",
         ),
     ] = "parquet",
     table: Annotated[
@@ -46,8 +46,8 @@ def export(
     values: Annotated[
         list[str] | None,
         typer.Option(
-            help="Data files, or patterns in quotes: write the vectors of the values of --slot in them; "
-            "repeatable."
+            help="Data files, or patterns in quotes: export the vectors of the values of --slot in these "
+            "files; repeatable."
         ),
     ] = None,
     slot: Annotated[str, typer.Option(help="Slot of the values.")] = "",
@@ -58,16 +58,16 @@ def export(
         int, typer.Option(min=0, help="Malformed rows of the data files to skip before failing.")
     ] = 1000,
     state: Annotated[
-        bool, typer.Option("--state", help="Include optimizer state; for kind tables.")
+        bool, typer.Option("--state", help="Include optimizer state; only for --kind tables.")
     ] = False,
     dtype: Annotated[
-        InferenceDtype, typer.Option(help="Of the rows' weights; for kind inference.")
+        InferenceDtype, typer.Option(help="Dtype of the weights; only for --kind inference.")
     ] = "float32",
     min_score: Annotated[
-        float, typer.Option(min=0, help="Omit rows with a lower score; for kind inference.")
+        float, typer.Option(min=0, help="Omit rows with a lower score; only for --kind inference.")
     ] = 0.0,
 ) -> None:
-    """Export the rows of tables for other programs, by key or by value, or an inference checkpoint."""
+    """Export tables, by key or by value, for other programs, or an inference checkpoint."""
     if kind == "inference":
         if table or state or values or slot or file_format != "parquet":
             raise UsageError("--table, --state, --values, --slot and --format need --kind tables")
@@ -103,7 +103,7 @@ def export(
         return
     if file_format not in get_args(ExportFormat):
         raise UsageError(
-            f"--format {file_format} is of vectors by value: give --values and --slot, or take "
+            f"--format {file_format} needs --values and --slot; without them choose "
             f"{' or '.join(get_args(ExportFormat))}"
         )
     folder = folder_at(to)
@@ -119,12 +119,12 @@ def import_(
     url: Url,
     to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
     files: Annotated[
-        list[str], typer.Argument(help="Vectors: NAME.parquet, NAME.npy or word2vec's NAME.txt.")
+        list[str], typer.Argument(help="Vectors: NAME.parquet, NAME.npy or NAME.txt (word2vec).")
     ],
-    table: Annotated[str, typer.Option(help="Table whose rows begin with the vectors.")],
-    slot: Annotated[str, typer.Option(help="Slot of the values, if files have no keys.")] = "",
+    table: Annotated[str, typer.Option(help="Table to set the rows of.")],
+    slot: Annotated[str, typer.Option(help="Slot of the values, for files without keys.")] = "",
 ) -> None:
-    """Save a checkpoint whose rows begin with vectors of files, as `export --values` writes them."""
+    """Copy a checkpoint, with rows set to vectors from files, such as those of `export --values`."""
     written = import_vectors(Checkpoint.open(url), to, files, table=table, slot=slot)
     typer.echo(f"{folder_at(to).url} vectors={written}")
 
@@ -148,7 +148,7 @@ def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
         if settings.min_score and not files[0].statistics_width:
             raise UsageError(
                 f"--min-score {settings.min_score:g}: table {name!r} keeps no statistics, so its rows have "
-                f"no scores: leave the option out"
+                f"no scores: omit the option"
             )
     rows = export_inference(checkpoint, to, settings)
     left_out = f" left_out={rows.left_out}" if settings.min_score else ""

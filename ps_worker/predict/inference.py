@@ -140,7 +140,7 @@ def _predictions_to(
     is_writable = output.parent.is_dir() and os.access(output.parent, os.W_OK)
     if not is_writable or output.is_dir():
         raise UsageError(
-            f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
+            f"--output: cannot write {str(output)!r}: give a file in an existing, writable folder"
         )
     with atomic_file(output) as file:
 

@@ -77,7 +77,7 @@ class Embedding(TableModule):
         """Returns the rows of the unique keys, float32[N, D], and each key's index among them, int64."""
         if self.tables is None:
             raise UsageError(
-                f"{self!r} is not attached: call attach(model) of the tables that open_tables() returns"
+                f"{self!r} is not attached: call attach(model) on the tables returned by open_tables()"
             )
         if torch.jit.is_tracing():
             raise UsageError(

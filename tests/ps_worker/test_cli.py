@@ -72,9 +72,9 @@ def test_interruption_says_what_is_saved_and_how_to_go_on(
             signal.raise_signal(signal.SIGINT)
 
     told = {
-        "nowhere": "nothing is saved, as checkpoint.dir is not set",
+        "nowhere": "nothing is saved: checkpoint.dir is not set",
         "not yet": f"there is no checkpoint in {tmp_path} yet",
-        "once": f"the newest checkpoint is {tmp_path}/step-5, --set checkpoint.resume=true goes on from it",
+        "once": f"the newest checkpoint is {tmp_path}/step-5, resume it with --set checkpoint.resume=true",
     }[saved]
     assert capsys.readouterr().err == f"interrupted: {told}\n"
 

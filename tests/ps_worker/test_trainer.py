@@ -394,7 +394,7 @@ def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path
         trainer.train(iter([]), epochs=2)
     with pytest.raises(UsageError, match="epochs is 0"):
         trainer.train(f"{clicks}/test/part-*", epochs=0)
-    with pytest.raises(DataError, match=r"train\(\): data is \[\]: there is nothing to train on"):
+    with pytest.raises(DataError, match=r"train\(\): data is empty: \[\]"):
         trainer.train([])
     with pytest.raises(DataError, match=r"train\(\): data have no rows: there is nothing to train"):
         trainer.train(iter([]))

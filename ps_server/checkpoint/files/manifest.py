@@ -445,9 +445,9 @@ def _require_whole_block(
     stops = [entry.start + entry.length for entry in entries]
     if not entries or [0, *stops] != [*starts, spec.length]:
         raise CheckpointError(
-            f"{source}: dense block {spec.name!r} has {spec.length} elements, to be saved once each, "
-            f"but the files hold pieces {list(zip(starts, stops, strict=True))}; was each server "
-            f"asked once?"
+            f"{source}: dense block {spec.name!r} has {spec.length} elements, but its files hold "
+            f"pieces {list(zip(starts, stops, strict=True))}, expected each element once; did each "
+            f"server save once?"
         )
     optimizer = optimizer_of(spec.optimizer)
     expected = (optimizer.num_slots, len(optimizer.initial_scalars))

@@ -1,12 +1,12 @@
-"""The commands of `ps-ckpt` that need a checkpoint alone: inspect, verify, compare, compact.
+"""Commands of `ps-ckpt` that read only checkpoints: inspect, verify, diff, compact.
 
 ps-ckpt inspect output/demo/model
 ps-ckpt verify s3://models/clicks/epoch-3
 ps-ckpt diff output/demo/model/epoch-1 output/demo/model/epoch-2
 ps-ckpt compact output/demo/model/step-900 compacted
 
-`ps_worker.predict.checkpoint_cli` adds `export`, which may read the model's data, too. A folder of
-checkpoints means the latest one in it. Exit codes are those of protos/errors.py.
+`ps_worker.predict.checkpoint_cli` adds `export` and `import`, which may read data files.
+A folder of checkpoints stands for its latest one. Exit codes are those of protos/errors.py.
 """
 
 import json
@@ -39,22 +39,29 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Inspect, verify, compare, export and compact checkpoints.",
+    help="Inspect, verify, compare, export, import and compact checkpoints.",
 )
 
 _FILE_WIDTH = 200  # characters per line of output to a file or a pipe
 
-Url = Annotated[str, typer.Argument(help="Path or URL of a checkpoint, or of a folder of them.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="Path or URL of a checkpoint, or of a folder of checkpoints: its latest one."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 @app.command()
 def inspect(
     url: Url,
-    top: Annotated[int, typer.Option(min=0, help="Number of most shown keys to list.")] = 10,
+    top: Annotated[
+        int, typer.Option(min=0, help="Number of keys with the most shows to list.")
+    ] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows, bytes, norms, shows and clicks of every table."""
+    """Show rows, bytes, norms, shows and clicks of each table."""
     checkpoint = Checkpoint.open(url)
     tables = [inspect_table(checkpoint, name, top) for name in sorted(checkpoint.tables)]
     blocks = [inspect_block(checkpoint, name) for name in sorted(checkpoint.blocks)]
@@ -75,10 +82,11 @@ def inspect(
 def verify(
     url: Url,
     is_all: Annotated[
-        bool, typer.Option("--all", help="Every checkpoint in a folder, one line each.")
+        bool,
+        typer.Option("--all", help="Verify every checkpoint in the folder, with one line each."),
     ] = False,
 ) -> None:
-    """Read every byte and compare every checksum; exit code 5 if anything was altered."""
+    """Verify all checksums of a checkpoint; exit code 5 if a file is damaged."""
     if is_all:
         _verify_all(url)
         return
@@ -98,7 +106,7 @@ def _verify_all(url: str) -> None:
         if verdict.problem:
             damaged.append(verdict.name)
     if damaged:
-        raise CheckpointError(f"{url} has checkpoints that are not whole: {', '.join(damaged)}")
+        raise CheckpointError(f"{url} has damaged checkpoints: {', '.join(damaged)}")
 
 
 @app.command()

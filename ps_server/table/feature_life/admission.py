@@ -165,8 +165,8 @@ def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
         raise SpecError(f"{what} by the score of itself: leave the name out")
     if spec.counter != "exact":
         raise SpecError(
-            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: that table "
-            f"counts, so leave the counter out"
+            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: it uses "
+            f"the counts of that table, leave the counter out"
         )
 
 

@@ -1,4 +1,4 @@
-"""`ps-data`: generates click logs; makes a first job for those you have; checks, profiles, splits, converts.
+"""`ps-data`: generates, checks, profiles, splits and converts click logs; writes a first job for them.
 
 ps-data generate data/planted --rows 400000 --test-rows 40000 --files 4 --seed 1
 ps-data check 'data/planted/train/*.tsv'
@@ -54,7 +54,8 @@ FormatName = Annotated[
 LabelName = Annotated[
     str,
     typer.Option(
-        "--label", help="Column with the label, 0 or 1; empty: one of a usual name, as click."
+        "--label",
+        help="Column with the label, 0 or 1; empty: a column with a usual name, such as click.",
     ),
 ]
 IgnoredNames = Annotated[
@@ -68,7 +69,7 @@ BadRowLimit = Annotated[
 
 app = typer.Typer(
     name="ps-data",
-    help="Generate click logs; make a first job for those you have; check, profile, split, convert them.",
+    help="Generate, check, profile, split and convert click logs; write a first job for them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
@@ -82,7 +83,9 @@ def generate_command(
     test_rows: Annotated[int, typer.Option(min=MIN_TEST_ROWS, help="Test rows.")] = 40_000,
     files: Annotated[int, typer.Option(min=1, help="Files of training rows.")] = 4,
     test_files: Annotated[int, typer.Option(min=1, help="Files of test rows.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the true model and the rows.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the generating model and the rows.")
+    ] = 1,
     slots: Annotated[
         int, typer.Option(min=1, help="Number of slots, with 4 to 4,000 values each.")
     ] = NUM_SLOTS,
@@ -92,8 +95,8 @@ def generate_command(
 ) -> None:
     """Generate click logs from a known model, and print the best possible AUC.
 
-    FOLDER gets train/part-*.tsv, test/part-*.tsv, schema.toml with the columns, and planted.json with the
-    best AUC and log loss. The output is deterministic and replaces that of an earlier call.
+    Writes train/part-*.tsv, test/part-*.tsv, schema.toml with the columns, and planted.json with the best
+    AUC and log loss to FOLDER. The output is deterministic and replaces that of an earlier call.
     """
     report = generate(
         folder,
@@ -124,9 +127,9 @@ def check_command(
     format_name: FormatName = "",
     bad_row_limit: BadRowLimit = 1000,
 ) -> None:
-    """Read click logs like training does, and count rows and clicks.
+    """Read click logs as training does, and count rows and clicks.
 
-    The first malformed rows are printed with file, line and fault.
+    Prints the first malformed rows with file, line and error.
     """
     names = _schema(schema)
     paths = matching_files(patterns)
@@ -153,21 +156,19 @@ def profile_command(
     columns: Annotated[
         str,
         typer.Option(
-            help="Instead of a schema: numbers=13,slots=26 for columns I1, ..., I13 and C1, ..., C26."
+            help="Column counts instead of a schema: numbers=13,slots=26 means I1, ..., I13, C1, ..., C26."
         ),
     ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help="Schema file to write, with the scaling of these columns.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Schema file to write, with scaling.")] = None,
     transform: Annotated[
         Transform,
         typer.Option(
-            help="Scaling in that file: standardised numbers (none) or logarithms (log1p), minimum to 95th "
-            "percentile (min_max), or ranks among 21 percentiles (quantile)."
+            help="Scaling: standardised logarithms (log1p) or numbers (none), minimum to 95th percentile "
+            "(min_max), rank among 21 percentiles (quantile)."
         ),
     ] = "log1p",
     missing_indicators: Annotated[
-        bool, typer.Option(help="Add an indicator in that file to columns with missing numbers.")
+        bool, typer.Option(help="Add an indicator for each column with missing numbers.")
     ] = False,
     label: LabelName = "",
     ignore: IgnoredNames = None,
@@ -176,7 +177,7 @@ def profile_command(
 ) -> None:
     """Print statistics of the columns of click logs, and write a schema that scales them.
 
-    Takes one pass and bounded memory; estimates are marked, with their error.
+    Reads the files once, in bounded memory; estimates are marked and have their error.
     """
     console = _console()
     if schema and columns:
@@ -228,16 +229,16 @@ def init_command(
     ignore: IgnoredNames = None,
     test: Annotated[
         list[str] | None,
-        typer.Option(help="Files to evaluate on; repeatable. Default: the last of several files."),
+        typer.Option(help="Files to evaluate on; repeatable; default: the last of several files."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(help="Folder for schema.toml, job.toml and, later, the model.")
+        Path, typer.Option(help="Folder of schema.toml, job.toml and, later, the model.")
     ] = Path(),
     format_name: FormatName = "",
 ) -> None:
-    """Write a schema and a first job for files that name their columns: Parquet, ORC, CSV with a header.
+    """Write a schema and a first job for files with column names: Parquet, ORC, CSV with a header.
 
-    Reads up to 200,000 rows from all over the files. Both files say in comments what was chosen, and why.
+    Samples up to 200,000 rows. Comments in both files explain each choice.
     """
     first = write_first_job(
         patterns,
@@ -286,8 +287,8 @@ def split_command(
 ) -> None:
     """Split the rows of files into a training, a validation and, optionally, a test set.
 
-    The set of a row is determined by a hash of the seed and its number over all files in natural order, so
-    the result is deterministic. Complete sets replace those of an earlier call.
+    A hash of the seed and the row number, over all files in natural order, chooses the set of a row, so the
+    result is deterministic. Replaces the sets of an earlier call.
     """
     sets = split_rows(
         sorted(matching_files(patterns), key=natural_order),
@@ -308,11 +309,12 @@ def split_command(
 @app.command("convert")
 def convert_command(
     patterns: Patterns,
-    out: Annotated[Path, typer.Option(help="Output folder, without Parquet files.")],
+    out: Annotated[Path, typer.Option(help="Output folder; must not have Parquet files.")],
     keys: Annotated[
         bool,
         typer.Option(
-            "--keys", help="Write keys instead of values: faster to read, but bound to the schema."
+            "--keys",
+            help="Write hashed keys instead of values: faster to read, but only with this schema.",
         ),
     ] = False,
     schema: SchemaName = "criteo",
@@ -322,8 +324,7 @@ def convert_command(
 ) -> None:
     """Convert click logs to Parquet, which is smaller, faster to read and can be split.
 
-    Columns have the names of the schema. Numbers are not scaled, so that schemas with other scaling can read
-    the files.
+    Columns have the names of the schema. Numbers are unscaled, so the scaling of the schema may change.
     """
     # Imported late: it needs Parquet, which no other command does.
     from ctr_ps.ps_worker.extras.data_tools.convert import convert

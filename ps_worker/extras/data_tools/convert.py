@@ -149,7 +149,7 @@ def _tables(
                 expected = table.schema
             if not table.schema.equals(expected):
                 raise DataError(
-                    f"{path}: its columns are {_listed(table.schema)}, those of the previous files "
+                    f"{path} has columns {_listed(table.schema)}; the previous files have "
                     f"{_listed(expected)}: convert them separately"
                 )
             yield table

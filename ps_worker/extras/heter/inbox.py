@@ -164,6 +164,6 @@ class Inbox:
             with self._changed:
                 missing = self._joining.missing()
         raise WaitTimeoutError(
-            f"{what} waited {self._wait_limit_s:g} s in a heter trainer (cluster.wait_timeout_s) for the "
-            f"batches of workers {missing}"
+            f"heter trainer: {what} waited {self._wait_limit_s:g} s (cluster.wait_timeout_s) for batches "
+            f"of workers {missing}"
         )

@@ -1,9 +1,9 @@
-"""`ps-serve`: answers predictions of a saved model over gRPC and HTTP, in the Open Inference Protocol.
+"""`ps-serve`: serves a saved model over HTTP and gRPC in the Open Inference Protocol.
 
     ps-serve output/model                      # HTTP at 127.0.0.1:8000, gRPC at 127.0.0.1:8001
     ps-serve output/model --name ctr --http 0.0.0.0:8000 --grpc 0.0.0.0:8001 --metrics 8002
 
-It answers with newer checkpoints as they come. SIGTERM ends it when the requests in flight are answered.
+Switches to newer checkpoints as they appear. After SIGTERM it finishes the requests in flight and exits.
 """
 
 import asyncio
@@ -73,9 +73,9 @@ class Settings:
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(help="Checkpoint, or the checkpoint.dir of a job: its newest.")
+        str, typer.Argument(help="Checkpoint, or checkpoint.dir of a job: its newest one.")
     ],
-    name: Annotated[str, typer.Option(help="By which requests ask for the model.")] = "ctr",
+    name: Annotated[str, typer.Option(help="Name of the model in requests.")] = "ctr",
     http: Annotated[
         str, typer.Option(metavar="[HOST:]PORT", help="Address for HTTP; empty: none.")
     ] = "127.0.0.1:8000",
@@ -86,54 +86,61 @@ def serve(
         str | None,
         typer.Option(
             metavar="[HOST:]PORT",
-            help="Serve /metrics for Prometheus at this address; default: what CTR_PS_METRICS says.",
+            help="Address of Prometheus metrics and status page; default: CTR_PS_METRICS, else none.",
         ),
     ] = None,
     reload_every: Annotated[
-        float, typer.Option(min=0, help="Seconds between looks for a newer checkpoint; 0: never.")
+        float, typer.Option(min=0, help="Seconds between checks for a newer checkpoint; 0: never.")
     ] = 10.0,
-    max_rows: Annotated[int, typer.Option(min=1, help="Most rows of a request.")] = 10_000,
+    max_rows: Annotated[int, typer.Option(min=1, help="Maximum rows of a request.")] = 10_000,
     threads: Annotated[
-        int, typer.Option(min=0, help="Threads that predict; 0: one a processor.")
+        int, typer.Option(min=0, help="Prediction threads; 0: one per processor.")
     ] = 0,
     verify: Annotated[
         bool,
-        typer.Option(help="Compare all checksums of a checkpoint before it answers."),
+        typer.Option(help="Verify all checksums of a checkpoint before serving it."),
     ] = True,
     allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run the model's file, which a checkpoint names.")
+        bool,
+        typer.Option("--allow-code", help="Run code named by a checkpoint: the file of its model."),
     ] = False,
     maps: Annotated[
         bool,
         typer.Option(
             "--map",
-            help="Map the files of rows instead of reading them into memory; nobody may change them.",
+            help="Map the files of rows instead of reading them into memory; they must not change.",
         ),
     ] = False,
     drain: Annotated[
         float,
         typer.Option(
             min=0,
-            help="Seconds after SIGTERM in which it answers, not ready, so that load balancers see it.",
+            help="Seconds to keep serving after SIGTERM, reporting not ready to load balancers.",
         ),
     ] = 0.0,
     insecure: Annotated[
         bool,
-        typer.Option("--insecure", help="Answer whoever reaches an address that is not loopback."),
+        typer.Option("--insecure", help="Serve a non-loopback address without credentials."),
     ] = False,
     grpc_debug: Annotated[
         bool,
         typer.Option(
             "--grpc-debug",
-            help="Answer gRPC's reflection and channelz, for grpcurl and grpcdebug: the extra [grpc-debug].",
+            help="Answer gRPC reflection and channelz (grpcurl, grpcdebug); needs the extra [grpc-debug].",
         ),
     ] = False,
     log_format: Annotated[
-        LogFormat | None, typer.Option(help="Lines for people or objects for machines.")
+        LogFormat | None,
+        typer.Option(
+            help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text."
+        ),
     ] = None,
-    log_level: Annotated[LogLevel | None, typer.Option(help="The least important events.")] = None,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
+    ] = None,
 ) -> None:
-    """Answer predictions of a saved model in the Open Inference Protocol."""
+    """Serve a saved model over HTTP and gRPC in the Open Inference Protocol."""
     with errors_as_exit_codes():
         configure_logs(log_format, log_level)
         credentials = Credentials.from_environment()
@@ -155,7 +162,7 @@ def serve(
             grpc_debug=grpc_debug,
         )
         if not (http or grpc):
-            raise UsageError("--http and --grpc are empty: nobody could ask")
+            raise UsageError("--http and --grpc are both empty: give at least one address")
         if not re.fullmatch(r"[\w.-]+", name):
             raise UsageError(f"--name is {name!r}, expected letters, digits, and _ . -")
         if http:
@@ -175,7 +182,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
     """Serves until SIGTERM or SIGINT.
 
     Raises:
-        UsageError: If an address is none, or not loopback and nothing protects it.
+        UsageError: If an address is invalid, or not loopback and without credentials.
         BindError: If an address cannot be bound.
         CtrPsError: If the model cannot be loaded.
     """
@@ -218,7 +225,7 @@ async def run(settings: Settings, credentials: Credentials) -> None:
                 reloading = asyncio.create_task(model.reload_every(settings.reload_s))
                 stack.callback(reloading.cancel)
             await ended.wait()
-            logger.info("ends when the requests in flight are answered")
+            logger.info("finishing the requests in flight")
             await asyncio.sleep(settings.drain_s)
         finally:
             await asyncio.gather(*(end() for end in ends))

@@ -322,7 +322,8 @@ def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
             continue
         if not isinstance(size, int) or not 0 <= size <= len(binary) - at:
             raise DataError(
-                f"tensor {name!r} has binary_data_size {size!r}, and {len(binary) - at} bytes are left"
+                f"tensor {name!r} has binary_data_size {size!r}, but the body has only "
+                f"{len(binary) - at} more bytes"
             )
         tensors.append(tensor_of_raw(name, datatype, shape, binary[at : at + size]))
         at += size

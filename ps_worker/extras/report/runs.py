@@ -174,7 +174,7 @@ def _job(path: Path) -> Job | None:
     try:
         return saved_job(data, source=str(path))
     except JobError as error:
-        logger.warning("the job of a run is not shown: %s", error)
+        logger.warning("omitting the job of a run from the report: %s", error)
         return None
 
 

@@ -1,10 +1,10 @@
-"""`ps-top`: the status of a cluster in a terminal, drawn again every few seconds.
+"""`ps-top`: shows the status of a cluster in a terminal, refreshed every few seconds.
 
     ps-top 10.0.0.1:7164,10.0.0.2:7164
-    ps-top --once                      # the servers of PADDLE_PSERVERS_IP_PORT_LIST, once, as for a file
+    ps-top --once                      # servers of PADDLE_PSERVERS_IP_PORT_LIST, once
 
-A server that does not answer is shown with the reason. It ends with Ctrl-C, with 0; with --once, with 4 if
-no server answers, and with 15 if all refuse the caller.
+Shows the reason for a server that does not answer. Exit codes: 0 after Ctrl-C; with --once 4 if no server
+answers, 15 if all refuse the caller.
 """
 
 import os
@@ -188,12 +188,13 @@ def _table(*columns: str) -> Table:
 @app.command()
 def top(
     endpoints: Annotated[
-        str, typer.Argument(help=f"host:port of the servers, by commas; default: {SERVERS}.")
+        str,
+        typer.Argument(help=f"host:port of all servers, separated by commas; default: {SERVERS}."),
     ] = "",
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print it once, and end.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the status once and exit.")] = False,
 ) -> None:
-    """Show the status of a cluster's servers, workers and tables."""
+    """Show the status of servers, workers and tables of a cluster."""
     with errors_as_exit_codes():
         try:
             _top(endpoints or os.environ.get(SERVERS, ""), every, once=once)
@@ -204,11 +205,13 @@ def top(
 def _top(listed: str, every_s: float, *, once: bool) -> None:
     endpoints = [each for each in split_endpoints(listed) if each]
     if not endpoints:
-        raise UsageError(f"no servers: name them, as ps-top 127.0.0.1:7164, or set {SERVERS}")
+        raise UsageError(
+            f"no servers: name them, for example ps-top 127.0.0.1:7164, or set {SERVERS}"
+        )
     require_endpoints(endpoints, "the list of servers")
     is_terminal = sys.stdout.isatty()
     if not (once or is_terminal):
-        raise UsageError("the output is no terminal to draw in again and again: use --once")
+        raise UsageError("the output is not a terminal: use --once")
     with Servers(endpoints) as servers:
         looks = deque([Look(time.monotonic(), servers.look())], maxlen=MOST_LOOKS)
         _require_different(endpoints, looks[-1])

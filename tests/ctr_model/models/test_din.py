@@ -81,7 +81,10 @@ def test_a_batch_without_any_history_will_do() -> None:
     ("options", "message"),
     [
         ({"histories": {}}, "histories is empty, and the schema has no slots that share keys"),
-        ({"histories": {"C2": "C1"}}, "histories.C2 is 'C1', but equal values have different keys"),
+        (
+            {"histories": {"C2": "C1"}},
+            "histories.C2 is 'C1', but equal values of the two slots have different keys",
+        ),
         ({"histories": {"C9": "C1"}}, "no slot 'C9', did you mean"),
         (
             {"histories": {"C3": "C4", "C4": "C1"}},

@@ -196,7 +196,7 @@ def test_unlabelled_batch_has_no_gradient_but_predictions(name: str) -> None:
     labelled = case.predict().tobytes()
     case.batch = dataclasses.replace(case.batch, labels=None)
 
-    assert_refused(case, "needs labels")
+    assert_refused(case, "has no labels")
     assert case.predict().tobytes() == labelled
 
 

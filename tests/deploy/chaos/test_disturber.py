@@ -190,7 +190,10 @@ def test_end_of_the_watcher_is_told_and_is_no_failure(caplog: pytest.LogCaptureF
 
     logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 0
-    assert "steps are no longer seen, as versions exited: see log/versions.log" in caplog.text
+    assert (
+        "cannot follow the training steps any more: versions exited, see log/versions.log"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize(

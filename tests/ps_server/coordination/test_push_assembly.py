@@ -61,7 +61,7 @@ def test_contradicting_part_is_refused():
     assembler.add(push_id(), part(1, 3))
 
     with pytest.raises(
-        ProtocolError, match=r"push 0 of worker 0 has chunk . of .* beside chunks \[1\]"
+        ProtocolError, match=r"push 0 of worker 0 has chunk . of .*, but earlier chunks \[1\]"
     ):
         assembler.add(push_id(), part(2, 4))
 

@@ -136,7 +136,7 @@ def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: b
         await server.stop()
 
     run(body())
-    assert ("restart this server before the next" in caplog.text) == stays
+    assert ("restart this server before the next job" in caplog.text) == stays
 
 
 def test_server_without_a_call_ends():

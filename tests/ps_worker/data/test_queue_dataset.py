@@ -242,7 +242,7 @@ def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -
         dataset_of(files[::-1]),
         dataset_of(files, shuffle_files=True),
     ):
-        with pytest.raises(UsageError, match="belongs to other files, another order"):
+        with pytest.raises(UsageError, match="the files, their order or shuffle_files differ"):
             other.positioned(start)
 
 

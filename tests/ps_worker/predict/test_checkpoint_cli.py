@@ -93,7 +93,7 @@ def test_command_has_those_for_checkpoints_alone(run, root: Path) -> None:
     [
         (["--kind", "inference", "--min-score", "-1"], "--min-score"),
         (["--format", "csv"], "csv"),
-        (["--format", "npy"], "give --values and --slot"),
+        (["--format", "npy"], "npy needs --values and --slot"),
         (["--values", "x"], "--values and --slot belong together"),
         (["--slot", "ad"], "--values and --slot belong together"),
         (["--values", "x", "--slot", "ad", "--format", "text"], "parquet, npy, word2vec"),

@@ -184,7 +184,7 @@ def test_requests_in_flight_are_answered_after_sigterm(trained: Trained) -> None
         )
         serving.wait_for_figure("ctr_serve_waiting_requests", 1)
         serving.process.send_signal(signal.SIGTERM)
-        serving.said("ends when the requests in flight are answered")
+        serving.said("finishing the requests in flight")
         is_ending.set()
         http.send(body[100:])
         by_http = json.loads(http.getresponse().read())["outputs"][0]["data"]
@@ -301,7 +301,7 @@ def test_messages_have_the_fields_of_the_protocol() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--http", "", "--grpc", ""], "nobody could ask"),
+        (["--http", "", "--grpc", ""], "are both empty: give at least one address"),
         (["--name", "a/b"], "--name is 'a/b'"),
         (["--http", "somewhere"], "--http is 'somewhere', expected [HOST:]PORT"),
         (["--grpc", "foo:bar"], "--grpc is 'foo:bar', expected [HOST:]PORT"),

@@ -430,7 +430,7 @@ def test_values_that_are_nested_otherwise_are_refused(shape: list[Any], data: An
             b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": [1], '
             b'"parameters": {"binary_data_size": 9}}]}',
             None,
-            "binary_data_size 9, and 0 bytes are left",
+            "binary_data_size 9, but the body has only 0 more bytes",
         ),
     ],
 )

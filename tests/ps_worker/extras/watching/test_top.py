@@ -193,7 +193,7 @@ def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         (("--once", "127.0.0.1:1"), 4, "none of 127.0.0.1:1 answers"),
         (("--once", "127.0.0.1"), 2, "has '127.0.0.1', expected host:port"),
         (("--once", "127.0.0.1:1,127.0.0.1:1"), 2, "names 127.0.0.1:1 more than once"),
-        (("127.0.0.1:1",), 2, "no terminal to draw in again and again: use --once"),
+        (("127.0.0.1:1",), 2, "not a terminal: use --once"),
     ],
 )
 def test_without_servers_it_says_why(arguments: tuple[str, ...], code: int, why: str) -> None:
