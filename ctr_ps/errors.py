@@ -1,5 +1,10 @@
-"""All errors that are raised on purpose; each says what is wrong, the value, and what to do."""
+"""Errors of jobs, data, servers and checkpoints; each says what is wrong, the value, and what to do.
 
+A `SchemaError` and a `ModelInputError` are ValueErrors.
+"""
+
+from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.schema import SchemaError
 from ctr_ps.protos.errors import (
     AbortedError,
     AccessError,
@@ -47,6 +52,7 @@ __all__ = [
     "JobError",
     "LogError",
     "LostPushesError",
+    "ModelInputError",
     "NoMemoryError",
     "NotJoinedError",
     "OverloadedError",
@@ -54,6 +60,7 @@ __all__ = [
     "ProtocolError",
     "RecoveringError",
     "RoleError",
+    "SchemaError",
     "SnapshotLostError",
     "SpecConflictError",
     "SpecError",

@@ -1,6 +1,8 @@
 """The models in numpy, and what a model of one's own is made of (docs/models.md)."""
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.layers.losses import SOFTMAX, Loss
+from ctr_ps.ctr_model.layers.mlp import Mlp
 from ctr_ps.ctr_model.lookup import EmbeddingTable, Lookup
 from ctr_ps.ctr_model.models.checks import require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
@@ -10,12 +12,15 @@ from ctr_ps.ctr_model.models.deepfm import DeepFm
 from ctr_ps.ctr_model.models.din import Din
 from ctr_ps.ctr_model.models.fm import Fm
 from ctr_ps.ctr_model.models.lr import LogisticRegression
+from ctr_ps.ctr_model.models.model import Task
 from ctr_ps.ctr_model.models.multi_task.esmm import Esmm
 from ctr_ps.ctr_model.models.multi_task.mmoe import Mmoe
 from ctr_ps.ctr_model.models.wide_deep import WideDeep
 from ctr_ps.ctr_model.parameters import Floats, Segment
+from ctr_ps.ctr_model.registry import with_compute
 
 __all__ = [
+    "SOFTMAX",
     "Batch",
     "ClickModel",
     "CtrDnn",
@@ -28,8 +33,12 @@ __all__ = [
     "Fm",
     "LogisticRegression",
     "Lookup",
+    "Loss",
+    "Mlp",
     "Mmoe",
     "Segment",
+    "Task",
     "WideDeep",
     "require_widths",
+    "with_compute",
 ]

@@ -12,7 +12,7 @@ from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 
 
-class DensePart(Protocol):
+class DenseTrainers(Protocol):
     """Other processes that train the dense parameters for this worker (`extras/heter`)."""
 
     def attend(self, number: int, name: str, *, size: int = 0, op: ReduceOp | None = None) -> None:

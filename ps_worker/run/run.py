@@ -44,7 +44,7 @@ from ctr_ps.ps_worker.job.specs import (
     num_rates,
 )
 from ctr_ps.ps_worker.run.abort import abort_by
-from ctr_ps.ps_worker.run.guests import DensePart, PassTrainer
+from ctr_ps.ps_worker.run.guests import DenseTrainers, PassTrainer
 from ctr_ps.ps_worker.run.membership import Membership
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.termination import Termination
@@ -78,7 +78,9 @@ class Run:
         non_finite: Its batches that were skipped.
     """
 
-    def __init__(self, store: Store, plan: ModelPlan, *, heter: DensePart | None = None) -> None:
+    def __init__(
+        self, store: Store, plan: ModelPlan, *, heter: DenseTrainers | None = None
+    ) -> None:
         """Joins the run.
 
         Args:

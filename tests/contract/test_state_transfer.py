@@ -12,7 +12,7 @@ from ctr_ps.protos.spec import StatisticsSpec
 from ctr_ps.protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
 from ctr_ps.protos.store.state_chunks import join_state, split_state
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_worker.extras.chaos.fates import CHAOS
+from ctr_ps.ps_worker.extras.chaos import CHAOS
 from tests.support.cluster import cluster
 from tests.support.stores import (
     DEEP,

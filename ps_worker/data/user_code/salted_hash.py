@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial, partialmethod
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -27,7 +27,8 @@ def is_salted() -> bool:
 def require_no_salted_hash(code: object, what: str) -> None:
     """Refuses user code that names the built-in `hash`, unless PYTHONHASHSEED is set.
 
-    Not found: `hash` by way of `getattr`, and what installed packages do.
+    Not found: `hash` by way of `getattr`, what installed packages do, a module that only the code imports,
+    and keys by the order of a set.
 
     Args:
         code: A function or an object with methods; what it refers to is read, too.
@@ -47,7 +48,7 @@ def require_no_salted_hash(code: object, what: str) -> None:
                     f"{what} uses hash(), in {getattr(each, '__qualname__', each)}: Python salts hash() of "
                     f"text in each process, so others would have other keys for the same values. Yield the "
                     f"text itself, in a sample or by a MultiSlotStringDataGenerator, whose values are hashed "
-                    f"alike everywhere, or take ctr_model.features.key_of(slot, text). If no key depends on "
+                    f"alike everywhere, or take ctr_ps.key_of(slot, text). If no key depends on "
                     f"it, start with PYTHONHASHSEED=0"
                 )
             if id(part) not in known:
@@ -60,18 +61,21 @@ def _parts(value: Any) -> Iterator[object]:
     kind = type(value)  # a proxy answers isinstance, and may do anything then
     if kind.__module__ in ("builtins", "functools"):
         yield getattr(value, "__wrapped__", None)  # by functools.wraps, lru_cache, staticmethod
-    if kind is FunctionType:
+    if kind in (dict, list, tuple, set, frozenset):
+        yield from value.values() if kind is dict else value
+    elif kind is FunctionType:
         if _is_users(value.__module__):
             yield from _globals(value.__code__, value.__globals__)
+            yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
             for cell in value.__closure__ or ():
                 with suppress(ValueError):  # not assigned yet
                     yield cell.cell_contents
     elif kind is MethodType:
         yield from (value.__func__, value.__self__)
-    elif kind is partial:
+    elif kind in (partial, partialmethod):
         yield from (value.func, *value.args, *value.keywords.values())
-    elif kind is property:
-        yield value.fget
+    elif kind in (property, cached_property):
+        yield value.fget if kind is property else value.func
     elif issubclass(kind, type):
         if _is_users(value.__module__):
             yield from value.__bases__
@@ -86,13 +90,19 @@ def _globals(code: CodeType, names: dict[str, object]) -> Iterator[object]:
     import dis  # late: most processes need none
 
     last: object = None
+    module: object = None  # whose names `from ... import` takes
     for each in dis.get_instructions(code):
         if each.opname == "LOAD_GLOBAL":
             last = names.get(each.argval, getattr(builtins, each.argval, None))
+        elif each.opname == "IMPORT_NAME":  # in the function; not imported yet: nothing is found
+            last = sys.modules.get(each.argval)
         elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and issubclass(type(last), ModuleType):
             last = vars(last).get(each.argval)  # getattr may import more
+        elif each.opname == "IMPORT_FROM" and issubclass(type(module), ModuleType):
+            last = vars(module).get(each.argval)
         else:
             last = None
+        module = last if each.opname == "IMPORT_NAME" else module
         yield last
     for each in code.co_consts:
         if isinstance(each, CodeType):  # a function or comprehension inside

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ctr_ps.ps_worker.extras.chaos.fates import CHAOS
-
 if TYPE_CHECKING:
     from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
+
+CHAOS = "CTR_PS_CHAOS"
 
 
 def faults_of(environment: Mapping[str, str]) -> "Disturb | None":

@@ -19,7 +19,8 @@ import grpc
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.cluster.delays import Delays
 from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
-from ctr_ps.ps_worker.extras.chaos.fates import CHAOS, Chaos, Fate, Fates
+from ctr_ps.ps_worker.extras.chaos import CHAOS
+from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fate, Fates
 
 Send = Callable[..., Any]
 """Sends a request; returns the call, a grpc.Future."""

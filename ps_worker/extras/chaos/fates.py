@@ -11,8 +11,7 @@ from random import Random
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.wire.calls import CALLS, Moves
-
-CHAOS = "CTR_PS_CHAOS"
+from ctr_ps.ps_worker.extras.chaos import CHAOS
 
 _CALLS: Mapping[str, frozenset[str]] = {
     "pushes": frozenset(name for name, call in CALLS.items() if Moves.TO_SERVER in call.moves),

@@ -278,7 +278,7 @@ class _Asked:
             HTTPRequestEntityTooLarge: If its JSON is too large.
         """
         encoding = self._headers.get("Content-Encoding", "identity")
-        if encoding != "identity":
+        if encoding.strip().lower() not in ("", "identity"):
             raise DataError(f"Content-Encoding is {encoding[:100]!r}: send the body as it is")
         head, binary = _parts(self._body, self._headers.get(HEADER_LENGTH))
         self._outputs = {

@@ -190,7 +190,8 @@ def stacked(
         values = [of.get(part, 0.0) for _, of in totals]
         bars = axes.barh(runs, values, 0.6, left=ends, color=_colour(number))
         shares = [
-            100 * value / sum(of.values()) for value, (_, of) in zip(values, totals, strict=True)
+            100 * value / (sum(of.values()) or 1.0)
+            for value, (_, of) in zip(values, totals, strict=True)
         ]
         labels = [f"{share:.0f} %" if share >= _LEAST_SHARE else "" for share in shares]
         axes.bar_label(bars, labels, label_type="center", color=_ON)

@@ -66,7 +66,8 @@ class Optimizer:
         for name in kwargs.keys() - known.keys():
             if name not in _HARMLESS or kwargs[name] not in (None, _HARMLESS[name]):
                 raise UsageError(
-                    f"{where} has no {name}{did_you_mean(name, known)} Its arguments are {', '.join(known)}"
+                    f"{where} has no {name}{did_you_mean(name, known, likeness=0.6) or '.'} Its arguments "
+                    f"are {', '.join(known)}"
                 )
             del kwargs[name]
         bound = self.__signature__.bind(*args, **kwargs)

@@ -20,7 +20,7 @@ from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job
 from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.run.figures.run_folder import RunFolder
-from ctr_ps.ps_worker.run.guests import DensePart
+from ctr_ps.ps_worker.run.guests import DenseTrainers
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
@@ -37,7 +37,7 @@ def train_job(
     plan: Plan,
     store: Store,
     *,
-    heter: DensePart | None = None,
+    heter: DenseTrainers | None = None,
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> Summary:

@@ -123,7 +123,7 @@ def test_schedules_of_paddle_are_those_of_a_job(
         ),
         (
             lambda: optimizer.Adam(parameters=[1]),
-            r"Adam has no parameters, .* Its arguments are learning_rate, beta1, beta2, epsilon, "
+            r"Adam has no parameters\. Its arguments are learning_rate, beta1, beta2, epsilon, "
             "lazy_mode, weight_decay, grad_clip",
         ),
         (lambda: optimizer.Adam(rescale_grad=0.0), "Adam has no rescale_grad"),
@@ -134,7 +134,7 @@ def test_schedules_of_paddle_are_those_of_a_job(
         (lambda: optimizer.Adam(beta_1=0.5), "has no beta_1, did you mean 'beta1'"),
         (
             lambda: optimizer.Ftrl(weight_decay=0.5),
-            "Ftrl has no weight_decay, .* beta, l1, l2, grad",
+            r"Ftrl has no weight_decay\. .* beta, l1, l2, grad",
         ),
         (lambda: optimizer.Ftrl(regularization=0.5), "Ftrl has no regularization"),
     ],

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-PROGRAM = "import json, sys, ps_worker.predict; print(json.dumps(sorted(sys.modules)))"
+PROGRAM = "import json, sys, ctr_ps.ps_worker.predict; print(json.dumps(sorted(sys.modules)))"
 
 
 OF_TRAINING = (
@@ -24,7 +24,7 @@ def test_serving_loads_no_grpc_and_nothing_that_trains() -> None:
         [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
     )
     modules = json.loads(answer.stdout)
-    own = [name for name in modules if name.split(".")[0] == "ps_worker"]
+    own = [name for name in modules if name.startswith("ctr_ps.ps_worker")]
 
     assert "ctr_ps.ps_worker.predict.predictor" in own
     assert not [name for name in modules if name.split(".")[0] in {"grpc", "google"}]

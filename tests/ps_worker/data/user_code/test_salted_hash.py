@@ -24,7 +24,7 @@ from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader
 
 SCHEMA = Schema(dense=(), slots=("user", "ad"))
 LINES = "".join(f"user{i} ad{i % 3} {i % 2}\n" for i in range(8))
-REFUSED = r"uses hash\(\), in .*MultiSlotStringDataGenerator.*ctr_model\.features\.key_of"
+REFUSED = r"uses hash\(\), in .*MultiSlotStringDataGenerator.*ctr_ps\.key_of"
 MASK = 2**63 - 1
 
 
@@ -89,6 +89,25 @@ HELPERS = ModuleType("helpers")
 HELPERS.key = keyed  # type: ignore[attr-defined]
 
 
+PARSERS = {1: lambda text: hash(text) & MASK}
+
+
+def imported(slot: int, text: str) -> int:
+    from helpers import key  # type: ignore[import-not-found]
+
+    return int(key(text))
+
+
+class Partial:
+    def made(self, bits: int, slot: int, text: str) -> int:
+        return hash(text) & bits
+
+    key = functools.partialmethod(made, MASK)
+
+
+PARTIAL = Partial()
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -102,6 +121,10 @@ HELPERS.key = keyed  # type: ignore[attr-defined]
         lambda slot, text: HASHER.size,
         functools.partial(lambda inner, slot, text: inner(text), keyed),
         HASHER.first,
+        lambda slot, text: PARSERS[slot](text),
+        lambda slot, text, of=hash: of(text),
+        imported,
+        PARTIAL.key,
     ],
     ids=[
         "itself",
@@ -114,11 +137,17 @@ HELPERS.key = keyed  # type: ignore[attr-defined]
         "property",
         "partial",
         "method",
+        "values of a dict",
+        "default",
+        "import in the function",
+        "partialmethod",
     ],
 )
 def test_generator_that_uses_hash_is_refused_before_it_is_called(
-    key: Callable[[int, str], int],
+    key: Callable[[int, str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "helpers", HELPERS)
+
     with pytest.raises(DataError, match=f"^Keyed {REFUSED}"):
         generated(Keyed(key))
 

@@ -18,8 +18,7 @@ from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.store import PushId
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
-from ctr_ps.ps_worker.extras.chaos import faults_of
-from ctr_ps.ps_worker.extras.chaos.fates import CHAOS
+from ctr_ps.ps_worker.extras.chaos import CHAOS, faults_of
 from tests.support.stores import member
 
 LIMIT_S = 20.0
