@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +36,16 @@ print(ctr_model.OWNER, protos.OWNER, tests.OWNER)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As pip builds it of what is published: from the sources in an sdist."""
+    from hatchling.builders.sdist import SdistBuilder
     from hatchling.builders.wheel import WheelBuilder
 
-    (path,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("wheel")))
+    folder = tmp_path_factory.mktemp("wheel")
+    (sdist,) = SdistBuilder(str(ROOT)).build(directory=str(folder))
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (sources,) = (path for path in folder.iterdir() if path.is_dir())
+    (path,) = WheelBuilder(str(sources)).build(directory=str(folder))
     return Path(path)
 
 
