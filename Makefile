@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-CODE   := protos ps_server ps_worker ctr_model deploy
+CODE   := ctr_ps protos ps_server ps_worker ctr_model deploy
 
 # numba's cache notices a change only in the file that holds a kernel, not in those whose functions it inlines:
 # so one cache folder for each state of the sources, and one for kernels that check their indices.
