@@ -6,6 +6,6 @@ import os
 # fails is told by calls, too. It reads this as it is imported, and processes of ours import `protos` before.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-# A child that was forked, as a DataLoader's worker, makes no calls. Without this gRPC starts its threads again
-# in the child, which ends by an abort now and then (grpcio 1.85).
+# A forked child, as the worker of a DataLoader, makes no calls. Without this gRPC starts its threads again
+# there, which ends by an abort now and then (grpcio 1.85).
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
