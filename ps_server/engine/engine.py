@@ -271,23 +271,32 @@ class Engine:
             ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`
                 or `push_state` of `protos.store.Store`.
         """
-        pushes = self.job.pushes
-        taken = pushes.take(chunk, push_id, at)
+        job = self.job
+        taken = job.pushes.take(chunk, push_id, at)
         if not isinstance(taken, list):
             return taken
         try:
             if states := [each for each in taken if isinstance(each, StateChunk)]:
-                return self.push_state(join_state(states), push_id)
+                return self._push_state(job, join_state(states), push_id)
             parts = [each for each in taken if isinstance(each, PushChunk)]
-            return self.push(join_push(parts), push_id, at)
+            return self._push(job, join_push(parts), push_id, at)
         except Exception as error:
             if chunk.num_chunks > 1:
-                pushes.refuse(push_id, error)
+                job.pushes.refuse(push_id, error)
             raise
 
     def push(self, gradients: Gradients, push_id: PushId, at: Version | None) -> Future[Version]:
         """Takes all of a push, whose push id was checked: `push_grad` of `protos.store.Store`."""
-        job, parameters = self.job, self.parameters
+        return self._push(self.job, gradients, push_id, at)
+
+    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
+        """Takes all of a push of state, whose push id was checked."""
+        return self._push_state(self.job, state, push_id)
+
+    def _push(
+        self, job: Coordinator, gradients: Gradients, push_id: PushId, at: Version | None
+    ) -> Future[Version]:
+        parameters = self.parameters
         parameters.check(gradients)
         if at is None:
             return self._applier.apply_arrival(
@@ -304,12 +313,9 @@ class Engine:
         self._applier.apply_steps(job, entered.complete)
         return job.pushes.when_applied(entered.at)
 
-    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
-        """Takes all of a push of state, whose push id was checked."""
+    def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:
         self.parameters.check_state(state)
-        return self._applier.apply_arrival(
-            self.job, push_id, lambda: self.parameters.write_state(state)
-        )
+        return self._applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
         """Applies the steps that are complete since a worker takes no part in them."""

@@ -1,0 +1,97 @@
+"""Pushes that were admitted, and go on when their process has its place no more."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.errors import PlaceLostError
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Member, PushId, Version
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc.handlers import Handlers
+
+OLD, NEW = Member(0, 11), Member(0, 22)
+
+
+def join(handlers: Handlers, member: Member) -> None:
+    handlers.start(calls.JOIN, requests.Join(member=member, terms={})).result()
+
+
+def push(handlers: Handlers, member: Member, sequence: int) -> Version:
+    request = requests.PushGrad(
+        chunk=PushChunk([], []),
+        push_id=PushId(
+            worker=member.worker,
+            incarnation=member.incarnation,
+            sequence=sequence,
+            step=sequence,
+            examples=1,
+            batches=1,
+            pulled=0,
+        ),
+        shard_map_epoch=FIRST_EPOCH,
+    )
+    return handlers.start(calls.PUSH_GRAD, request).result()
+
+
+def next_job_pushes_twice(handlers: Handlers) -> None:
+    handlers.engine.begin_job()
+    join(handlers, NEW)
+    push(handlers, NEW, 0)
+    push(handlers, NEW, 1)
+
+
+def once_admitted(handlers: Handlers, happens: Callable[[Handlers], None]) -> None:
+    """Has something happen when the next push was admitted, before it looks at the job."""
+    proper = handlers._require_epoch
+
+    def require_epoch(epoch: int) -> None:
+        handlers._require_epoch = proper
+        happens(handlers)
+        proper(epoch)
+
+    handlers._require_epoch = require_epoch
+
+
+def once_taken(handlers: Handlers, happens: Callable[[Handlers], None]) -> None:
+    """Has something happen when the next push was taken, before it is entered."""
+    pushes = handlers.engine.job.pushes
+    proper = pushes.take
+
+    def take(*chunk: Any) -> Any:
+        pushes.take = proper
+        taken = proper(*chunk)
+        happens(handlers)
+        return taken
+
+    pushes.take = take
+
+
+def test_push_of_the_last_job_does_not_enter_the_next_one() -> None:
+    """Else the pushes of the process in the next job would be forgotten, and be applied again."""
+    handlers = Handlers(Engine())
+    join(handlers, OLD)
+    push(handlers, OLD, 0)
+
+    once_admitted(handlers, next_job_pushes_twice)
+    with pytest.raises(PlaceLostError):
+        push(handlers, OLD, 1)
+
+    assert push(handlers, NEW, 1) == 2, "it is applied already"
+
+
+def test_push_that_the_last_job_took_is_counted_there() -> None:
+    handlers = Handlers(Engine())
+    join(handlers, OLD)
+    push(handlers, OLD, 0)
+    last_job = handlers.engine.job
+
+    once_taken(handlers, next_job_pushes_twice)
+    push(handlers, OLD, 1)
+
+    assert last_job.applied().version == 2
+    assert handlers.engine.status().version == 2
+    assert push(handlers, NEW, 1) == 2, "it is applied already"
