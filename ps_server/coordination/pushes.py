@@ -28,7 +28,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.ps_server.coordination.arrivals import Answer
 from ctr_ps.ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
 from ctr_ps.ps_server.coordination.membership import Membership
-from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, T, answer_all, raise_error
+from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, T, raise_error
 from ctr_ps.ps_server.coordination.push_assembly import PushAssembler
 from ctr_ps.ps_server.coordination.push_ledger import (
     MAX_VERSION,
@@ -45,10 +45,12 @@ class Entered:
     """A part of a step that was taken.
 
     Attributes:
+        answers: To the calls that it makes ready; `answer_all` answers them.
         complete: The step that the caller applies now; None: none is complete, or another thread applies one.
         at: The version once all steps that are complete now are applied.
     """
 
+    answers: list[Answer]
     complete: CompleteStep | None
     at: Version
 
@@ -237,10 +239,10 @@ class PushIntake:
             else:
                 self._steps.add(push_id, step, gradients)
             self._assembler.enter(push_id)
-            entered = Entered(self._steps.take_complete_step(), self._steps.num_complete)
-            answers = self._calls.take_ready()
-        answer_all(answers)
-        return entered
+            answers = (
+                self._calls.take_ready()
+            )  # may raise, and a step that is taken has to be applied
+            return Entered(answers, self._steps.take_complete_step(), self._steps.num_complete)
 
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply; its taker then calls `step_applied`, or `Coordinator.step_failed`.

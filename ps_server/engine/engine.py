@@ -310,7 +310,7 @@ class Engine:
                 ),
             )
         entered = job.pushes.enter_part(gradients, push_id, at)
-        self._applier.apply_steps(job, entered.complete)
+        self._applier.apply_steps(job, entered.complete, entered.answers)
         return job.pushes.when_applied(entered.at)
 
     def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:

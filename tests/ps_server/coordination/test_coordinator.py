@@ -58,7 +58,9 @@ def apply_on_arrival(workers: Coordinator, push_id: PushId) -> None:
 
 def enter_part(workers: Coordinator, push_id: PushId, step: int = 0) -> CompleteStep | None:
     """Enters a worker's part of a step, and returns the step to be applied then."""
-    return workers.pushes.enter_part(Gradients(), push_id, step).complete
+    entered = workers.pushes.enter_part(Gradients(), push_id, step)
+    answer_all(entered.answers)
+    return entered.complete
 
 
 def heard(workers: Coordinator, who: Member) -> None:
