@@ -12,6 +12,7 @@ gRPC.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -131,6 +132,7 @@ class Engine:
         self._applier = Applier(self.members, self.parameters, self.snapshots)
         self.pulls = Pulls(self.parameters, self._applier)
         self.places = threading.Lock()
+        self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
@@ -221,14 +223,28 @@ class Engine:
         """A process takes the place of a worker here, or asks for it; the caller holds `places`."""
         return self.job.join(member, terms, lease, only_asks=only_asks)
 
-    def admit(self, member: Member, acknowledged: Acknowledged | None = None) -> None:
-        """A process calls, which is a sign of life; see `Coordinator.admit`."""
+    @contextmanager
+    def calling(self, member: Member, acknowledged: Acknowledged | None = None) -> Iterator[None]:
+        """Held while a call of a process is carried out, which is a sign of life; see `Coordinator.admit`.
+
+        The process is not lost meanwhile. Else a call that the journal has might be refused, since another
+        process took the place after it was written, and be carried out when the journal is replayed.
+        """
         with self.places:
-            if self.job.admit(member, acknowledged):
-                return
-            with self.journal.written(BACK, BACK_JSON.dump_json(member)):
-                self.job.bring_back(member)
-            self.job.admit(member, acknowledged)
+            self._admit(member, acknowledged)
+            self._calling[member.worker] += 1
+        try:
+            yield
+        finally:
+            with self.places:
+                self._calling[member.worker] -= 1
+
+    def _admit(self, member: Member, acknowledged: Acknowledged | None) -> None:
+        if self.job.admit(member, acknowledged):
+            return
+        with self.journal.written(BACK, BACK_JSON.dump_json(member)):
+            self.job.bring_back(member)
+        self.job.admit(member, acknowledged)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
@@ -239,7 +255,8 @@ class Engine:
     def pass_time(self, seconds: float) -> None:
         """Time passes, by which workers may be lost of which nothing is heard."""
         with self.places:
-            if lost := self.job.pass_time(seconds):
+            silent = self.job.pass_time(seconds)
+            if lost := [worker for worker in silent if not self._calling[worker]]:
                 with self.journal.written(LOST, LOST_JSON.dump_json(lost)):
                     self.lose(lost)
 

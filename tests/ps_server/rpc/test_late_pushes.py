@@ -1,26 +1,33 @@
 """Pushes that were admitted, and go on when their process has its place no more."""
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import PlaceLostError
+from ctr_ps.protos.errors import PlaceLostError, ProtocolError
 from ctr_ps.protos.placement import FIRST_EPOCH
-from ctr_ps.protos.store import Member, PushId, Version
+from ctr_ps.protos.store import Lease, Member, PushId, Version, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.handlers import Handlers
+from tests.support.stores import in_process
+from tests.support.update_logs import begun_log, recovered
 
 OLD, NEW = Member(0, 11), Member(0, 22)
+WAIT = Lease(seconds=3.0, on_worker_loss=WorkerLoss.WAIT)
 
 
-def join(handlers: Handlers, member: Member) -> None:
-    handlers.start(calls.JOIN, requests.Join(member=member, terms={})).result()
+def join(handlers: Handlers, member: Member, lease: Lease | None = None) -> None:
+    handlers.start(calls.JOIN, requests.Join(member=member, terms={}, lease=lease)).result()
 
 
-def push(handlers: Handlers, member: Member, sequence: int) -> Version:
+def push(
+    handlers: Handlers, member: Member, sequence: int, *, at: Version | None = None
+) -> Version:
     request = requests.PushGrad(
         chunk=PushChunk([], []),
         push_id=PushId(
@@ -32,6 +39,7 @@ def push(handlers: Handlers, member: Member, sequence: int) -> Version:
             batches=1,
             pulled=0,
         ),
+        at=at,
         shard_map_epoch=FIRST_EPOCH,
     )
     return handlers.start(calls.PUSH_GRAD, request).result()
@@ -95,3 +103,29 @@ def test_push_that_the_last_job_took_is_counted_there() -> None:
     assert last_job.applied().version == 2
     assert handlers.engine.status().version == 2
     assert push(handlers, NEW, 1) == 2, "it is applied already"
+
+
+def another_would_come(handlers: Handlers) -> None:
+    handlers.engine.pass_time(WAIT.seconds)
+    with suppress(ProtocolError):
+        join(handlers, NEW, WAIT)
+
+
+def test_push_that_is_under_way_as_a_lease_ends_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    """It is written before it enters: one that is refused then would be applied by the recovery."""
+    store = in_process()
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, OLD, WAIT)
+    once_admitted(handlers, another_would_come)
+    with suppress(PlaceLostError):
+        push(handlers, OLD, 0)
+
+    another_would_come(handlers)
+    log.close()
+    restarted = in_process()
+    recovered(tmp_path, restarted)
+
+    assert restarted.status().progress == store.status().progress
+    assert restarted.status().version == store.status().version == 1
+    for each in (store, restarted):
+        each.engine.job.require_place(NEW)
