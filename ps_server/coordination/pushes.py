@@ -244,6 +244,11 @@ class PushIntake:
             )  # may raise, and a step that is taken has to be applied
             return Entered(answers, self._steps.take_complete_step(), self._steps.num_complete)
 
+    def hold_part(self, part: WaitingPart) -> None:
+        """Takes over a part of `waiting`, whose process may have its place no more."""
+        with self._calls.lock:
+            self._steps.add(part.push_id, part.step, part.gradients)
+
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply; its taker then calls `step_applied`, or `Coordinator.step_failed`.
 

@@ -45,7 +45,7 @@ from ctr_ps.ps_server.checkpoint.inference import write_inference_share
 from ctr_ps.ps_server.checkpoint.roots import Roots
 from ctr_ps.ps_server.checkpoint.writer import check_folder, shared_folder, write_share
 from ctr_ps.ps_server.coordination.coordinator import Coordinator
-from ctr_ps.ps_server.coordination.job_state import JobState
+from ctr_ps.ps_server.coordination.job_state import JobState, WaitingPart
 from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
 from ctr_ps.ps_server.engine.applier import Applier
 from ctr_ps.ps_server.engine.journal import (
@@ -199,6 +199,11 @@ class Engine:
         """Takes over the state of a server before this one, whose parameters it has."""
         self._begin_job(jobs_before)
         self.job.restore(state)
+
+    def hold_part(self, part: WaitingPart) -> None:
+        """Takes over a part of a step that waited, after `restore`; applies the step if it is complete."""
+        self.job.pushes.hold_part(part)
+        self._apply_complete_steps()
 
     @contextmanager
     def recovering(self, on_shard: Callable[[], None]) -> Iterator[None]:

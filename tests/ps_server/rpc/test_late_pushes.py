@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ctr_ps.protos.store import Lease, Member, PushId, Version, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.handlers import Handlers
+from ctr_ps.ps_server.rpc.journal import state_records
 from tests.support.stores import in_process
 from tests.support.update_logs import begun_log, recovered
 
@@ -129,3 +131,31 @@ def test_push_that_is_under_way_as_a_lease_ends_is_the_same_after_a_restart(tmp_
     assert restarted.status().version == store.status().version == 1
     for each in (store, restarted):
         each.engine.job.require_place(NEW)
+
+
+@pytest.mark.parametrize("rule", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])
+def test_part_of_a_step_counts_after_a_restart_though_its_process_is_lost(
+    rule: WorkerLoss, tmp_path: Path
+) -> None:
+    """The process in its place repeats the part, and is told that it is there."""
+    lease = replace(WAIT, on_worker_loss=rule)
+    lost, other = Member(1, 11), Member(1, 22)
+    store = in_process(num_workers=2)
+    handlers, log = begun_log(tmp_path, store)
+    join(handlers, OLD, lease)
+    join(handlers, lost, lease)
+    push(handlers, lost, 0, at=0)
+    handlers.engine.job.end_lease(1)
+    handlers.engine.pass_time(0.25)
+    if rule is WorkerLoss.WAIT:
+        join(handlers, other, lease)
+        push(handlers, other, 0, at=0)
+    log.begin_segment(state_records(store.engine.state(), handlers.completed(), base=""))
+    log.close()
+
+    restarted = in_process(num_workers=2)
+    push(recovered(tmp_path, restarted), OLD, 0, at=0)
+
+    assert restarted.status().version == 1
+    assert restarted.status().examples == {0: 1, 1: 1}
+    assert restarted.status().progress[1].incarnation == lost.incarnation
