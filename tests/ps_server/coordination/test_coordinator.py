@@ -515,6 +515,18 @@ def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> 
         assert enter_part(each, replace(push_id(1), incarnation=INCARNATION)) is not None
 
 
+def test_arrival_of_a_worker_that_went_on_from_another_barrier_is_not_in_the_state() -> None:
+    """After a restart it would take the worker out of the steps in which it takes part again."""
+    workers = workers_of(2)
+    given_up = workers.rendezvous.barrier("a", 1, step=0, number=1)
+    for worker in (1, 0):
+        workers.rendezvous.barrier("b", worker, step=0, number=1)
+
+    assert not given_up.done()
+    assert workers.waiting() == []
+    assert workers.state().absent_from == {}
+
+
 def test_first_barrier_is_answered_after_many_passes_with_figures() -> None:
     """64 workers reduce 8,192 numbers after each pass; what the log has of them stays small."""
     num_workers, num_passes, figures = 64, 17, np.ones(8192)
