@@ -127,10 +127,16 @@ class PushAssembler:
         return None if error is None else copy.copy(error)
 
     def refuse(self, push_id: PushId, error: Exception) -> None:
-        """A push was refused: a chunk that comes again, since its answer was lost, is refused alike."""
-        inbox = self._inbox(push_id)
+        """A push was refused: a chunk that comes again, since its answer was lost, is refused alike.
+
+        Of one before the window nothing is kept: chunks of it are refused anyway.
+        """
+        inbox = self._inboxes.get(push_id.worker)
+        if inbox is None or inbox.incarnation != push_id.incarnation:
+            return
         inbox.forget(push_id.sequence)
-        inbox.refused[push_id.sequence] = copy.copy(error)  # without the frames that it passed
+        if push_id.sequence > inbox.newest - WINDOW:
+            inbox.refused[push_id.sequence] = copy.copy(error)  # without the frames that it passed
 
     @property
     def num_incomplete(self) -> int:

@@ -141,8 +141,7 @@ class PushIntake:
     def refuse(self, push_id: PushId, error: Exception) -> None:
         """A push that was taken in several chunks was refused: they are refused if they come again."""
         with self._calls.change(even_if_failed=True):
-            if not self._members.is_gone(push_id):
-                self._assembler.refuse(push_id, error)
+            self._assembler.refuse(push_id, error)
 
     def when_pushed(self, push_id: PushId, step: Version | None) -> Future[Version]:
         """Answers a push that came before as that one is: once it is applied, or its step waits for others.

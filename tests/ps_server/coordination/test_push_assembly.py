@@ -125,3 +125,19 @@ def test_incomplete_push_is_dropped_after_a_window_and_its_late_part_refused():
     with pytest.raises(ProtocolError, match=f"push 0 of worker 0 .*push {WINDOW} began already"):
         assembler.add(push_id(0), part(1, 2))
     assert assembler.add(push_id(1), part(1, 2)) is not None
+
+
+def test_push_that_is_refused_late_is_forgotten():
+    """Its error is raised where it was checked; here another one would hide that."""
+    assembler = PushAssembler(WORKERS)
+    for number in (0, 1):
+        assembler.add(push_id(0), part(number, 2))
+    for sequence in range(1, WINDOW + 1):
+        assembler.add(push_id(sequence), part(0, 2))
+
+    assembler.refuse(push_id(0), ProtocolError("it does not fit"))
+
+    assert not assembler.is_complete(push_id(0))
+    assert assembler.refusal(push_id(0)) is None
+    with pytest.raises(ProtocolError, match="comes in parts too slowly"):
+        assembler.add(push_id(0), part(0, 2))
