@@ -125,6 +125,7 @@ class PushIntake:
         self.require_push(push_id)
         if chunk.num_chunks == 1 and not chunk.chunk:
             return [chunk]
+        self._assembler.check(push_id, chunk)
         with self._calls.lock:
             self._members.require_not_gone(push_id)
             came_before = self._has_entered(push_id, step) or self._assembler.is_complete(push_id)

@@ -599,6 +599,18 @@ def test_resumption_that_comes_late_forgets_no_push() -> None:
     assert (workers.pushes.version, workers.pushes.batches) == (5, 9)
 
 
+@pytest.mark.parametrize("step", [0, None], ids=["sync", "async"])
+def test_chunk_beyond_the_last_of_a_push_that_came_before_is_refused(step: int | None) -> None:
+    workers = workers_of(1)
+    if step is None:
+        apply_on_arrival(workers, push_id())
+    else:
+        enter_part(workers, push_id(), step)
+
+    with pytest.raises(ProtocolError, match="push 0 of worker 0 has chunk 2 of 2"):
+        workers.pushes.take(PushChunk([], [], 2, 2), push_id(), step)
+
+
 def replaced_worker() -> tuple[Coordinator, PushId, PushId]:
     """Returns workers of which another process has taken a place, and a push of the old and the new one."""
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=2)
