@@ -5,7 +5,8 @@
           --enter_part--> a part of a step --step complete--> applied by the caller --> step_applied
           --begin_arrival--> applied by the caller --> arrival_applied, or abandon_arrival
 
-Each arrow takes the lock once. Nothing of a push changes parameters before all of it was checked.
+Each arrow takes the lock once, but `take` of a push that is one chunk, which needs none, and the wait for an
+answer, which takes it once more. Nothing of a push changes parameters before all of it was checked.
 """
 
 from collections.abc import Callable, Mapping
@@ -118,8 +119,8 @@ class PushIntake:
             refuses it. Else the answer: now if others are missing, as to the first if it came before.
 
         Raises:
-            ProtocolError: If it contradicts other chunks of the push, comes too late, the worker is not of
-                this job, or another process has its place.
+            ProtocolError: If the worker is not of this job; of a push that is several chunks also if it
+                contradicts others of them, comes too late, or another process has the worker's place.
             Exception: That for which the push was refused.
         """
         self.require_push(push_id)

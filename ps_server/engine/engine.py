@@ -78,8 +78,9 @@ class Engine:
         parameters: What is trained.
         pulls: Reads them.
         snapshots: Keeps saves and changes of them apart.
-        places: Held around what decides who has the place of a worker, and around its record, so that the
-            journal has these in the order in which they happen.
+        places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
+            around their records, so that the journal has these in the order in which they happen. A departure
+            does not hold it: the worker makes it after its other calls.
         journal: Told of all that changes this, before it does.
     """
 
