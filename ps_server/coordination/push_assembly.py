@@ -142,11 +142,6 @@ class PushAssembler:
         if push_id.sequence > inbox.newest - WINDOW:
             inbox.refused[push_id.sequence] = copy.copy(error)  # without the frames that it passed
 
-    @property
-    def num_incomplete(self) -> int:
-        """Pushes of which some chunks have come, but not all."""
-        return sum(len(inbox.pushes) for inbox in self._inboxes.values())
-
     def waiting(self) -> list[WaitingChunk]:
         """Returns the chunks of incomplete pushes."""
         return [
