@@ -119,9 +119,11 @@ class Outcome:
             ProtocolError: If the workers brought numbers that do not fit.
         """
         if (reduce := self._reduce) is not None:
-            self._values = reduce()
+            self._values = values = reduce()
             self._reduce = None  # it has what each worker brought
-        values = brought if self._values is None else self._values
+        else:
+            values = self._values  # read once: another thread may forget them now
+        values = brought if values is None else values
         return self.version if values is None else Reduced(values, self.version)
 
     def forget_values(self) -> None:

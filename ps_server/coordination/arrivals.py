@@ -101,15 +101,20 @@ class Arrivals:
         return {worker: self._barriers.place_of(worker) for worker in self._barriers.missing(name)}
 
     def waiting(self) -> list[WaitingArrival]:
-        """Returns the arrivals that wait."""
-        arrivals = []
+        """Returns the arrivals that wait, but those of workers that have gone on from another barrier.
+
+        These take part in the steps again. If one of them waits indeed, its call comes again.
+        """
+        arrivals, absent_from = [], self._steps.absent()
         for name, worker in self._futures:
+            if worker not in absent_from:
+                continue
             given = self._reductions.given(name, worker)
             arrivals.append(
                 WaitingArrival(
                     name=name,
                     worker=worker,
-                    step=self._steps.absent()[worker],
+                    step=absent_from[worker],
                     number=self.passed.expected(worker),
                     values=None if given is None else given.values,
                     op=None if given is None else given.op,

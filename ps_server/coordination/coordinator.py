@@ -16,8 +16,8 @@ Invariants:
   that version is answered before, and no barrier is released while a complete step is not applied.
 - A step that fails may be applied in part, so it ends the job, as an abort does: every call that waits
   raises, and so does every later one but `status`, `shrink`, `digest` and `pull_changed`.
-- Who has the place of a worker is checked once, when a call comes. A process that loses its place while a
-  push of it is under way is `gone`: that push does not enter.
+- Who has the place of a worker is checked when a call comes. For a push it is checked under the lock again as
+  it enters: that of a process that `is_gone` meanwhile does not.
 """
 
 import logging

@@ -52,9 +52,6 @@ class Membership:
         self.replaced: set[int] = set()
         self.lease: Lease | None = None
         self._incarnations: dict[int, int] = {}
-        self._gone: set[Member] = (
-            set()
-        )  # processes that lost their place while calls may be under way
         self._candidates: dict[int, int] = {}  # the last process that asked for a place
         self._silent_s: dict[int, float] = {}
         terms = members.terms | version_term()
@@ -157,8 +154,6 @@ class Membership:
         is_replaced = worker in self._incarnations
         if is_replaced:
             self.replaced.add(worker)
-            self._gone.add(Member(worker, self._incarnations[worker]))
-        self._gone.discard(member)
         self._incarnations[worker] = member.incarnation
         self._candidates.pop(worker, None)
         self._silent_s[worker] = 0.0
@@ -189,7 +184,7 @@ class Membership:
         """Raises ProtocolError unless the process has a place."""
         worker, name = member.worker, self.name(member.worker)
         if self._incarnations.get(worker) == member.incarnation:
-            if member not in self._gone:
+            if not self._went_on_without(worker):
                 return
             raise PlaceLostError(
                 f"{name} was silent for longer than its lease, and the others have gone on "
@@ -211,8 +206,19 @@ class Membership:
         return worker in self._incarnations
 
     def is_gone(self, push_id: PushId) -> bool:
-        """Whether a process that pushes has lost its place for good since it was known to have it."""
-        return bool(self._gone) and Member(push_id.worker, push_id.incarnation) in self._gone
+        """Whether the place of a process that pushes is not its own; nobody's is not another's.
+
+        It may have lost it since its call came. A store in process takes pushes of workers that never join.
+        """
+        worker = push_id.worker
+        held_by = self._incarnations.get(worker)
+        return held_by is not None and (
+            held_by != push_id.incarnation or self._went_on_without(worker)
+        )
+
+    def _went_on_without(self, worker: int) -> bool:
+        """Whether a worker was lost, and left the others for that."""
+        return worker in self.left and worker in self.lost
 
     def require_not_gone(self, push_id: PushId) -> None:
         """Raises ProtocolError if the process that pushes `is_gone`."""
@@ -246,13 +252,6 @@ class Membership:
     def lose(self, worker: int) -> None:
         """A worker is lost."""
         self.lost.add(worker)
-        self._mark_gone(worker)
-
-    def _mark_gone(self, worker: int) -> None:
-        """Marks the process of a worker that is lost and has left: the others have gone on without it."""
-        incarnation = self._incarnations.get(worker)
-        if worker in self.left and worker in self.lost and incarnation is not None:
-            self._gone.add(Member(worker, incarnation))
 
     def name(self, worker: int) -> str:
         """Returns a worker's name for messages; see `protos.role.Members`."""
@@ -313,8 +312,6 @@ class Membership:
         self._terms = dict(state.terms)
         self.lease = state.lease
         self.left, self.lost = set(state.left), set(state.lost)
-        for worker in self.left & self.lost:
-            self._mark_gone(worker)
         self._candidates = dict(state.candidates)
 
     def require(self, worker: int) -> None:
@@ -333,7 +330,6 @@ class Membership:
         """
         self.require(worker)
         self.left.add(worker)
-        self._mark_gone(worker)
 
 
 def _setting(name: str, value: str, other: str) -> str:

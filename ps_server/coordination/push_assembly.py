@@ -63,6 +63,14 @@ class PushAssembler:
         self._members = members
         self._inboxes: dict[int, _Inbox] = {}
 
+    def check(self, push_id: PushId, part: Chunk) -> None:
+        """Raises ProtocolError if a chunk is none of those that it says there are, or these are too many."""
+        if not part.chunk < part.num_chunks <= MAX_CHUNKS:
+            raise ProtocolError(
+                f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks}, expected up to "
+                f"{MAX_CHUNKS} chunks, numbered from 0"
+            )
+
     def add(self, push_id: PushId, part: Chunk) -> list[Chunk] | None:
         """Takes a chunk; returns all chunks of its push, in order, if all have come: then it is complete.
 
@@ -72,11 +80,7 @@ class PushAssembler:
             ProtocolError: If it contradicts other chunks of the push, comes too late, or is too much.
             Exception: That for which its push was refused.
         """
-        if not part.chunk < part.num_chunks <= MAX_CHUNKS:
-            raise ProtocolError(
-                f"{self._name(push_id)} has chunk {part.chunk} of {part.num_chunks}, expected up to "
-                f"{MAX_CHUNKS} chunks, numbered from 0"
-            )
+        self.check(push_id, part)
         inbox = self._inbox(push_id)
         if (refusal := self.refusal(push_id)) is not None:
             raise refusal
@@ -127,15 +131,16 @@ class PushAssembler:
         return None if error is None else copy.copy(error)
 
     def refuse(self, push_id: PushId, error: Exception) -> None:
-        """A push was refused: a chunk that comes again, since its answer was lost, is refused alike."""
-        inbox = self._inbox(push_id)
-        inbox.forget(push_id.sequence)
-        inbox.refused[push_id.sequence] = copy.copy(error)  # without the frames that it passed
+        """A push was refused: a chunk that comes again, since its answer was lost, is refused alike.
 
-    @property
-    def num_incomplete(self) -> int:
-        """Pushes of which some chunks have come, but not all."""
-        return sum(len(inbox.pushes) for inbox in self._inboxes.values())
+        Of one before the window nothing is kept: chunks of it are refused anyway.
+        """
+        inbox = self._inboxes.get(push_id.worker)
+        if inbox is None or inbox.incarnation != push_id.incarnation:
+            return
+        inbox.forget(push_id.sequence)
+        if push_id.sequence > inbox.newest - WINDOW:
+            inbox.refused[push_id.sequence] = copy.copy(error)  # without the frames that it passed
 
     def waiting(self) -> list[WaitingChunk]:
         """Returns the chunks of incomplete pushes."""

@@ -5,7 +5,8 @@
           --enter_part--> a part of a step --step complete--> applied by the caller --> step_applied
           --begin_arrival--> applied by the caller --> arrival_applied, or abandon_arrival
 
-Each arrow takes the lock once. Nothing of a push changes parameters before all of it was checked.
+Each arrow takes the lock once, but `take` of a push that is one chunk, which needs none, and the wait for an
+answer, which takes it once more. Nothing of a push changes parameters before all of it was checked.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.ps_server.coordination.arrivals import Answer
 from ctr_ps.ps_server.coordination.job_state import Chunk, WaitingChunk, WaitingPart
 from ctr_ps.ps_server.coordination.membership import Membership
-from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, T, answer_all, raise_error
+from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, T, raise_error
 from ctr_ps.ps_server.coordination.push_assembly import PushAssembler
 from ctr_ps.ps_server.coordination.push_ledger import (
     MAX_VERSION,
@@ -45,10 +46,12 @@ class Entered:
     """A part of a step that was taken.
 
     Attributes:
+        answers: To the calls that it makes ready; `answer_all` answers them.
         complete: The step that the caller applies now; None: none is complete, or another thread applies one.
         at: The version once all steps that are complete now are applied.
     """
 
+    answers: list[Answer]
     complete: CompleteStep | None
     at: Version
 
@@ -116,13 +119,14 @@ class PushIntake:
             refuses it. Else the answer: now if others are missing, as to the first if it came before.
 
         Raises:
-            ProtocolError: If it contradicts other chunks of the push, comes too late, the worker is not of
-                this job, or another process has its place.
+            ProtocolError: If the worker is not of this job; of a push that is several chunks also if it
+                contradicts others of them, comes too late, or another process has the worker's place.
             Exception: That for which the push was refused.
         """
         self.require_push(push_id)
         if chunk.num_chunks == 1 and not chunk.chunk:
             return [chunk]
+        self._assembler.check(push_id, chunk)
         with self._calls.lock:
             self._members.require_not_gone(push_id)
             came_before = self._has_entered(push_id, step) or self._assembler.is_complete(push_id)
@@ -139,8 +143,7 @@ class PushIntake:
     def refuse(self, push_id: PushId, error: Exception) -> None:
         """A push that was taken in several chunks was refused: they are refused if they come again."""
         with self._calls.change(even_if_failed=True):
-            if not self._members.is_gone(push_id):
-                self._assembler.refuse(push_id, error)
+            self._assembler.refuse(push_id, error)
 
     def when_pushed(self, push_id: PushId, step: Version | None) -> Future[Version]:
         """Answers a push that came before as that one is: once it is applied, or its step waits for others.
@@ -237,10 +240,15 @@ class PushIntake:
             else:
                 self._steps.add(push_id, step, gradients)
             self._assembler.enter(push_id)
-            entered = Entered(self._steps.take_complete_step(), self._steps.num_complete)
-            answers = self._calls.take_ready()
-        answer_all(answers)
-        return entered
+            answers = (
+                self._calls.take_ready()
+            )  # may raise, and a step that is taken has to be applied
+            return Entered(answers, self._steps.take_complete_step(), self._steps.num_complete)
+
+    def hold_part(self, part: WaitingPart) -> None:
+        """Takes over a part of `waiting`, whose process may have its place no more."""
+        with self._calls.lock:
+            self._steps.add(part.push_id, part.step, part.gradients)
 
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply; its taker then calls `step_applied`, or `Coordinator.step_failed`.

@@ -203,15 +203,14 @@ class StepAggregator:
             )
         self._num_arriving += 1
 
-    def end_arrival(self, batches: int) -> Version:
-        """Counts the batches of a push that was applied; returns the version, every worker's next step."""
+    def end_arrival(self, batches: int) -> None:
+        """Counts the batches of a push that was applied: every worker's next step is the version then."""
         self._num_arriving -= 1
         self.version += batches
         self.batches += batches
         self.num_complete = self.version
         self._next_step = dict.fromkeys(self._next_step, self.version)
         self._since = dict(self._next_step)
-        return self.version
 
     def leave(self, worker: int, step: Version) -> None:
         """Leaves the steps from `step` on to the others; one that has left them already, no more."""

@@ -7,13 +7,14 @@ Both happen outside the coordinator's lock, within `Snapshots.changing`.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import Future, PushId, Version
+from ctr_ps.ps_server.coordination.arrivals import Answer
 from ctr_ps.ps_server.coordination.coordinator import Coordinator
 from ctr_ps.ps_server.coordination.pending_calls import answer_all
 from ctr_ps.ps_server.coordination.steps import CompleteStep
@@ -61,29 +62,39 @@ class Applier:
         pushes = job.pushes
         if not pushes.begin_arrival(push_id):
             return pushes.when_pushed(push_id, None)
+        is_applied = False
         try:
             with self._snapshots.changing():
                 apply()
+                is_applied = True
                 answers = pushes.arrival_applied(push_id)
         except BaseException:
-            name = self._members.name(push_id.worker)
-            logger.exception("push not applied, of %s push=%d", name, push_id.sequence)
-            pushes.abandon_arrival(push_id)
+            if not is_applied:
+                name = self._members.name(push_id.worker)
+                logger.exception("push not applied, of %s push=%d", name, push_id.sequence)
+                pushes.abandon_arrival(push_id)
             raise
         answer_all(answers)
         job.require_no_failure()
         return Answered(pushes.version)
 
     def apply_steps(
-        self, job: Coordinator, step: CompleteStep | None, *, by_caller: bool = False
+        self,
+        job: Coordinator,
+        step: CompleteStep | None,
+        answers: Sequence[Answer] = (),
+        *,
+        by_caller: bool = False,
     ) -> None:
         """Applies a step that was taken, and those complete after it; large ones in the executor.
 
         Args:
             job: That the step is of.
             step: What `PushIntake` says is complete; None: nothing is.
+            answers: To be given first.
             by_caller: Large ones, too, are applied when this returns.
         """
+        _answer(job, answers, step)
         while step is not None:
             if not by_caller and self._executor and step.num_values > self._inline_values:
                 try:
@@ -107,5 +118,15 @@ class Applier:
             logger.exception("step not applied step=%d", step.step)
             job.step_failed(step, error)
             raise
-        answer_all(applied.answers)
+        _answer(job, applied.answers, applied.complete)
         return applied.complete
+
+
+def _answer(job: Coordinator, answers: Sequence[Answer], taken: CompleteStep | None) -> None:
+    """Answers calls; ends the job if that fails and a step was taken, which nobody would apply then."""
+    try:
+        answer_all(answers)
+    except BaseException as error:
+        if taken is not None:
+            job.step_failed(taken, error)
+        raise

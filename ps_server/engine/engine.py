@@ -12,6 +12,7 @@ gRPC.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ from ctr_ps.ps_server.checkpoint.inference import write_inference_share
 from ctr_ps.ps_server.checkpoint.roots import Roots
 from ctr_ps.ps_server.checkpoint.writer import check_folder, shared_folder, write_share
 from ctr_ps.ps_server.coordination.coordinator import Coordinator
-from ctr_ps.ps_server.coordination.job_state import JobState
+from ctr_ps.ps_server.coordination.job_state import JobState, WaitingPart
 from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
 from ctr_ps.ps_server.engine.applier import Applier
 from ctr_ps.ps_server.engine.journal import (
@@ -77,8 +78,9 @@ class Engine:
         parameters: What is trained.
         pulls: Reads them.
         snapshots: Keeps saves and changes of them apart.
-        places: Held around what decides who has the place of a worker, and around its record, so that the
-            journal has these in the order in which they happen.
+        places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
+            around their records, so that the journal has these in the order in which they happen. A departure
+            does not hold it: the worker makes it after its other calls.
         journal: Told of all that changes this, before it does.
     """
 
@@ -131,6 +133,7 @@ class Engine:
         self._applier = Applier(self.members, self.parameters, self.snapshots)
         self.pulls = Pulls(self.parameters, self._applier)
         self.places = threading.Lock()
+        self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL
         self._wait_limit_s = wait_limit_s
         self._inbox_bytes = inbox_bytes
@@ -198,6 +201,11 @@ class Engine:
         self._begin_job(jobs_before)
         self.job.restore(state)
 
+    def hold_part(self, part: WaitingPart) -> None:
+        """Takes over a part of a step that waited, after `restore`; applies the step if it is complete."""
+        self.job.pushes.hold_part(part)
+        self._apply_complete_steps()
+
     @contextmanager
     def recovering(self, on_shard: Callable[[], None]) -> Iterator[None]:
         """Each step is applied by the call that completes it, and loads call `on_shard`, within the block."""
@@ -221,14 +229,28 @@ class Engine:
         """A process takes the place of a worker here, or asks for it; the caller holds `places`."""
         return self.job.join(member, terms, lease, only_asks=only_asks)
 
-    def admit(self, member: Member, acknowledged: Acknowledged | None = None) -> None:
-        """A process calls, which is a sign of life; see `Coordinator.admit`."""
+    @contextmanager
+    def calling(self, member: Member, acknowledged: Acknowledged | None = None) -> Iterator[None]:
+        """Held while a call of a process is carried out, which is a sign of life; see `Coordinator.admit`.
+
+        The process is not lost meanwhile. Else a call that the journal has might be refused, since another
+        process took the place after it was written, and be carried out when the journal is replayed.
+        """
         with self.places:
-            if self.job.admit(member, acknowledged):
-                return
-            with self.journal.written(BACK, BACK_JSON.dump_json(member)):
-                self.job.bring_back(member)
-            self.job.admit(member, acknowledged)
+            self._admit(member, acknowledged)
+            self._calling[member.worker] += 1
+        try:
+            yield
+        finally:
+            with self.places:
+                self._calling[member.worker] -= 1
+
+    def _admit(self, member: Member, acknowledged: Acknowledged | None) -> None:
+        if self.job.admit(member, acknowledged):
+            return
+        with self.journal.written(BACK, BACK_JSON.dump_json(member)):
+            self.job.bring_back(member)
+        self.job.admit(member, acknowledged)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
@@ -239,7 +261,8 @@ class Engine:
     def pass_time(self, seconds: float) -> None:
         """Time passes, by which workers may be lost of which nothing is heard."""
         with self.places:
-            if lost := self.job.pass_time(seconds):
+            silent = self.job.pass_time(seconds)
+            if lost := [worker for worker in silent if not self._calling[worker]]:
                 with self.journal.written(LOST, LOST_JSON.dump_json(lost)):
                     self.lose(lost)
 
@@ -271,23 +294,32 @@ class Engine:
             ProtocolError: If it contradicts other chunks of the push, or comes too late; else as `push_grad`
                 or `push_state` of `protos.store.Store`.
         """
-        pushes = self.job.pushes
-        taken = pushes.take(chunk, push_id, at)
+        job = self.job
+        taken = job.pushes.take(chunk, push_id, at)
         if not isinstance(taken, list):
             return taken
         try:
             if states := [each for each in taken if isinstance(each, StateChunk)]:
-                return self.push_state(join_state(states), push_id)
+                return self._push_state(job, join_state(states), push_id)
             parts = [each for each in taken if isinstance(each, PushChunk)]
-            return self.push(join_push(parts), push_id, at)
+            return self._push(job, join_push(parts), push_id, at)
         except Exception as error:
             if chunk.num_chunks > 1:
-                pushes.refuse(push_id, error)
+                job.pushes.refuse(push_id, error)
             raise
 
     def push(self, gradients: Gradients, push_id: PushId, at: Version | None) -> Future[Version]:
         """Takes all of a push, whose push id was checked: `push_grad` of `protos.store.Store`."""
-        job, parameters = self.job, self.parameters
+        return self._push(self.job, gradients, push_id, at)
+
+    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
+        """Takes all of a push of state, whose push id was checked."""
+        return self._push_state(self.job, state, push_id)
+
+    def _push(
+        self, job: Coordinator, gradients: Gradients, push_id: PushId, at: Version | None
+    ) -> Future[Version]:
+        parameters = self.parameters
         parameters.check(gradients)
         if at is None:
             return self._applier.apply_arrival(
@@ -301,15 +333,12 @@ class Engine:
                 ),
             )
         entered = job.pushes.enter_part(gradients, push_id, at)
-        self._applier.apply_steps(job, entered.complete)
+        self._applier.apply_steps(job, entered.complete, entered.answers)
         return job.pushes.when_applied(entered.at)
 
-    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
-        """Takes all of a push of state, whose push id was checked."""
+    def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:
         self.parameters.check_state(state)
-        return self._applier.apply_arrival(
-            self.job, push_id, lambda: self.parameters.write_state(state)
-        )
+        return self._applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
         """Applies the steps that are complete since a worker takes no part in them."""

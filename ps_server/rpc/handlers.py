@@ -188,7 +188,8 @@ class Handlers:
             # No sign of life: another may wait for its place.
             self.engine.job.require_place(argument.member)
         elif (member := _member_of(argument)) is not None:
-            self.engine.admit(member, getattr(argument, "acknowledged", None))
+            with self.engine.calling(member, getattr(argument, "acknowledged", None)):
+                return self._carry_out(call, argument, payload)
         return self._carry_out(call, argument, payload)
 
     def _prepare(self, call: Call[Any, Any], argument: Any) -> None:

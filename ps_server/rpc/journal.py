@@ -17,8 +17,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.chunking import PushChunk, join_push
+from ctr_ps.protos.errors import CheckpointError, LogError
 from ctr_ps.protos.futures import Future
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.environment import own_version
@@ -43,7 +43,7 @@ from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 
 logger = logging.getLogger(__name__)
 
-STATE, SAVED, MESSAGE = "state", "saved", "message"
+STATE, SAVED, MESSAGE, PART = "state", "saved", "message", "part"
 """Kinds of records besides the calls, and the events of engine/journal.py."""
 
 
@@ -219,7 +219,10 @@ def first_records(state: EngineState, loaded: Checkpoint | None) -> list[Record]
 def _record_of_waiting(waiting: Waiting, job: JobState, epoch: int) -> Record:
     match waiting:
         case WaitingPart():
-            return _push(_whole(waiting), waiting.push_id, waiting.step, epoch)
+            part = _push(_whole(waiting), waiting.push_id, waiting.step, epoch)
+            return Record(
+                PART, part.payload
+            )  # it counts, also if its process has its place no more
         case WaitingChunk():
             return _push(waiting.chunk, waiting.push_id, None, epoch)
         case WaitingArrival():
@@ -242,6 +245,14 @@ def _whole(part: WaitingPart) -> PushChunk:
         sparse=list(part.gradients.sparse.items()),
         dense=[(name, 0, grad) for name, grad in part.gradients.dense.items()],
     )
+
+
+def waiting_part(payload: bytes) -> WaitingPart:
+    """Returns the part of a step that a record has; raises LogError if it is of no step."""
+    push = calls.PUSH_GRAD.request.decode(payload)
+    if push.at is None:
+        raise LogError("the update log has a part of no step: it is damaged")
+    return WaitingPart(push_id=push.push_id, step=push.at, gradients=join_push([push.chunk]))
 
 
 def _push(chunk: Chunk, push_id: PushId, at: int | None, epoch: int) -> Record:

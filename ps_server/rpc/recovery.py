@@ -35,6 +35,7 @@ from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.engine.journal import BACK_JSON, LOST_JSON, Owner
 from ctr_ps.ps_server.rpc.journal import (
     MESSAGE,
+    PART,
     SAVED,
     SAVED_JSON,
     STATE,
@@ -42,6 +43,7 @@ from ctr_ps.ps_server.rpc.journal import (
     CompletedState,
     SavedAt,
     ServerState,
+    waiting_part,
 )
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ _REFUSALS = (
 )
 """With which a server answers a call for what it asks: nothing of it was carried out at first, either."""
 
-_OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, MESSAGE)
+_OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, MESSAGE, PART)
 """Of records that are carried out, besides calls."""
 
 Replay = Callable[[str, bytes], None]
@@ -253,6 +255,8 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
             case kind if kind == MESSAGE:
                 post = POST.request.decode(payload)
                 engine.job.hold(WaitingMessage(exchange=post.exchange, message=post.message))
+            case kind if kind == PART:
+                engine.hold_part(waiting_part(payload))
             case call:
                 replay(call, payload)
     except _REFUSALS as error:

@@ -183,7 +183,7 @@ class Snapshots:
         return self._lock.shared()
 
     @contextmanager
-    def taking(self, token: str) -> Iterator["Taking | None"]:
+    def taking(self, token: str) -> Iterator[Taking | None]:
         """Lends what takes the snapshot of a save to come, once no other save runs; drops one not written.
 
         The snapshot waits for `writing` when the block ends; if the block raises, there is none. A token has

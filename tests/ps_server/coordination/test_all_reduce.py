@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import ReduceOp
-from ctr_ps.ps_server.coordination.all_reduce import Contribution, Reductions, reduce_numbers
+from ctr_ps.protos.store import Reduced, ReduceOp
+from ctr_ps.ps_server.coordination.all_reduce import (
+    Contribution,
+    Outcome,
+    Reductions,
+    reduce_numbers,
+)
 
 ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 WORKERS = Members(4)
@@ -90,3 +95,26 @@ def test_what_was_given_last_counts_once() -> None:
     assert taken[0].values.tolist() == [2.0]
     assert taken[1] is None
     assert tracker.take("x", [0, 1]) == {0: None, 1: None}
+
+
+class ForgottenWhenRead(Outcome):
+    """An outcome whose numbers another thread forgets as soon as they are read."""
+
+    @property
+    def _values(self):
+        values, self._kept = self._kept, None
+        return values
+
+    @_values.setter
+    def _values(self, values):
+        self._kept = values
+
+
+def test_answer_that_is_repeated_while_its_numbers_are_forgotten_has_numbers() -> None:
+    outcome = ForgottenWhenRead(5, lambda: np.array([3.0]), num_values=1, remember=False)
+    outcome.answer()
+
+    answer = outcome.answer(brought=np.array([1.0]))
+
+    assert isinstance(answer, Reduced)
+    assert answer.values.tolist() == [3.0]

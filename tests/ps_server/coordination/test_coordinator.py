@@ -58,7 +58,9 @@ def apply_on_arrival(workers: Coordinator, push_id: PushId) -> None:
 
 def enter_part(workers: Coordinator, push_id: PushId, step: int = 0) -> CompleteStep | None:
     """Enters a worker's part of a step, and returns the step to be applied then."""
-    return workers.pushes.enter_part(Gradients(), push_id, step).complete
+    entered = workers.pushes.enter_part(Gradients(), push_id, step)
+    answer_all(entered.answers)
+    return entered.complete
 
 
 def heard(workers: Coordinator, who: Member) -> None:
@@ -513,6 +515,18 @@ def test_step_does_not_wait_for_a_process_in_the_place_of_one_at_a_barrier() -> 
         assert enter_part(each, replace(push_id(1), incarnation=INCARNATION)) is not None
 
 
+def test_arrival_of_a_worker_that_went_on_from_another_barrier_is_not_in_the_state() -> None:
+    """After a restart it would take the worker out of the steps in which it takes part again."""
+    workers = workers_of(2)
+    given_up = workers.rendezvous.barrier("a", 1, step=0, number=1)
+    for worker in (1, 0):
+        workers.rendezvous.barrier("b", worker, step=0, number=1)
+
+    assert not given_up.done()
+    assert workers.waiting() == []
+    assert workers.state().absent_from == {}
+
+
 def test_first_barrier_is_answered_after_many_passes_with_figures() -> None:
     """64 workers reduce 8,192 numbers after each pass; what the log has of them stays small."""
     num_workers, num_passes, figures = 64, 17, np.ones(8192)
@@ -583,6 +597,18 @@ def test_resumption_that_comes_late_forgets_no_push() -> None:
 
     assert not workers.pushes.begin_arrival(first), "it was applied"
     assert (workers.pushes.version, workers.pushes.batches) == (5, 9)
+
+
+@pytest.mark.parametrize("step", [0, None], ids=["sync", "async"])
+def test_chunk_beyond_the_last_of_a_push_that_came_before_is_refused(step: int | None) -> None:
+    workers = workers_of(1)
+    if step is None:
+        apply_on_arrival(workers, push_id())
+    else:
+        enter_part(workers, push_id(), step)
+
+    with pytest.raises(ProtocolError, match="push 0 of worker 0 has chunk 2 of 2"):
+        workers.pushes.take(PushChunk([], [], 2, 2), push_id(), step)
 
 
 def replaced_worker() -> tuple[Coordinator, PushId, PushId]:

@@ -34,7 +34,7 @@ def test_push_in_one_part_is_complete_at_once():
     assembler = PushAssembler(WORKERS)
 
     assert assembler.add(push_id(), part(0, 1)) == [part(0, 1)]
-    assert assembler.num_incomplete == 0
+    assert len(assembler.waiting()) == 0
 
 
 def test_push_is_complete_with_its_last_part_and_in_order():
@@ -43,7 +43,7 @@ def test_push_is_complete_with_its_last_part_and_in_order():
     assert assembler.add(push_id(), part(2, 3)) is None
     assert assembler.add(push_id(), part(0, 3)) is None
     assert assembler.add(push_id(), part(1, 3)) == [part(0, 3), part(1, 3), part(2, 3)]
-    assert assembler.num_incomplete == 0
+    assert len(assembler.waiting()) == 0
 
 
 def test_pushes_and_workers_do_not_mix():
@@ -51,9 +51,9 @@ def test_pushes_and_workers_do_not_mix():
 
     for sequence, worker in [(0, 0), (1, 0), (0, 1)]:
         assert assembler.add(push_id(sequence, worker), part(0, 2)) is None
-    assert assembler.num_incomplete == 3
+    assert len(assembler.waiting()) == 3
     assert assembler.add(push_id(1, 0), part(1, 2)) is not None
-    assert assembler.num_incomplete == 2
+    assert len(assembler.waiting()) == 2
 
 
 def test_contradicting_part_is_refused():
@@ -113,7 +113,7 @@ def test_new_incarnation_drops_what_the_old_one_began():
     assembler.add(push_id(incarnation=7), part(0, 2))
 
     assert assembler.add(push_id(incarnation=8), part(1, 2)) is None
-    assert assembler.num_incomplete == 1
+    assert len(assembler.waiting()) == 1
 
 
 def test_incomplete_push_is_dropped_after_a_window_and_its_late_part_refused():
@@ -121,7 +121,23 @@ def test_incomplete_push_is_dropped_after_a_window_and_its_late_part_refused():
     for sequence in range(WINDOW + 1):
         assembler.add(push_id(sequence), part(0, 2))
 
-    assert assembler.num_incomplete == WINDOW
+    assert len(assembler.waiting()) == WINDOW
     with pytest.raises(ProtocolError, match=f"push 0 of worker 0 .*push {WINDOW} began already"):
         assembler.add(push_id(0), part(1, 2))
     assert assembler.add(push_id(1), part(1, 2)) is not None
+
+
+def test_push_that_is_refused_late_is_forgotten():
+    """Its error is raised where it was checked; here another one would hide that."""
+    assembler = PushAssembler(WORKERS)
+    for number in (0, 1):
+        assembler.add(push_id(0), part(number, 2))
+    for sequence in range(1, WINDOW + 1):
+        assembler.add(push_id(sequence), part(0, 2))
+
+    assembler.refuse(push_id(0), ProtocolError("it does not fit"))
+
+    assert not assembler.is_complete(push_id(0))
+    assert assembler.refusal(push_id(0)) is None
+    with pytest.raises(ProtocolError, match="comes in parts too slowly"):
+        assembler.add(push_id(0), part(0, 2))

@@ -120,7 +120,8 @@ def test_place_that_is_taken_on_some_servers_is_given_back() -> None:
     for store in transport.stores:
         store.engine.lose([0])
     joining = second.join(0, SECOND, terms={}, lease=WAIT)
-    transport.stores[1].engine.admit(Member(0, FIRST))
+    with transport.stores[1].engine.calling(Member(0, FIRST)):
+        pass
 
     with pytest.raises(ProtocolError, match="another process, which is alive"):
         joining.result()
