@@ -271,7 +271,7 @@ def test_pass_that_fails_leaves_the_store_at_the_pass_before() -> None:
 
     assert actual.digest() == expected.digest()
     assert actual.status().progress[0].step == 4
-    assert "batch 7" in actual.engine.failure
+    assert "batch 7" in actual.engine.job.failure
 
 
 @pytest.mark.parametrize("push", [1, 2, 3])
@@ -283,7 +283,7 @@ def test_error_in_the_middle_of_writing_back_ends_the_job(push: int) -> None:
     with pytest.raises(GradientError, match="refused by the test"):
         train(store, on_device(4), [batches(4)])  # type: ignore[arg-type]
 
-    assert "refused by the test" in inner.engine.failure
+    assert "refused by the test" in inner.engine.job.failure
     assert not inner.status().progress or inner.status().progress[0].step == 0
 
 
