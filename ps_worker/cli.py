@@ -242,8 +242,6 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         if role.heter_endpoints:
             require_heter(job, plan.model)
         precompile(plan)
-        heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
-        plan = before_the_cut(plan, heter)
     with ExitStack() as stack:
         termination = None
         if role.is_in_process:
@@ -251,6 +249,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         else:
             termination = stack.enter_context(Termination())
         store = stack.enter_context(open_store(role, job.cluster, disturb=faults_of(os.environ)))
+        heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
 
         def on_joined(run: Run) -> None:
             stack.enter_context(metrics_port(run, metrics_address(metrics)))
@@ -258,7 +257,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
                 run.end_by(termination)
 
         summary = train_job(
-            plan,
+            before_the_cut(plan, heter),
             store,
             heter=heter,
             on_joined=on_joined,

@@ -242,7 +242,7 @@ class PushIntake:
             self._assembler.enter(push_id)
             answers = (
                 self._calls.take_ready()
-            )  # may raise, and a step that is taken has to be applied
+            )  # first: it may raise, and a taken step is to be applied
             return Entered(answers, self._steps.take_complete_step(), self._steps.num_complete)
 
     def hold_part(self, part: WaitingPart) -> None:

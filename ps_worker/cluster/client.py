@@ -41,7 +41,6 @@ from ctr_ps.protos.store import (
     ModelState,
     Numbers,
     Pulled,
-    PushedPulled,
     PushId,
     Reduced,
     ReduceOp,
@@ -289,7 +288,7 @@ class ClusterClient:
             for server, chunks in enumerate(self._split_push(gradients))
             for chunk in chunks
         ]
-        return self._acknowledged(pending, push_id, at)
+        return Combined(lambda: min(self._acknowledged(pending, push_id, at)))
 
     def _split_push(self, gradients: Gradients) -> list[list[PushChunk]]:
         return self._routing.split_push(gradients, bfloat16=self._bfloat16)
@@ -331,13 +330,7 @@ class ClusterClient:
             )
             for server in self._servers
         ]
-
-        def acknowledged() -> list[PushedPulled]:
-            answers = results(pending)
-            self._joined(push_id.worker).acknowledgements.note(push_id, at)
-            return answers
-
-        answers = Shared(acknowledged)
+        answers = Shared(lambda: self._acknowledged(pending, push_id, at))
 
         def rows() -> Pulled:
             out = self._routing.empty_rows(keys)
@@ -376,19 +369,15 @@ class ClusterClient:
             for server, chunks in enumerate(state_transfer.split_push(self._routing, state))
             for chunk in chunks
         ]
-        return self._acknowledged(pending, push_id, None)
+        return Combined(lambda: min(self._acknowledged(pending, push_id, None)))
 
     def _acknowledged(
-        self, pending: Sequence[Answer[Version]], push_id: PushId, at: Version | None
-    ) -> Future[Version]:
-        """Returns the version of a push once all of it is acknowledged."""
-
-        def acknowledged() -> Version:
-            version = min(results(pending))
-            self._joined(push_id.worker).acknowledgements.note(push_id, at)
-            return version
-
-        return Combined(acknowledged)
+        self, pending: Sequence[Answer[A]], push_id: PushId, at: Version | None
+    ) -> list[A]:
+        """Returns the answers to a push once all of it is acknowledged, and notes that."""
+        answers = results(pending)
+        self._joined(push_id.worker).acknowledgements.note(push_id, at)
+        return answers
 
     # Steps, barriers and messages
 
