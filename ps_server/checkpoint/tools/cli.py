@@ -106,7 +106,7 @@ def _verify_all(url: str) -> None:
         if verdict.problem:
             damaged.append(verdict.name)
     if damaged:
-        raise CheckpointError(f"{url} has damaged checkpoints: {', '.join(damaged)}")
+        raise CheckpointError(f"{url} has checkpoints that are not whole: {', '.join(damaged)}")
 
 
 @app.command()

@@ -21,7 +21,7 @@ from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.trainer import Trainer
 from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate
-from tests.ps_worker.predict.conftest import OfParquet
+from tests.ps_worker.conftest import OfParquet
 from tests.support.training import train_alone
 
 pytestmark = pytest.mark.usefixtures("data")

@@ -39,13 +39,13 @@ from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetr
 from ctr_ps.ps_worker.extras.inference_server.served_model import Counts, ServedModel
 from ctr_ps.ps_worker.extras.inference_server.tensors import DTYPES, Tensor
 from ctr_ps.ps_worker.predict.predictor import Predictor
+from tests.ps_worker.conftest import OfParquet
 from tests.ps_worker.extras.inference_server.conftest import Trained
 from tests.ps_worker.extras.inference_server.request_bodies import (
     NUM_ROWS,
     grpc_request,
     json_request,
 )
-from tests.ps_worker.predict.conftest import OfParquet
 from tests.support.certificates import CertificateAuthority
 from tests.support.checkpoints import alter_manifest
 
