@@ -303,7 +303,7 @@ def test_text_that_is_no_address_is_refused(text: str, job: list[str]) -> None:
 def test_ctrl_c_ends_the_wait_for_room_of_which_it_tells(address: str, job: list[str]) -> None:
     with started([*on_ray(address), "--worker-num", "5", *job]) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "waits" in line)
+        said = next(line for line in process.stderr if "waiting" in line)
         process.send_signal(signal.SIGINT)
         start = time.monotonic()
         _, err = process.communicate(timeout=LIMIT_S)
