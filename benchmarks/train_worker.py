@@ -7,6 +7,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable
 
@@ -42,6 +43,9 @@ def main() -> None:
     parser.add_argument("--model", default="ctr_dnn", help="as a job's model.name")
     parser.add_argument("--files", default="", help="glob pattern; each worker reads its share")
     parser.add_argument("--stream", action="store_true", help="read files while training")
+    parser.add_argument(
+        "--turns", action="store_true", help="train the steps once for each line of standard input"
+    )
     options = parser.parse_args()
     role = role_from_environment(os.environ) or LOCAL
     if isinstance(role, ServerRole):
@@ -50,13 +54,19 @@ def main() -> None:
     job = override_job({}, [*OPTIMIZERS, *quiet, *options.set], source="bench")
     keep_freed_memory()  # as the commands do
     with open_store(role, job.cluster) as store:
-        print(json.dumps(train(options, job, store, role)), flush=True)
+        result = train(options, job, store, role)
+    if result is not None:
+        print(json.dumps(result), flush=True)
 
 
 def train(
     options: argparse.Namespace, job: Job, store: Store, role: WorkerRole
-) -> dict[str, float | None]:
-    """Warms up, waits for the others, trains with the clock running; worker 0 evaluates."""
+) -> dict[str, float | None] | None:
+    """Warms up, waits for the others, trains with the clock running; worker 0 evaluates.
+
+    Returns:
+        Speed and AUC; None if it trained in turns (benchmarks.turns), whose seconds it printed.
+    """
     size, worker = options.batch_size, role.worker_index
     warmup_rows, rows = data_of(options, worker, role.num_workers)
     model = build_model(options.model, criteo_schema(), {})
@@ -68,7 +78,13 @@ def train(
             run.barrier()
             return time.perf_counter() - start
 
-        timed(warmup_rows)
+        warmup_s = timed(warmup_rows)
+        if options.turns:
+            print(warmup_s, flush=True)
+            for _ in sys.stdin:
+                print(timed(rows), flush=True)
+            run.leave()
+            return None
         examples = run.progress.examples
         seconds = timed(rows)
         result: dict[str, float | None] = {
