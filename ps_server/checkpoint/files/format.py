@@ -43,8 +43,7 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
     require_name,
 )
 from ctr_ps.ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard, first_misplaced
-from ctr_ps.ps_server.checkpoint.storage.folders import Folder
-from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, Mapped
 from ctr_ps.ps_server.table.contents import (
     CountersSource,
     DensePiece,

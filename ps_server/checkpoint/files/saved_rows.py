@@ -18,7 +18,7 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.protos.runtime.jit import kernel
-from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.ps_server.checkpoint.storage.folders import Mapped
 
 _GROUP = 32
 _KEY_BYTES = 8

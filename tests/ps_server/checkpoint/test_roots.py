@@ -7,7 +7,7 @@ import pytest
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.files.manifest import LATEST
-from ctr_ps.ps_server.checkpoint.roots import Roots
+from ctr_ps.ps_server.checkpoint.reader import Roots
 from tests.support.checkpoints import fake_counting_model
 
 MODEL = fake_counting_model(1)
