@@ -11,8 +11,12 @@ from collections.abc import Collection
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST
-from ctr_ps.ps_server.checkpoint.publish import read_manifest
-from ctr_ps.ps_server.checkpoint.retention import keep_last, manifests_in, remove_checkpoints
+from ctr_ps.ps_server.checkpoint.publish import (
+    keep_last,
+    manifests_in,
+    read_manifest,
+    remove_checkpoints,
+)
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at, place_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection

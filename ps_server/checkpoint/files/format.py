@@ -47,7 +47,6 @@ from ctr_ps.ps_server.checkpoint.storage.folders import Folder, Mapped
 from ctr_ps.ps_server.table.contents import (
     CountersSource,
     DensePiece,
-    DenseSource,
     RemovedSource,
     Rows,
     TableSource,
@@ -257,9 +256,8 @@ def read_counters_file(
         yield saved.shard, counters
 
 
-def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> DenseEntry:
+def write_dense_file(folder: Folder, server_index: int, name: str, piece: DensePiece) -> DenseEntry:
     """Writes one server's piece of a dense block, durably."""
-    name, piece = source.spec.name, source.export()
     file = _file_name("dense", name, server_index)
     schema = _dense_schema(name, len(piece.element_state))
     columns = [piece.weights, *piece.element_state]

@@ -13,12 +13,11 @@ from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.store import InferenceSettings
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
-from ctr_ps.ps_server.checkpoint.inference import write_inference_share
 from ctr_ps.ps_server.checkpoint.publish import read_manifest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 from ctr_ps.ps_server.checkpoint.tools.rewrite import save_again, sources_of
-from ctr_ps.ps_server.checkpoint.writer import shared_folder
+from ctr_ps.ps_server.checkpoint.writer import shared_folder, write_inference_share
 from ctr_ps.ps_server.table.contents import Rows
 
 ExportFormat = Literal["parquet", "text"]

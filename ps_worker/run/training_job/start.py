@@ -3,8 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from ctr_ps.ps_server.checkpoint.publish import forget_best
-from ctr_ps.ps_server.checkpoint.retention import remove_unfinished
+from ctr_ps.ps_server.checkpoint.publish import forget_best, remove_unfinished
 from ctr_ps.ps_worker.checkpoints.claim import Claim
 from ctr_ps.ps_worker.checkpoints.folder import require_free_folder
 from ctr_ps.ps_worker.checkpoints.resume import EarlierRun, earlier_run

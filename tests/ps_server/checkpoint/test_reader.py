@@ -104,9 +104,7 @@ def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) 
         shares = [block.share(server_index, 3) for server_index in range(3)]
         own = [np.full(2, server_index, np.float32) for server_index in range(3)]
         written = [
-            write_dense_file(
-                folder, index, FakeBlock(block.spec, replace(share.piece, scalars=own[index]))
-            )
+            write_dense_file(folder, index, "mlp", replace(share.piece, scalars=own[index]))
             for index, share in enumerate(shares)
         ]
         return [Share(entries=(entry,)) for entry in written]

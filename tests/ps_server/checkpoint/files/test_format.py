@@ -183,7 +183,7 @@ def test_pieces_come_back_as_they_were_written(
 ) -> None:
     piece = fake_block("mlp", length=length, num_states=num_states).piece
 
-    entry = write_dense_file(folder, 1, fake_block("mlp", length=length, num_states=num_states))
+    entry = write_dense_file(folder, 1, "mlp", piece)
     found = read_dense_file(folder, entry)
 
     assert entry.file == "dense.mlp.server-1.arrow"

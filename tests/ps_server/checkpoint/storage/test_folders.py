@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.publish import resolve, write_latest
+from ctr_ps.ps_server.checkpoint.publish import keep_last, remove_unfinished, resolve, write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.retention import keep_last, remove_unfinished
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, LocalFolder, folder_at
 from ctr_ps.ps_server.checkpoint.storage.remote import RenamingFolder
 from tests.support.checkpoints import content, fake_counting_model
