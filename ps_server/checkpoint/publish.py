@@ -248,8 +248,8 @@ def resolve(url: str | Path) -> Folder:
     if not folder.files() and not folder.folders():
         raise CheckpointError(f"no checkpoint {folder.url}: the folder is empty or does not exist")
     raise CheckpointError(
-        f"no {MANIFEST} in {folder.url}: not a checkpoint, or its save did not finish; and no {LATEST}: not a "
-        f"folder of checkpoints"
+        f"no {MANIFEST} in {folder.url}: not a checkpoint, or its save did not finish; and no {LATEST}: "
+        f"not a folder of checkpoints"
     )
 
 

@@ -38,7 +38,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 from ctr_ps.ps_server.table.contents import (
     CountersSource,
-    DenseSource,
+    DensePiece,
     RemovedSource,
     Rows,
     TableSource,
@@ -81,7 +81,7 @@ def write_share(
     folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],
-    blocks: Sequence[DenseSource],
+    blocks: Mapping[str, DensePiece],
     *,
     candidates: Sequence[TableSource] = (),
     counters: Sequence[CountersSource] = (),
@@ -106,7 +106,7 @@ def write_share(
         *(write_table_file(folder, server_index, keys, "candidates") for keys in candidates),
         *(write_counters_file(folder, server_index, table) for table in counters),
         *(write_removed_file(folder, server_index, table) for table in removed),
-        *(write_dense_file(folder, server_index, each.spec.name, each.export()) for each in blocks),
+        *(write_dense_file(folder, server_index, name, piece) for name, piece in blocks.items()),
     ]
 
 
@@ -114,7 +114,7 @@ def write_inference_share(
     folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],
-    blocks: Sequence[DenseSource],
+    blocks: Mapping[str, DensePiece],
     settings: InferenceSettings,
 ) -> list[Entry]:
     """Writes one server's share of an inference checkpoint into the folder of a save.
@@ -132,11 +132,10 @@ def write_inference_share(
     for table in tables:
         weights = ShardSource(table.spec, table.shards, partial(_weights_of, table, settings))
         entries.append(write_table_file(folder, server_index, weights, dtype=settings.dtype))
-    for block in blocks:
-        piece = block.export()
+    for name, piece in blocks.items():
         nothing = np.empty((0, piece.weights.size), np.float32)
         bare = replace(piece, element_state=nothing, scalars=np.empty(0, np.float32))
-        entries.append(write_dense_file(folder, server_index, block.spec.name, bare))
+        entries.append(write_dense_file(folder, server_index, name, bare))
     return entries
 
 

@@ -10,13 +10,12 @@ Pushes share a lock that a snapshot takes alone, so it has each push and each st
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Condition
 
 from ctr_ps.protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
-from ctr_ps.protos.spec import DenseSpec
 from ctr_ps.protos.store import Applied, SaveStatus
 from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 from ctr_ps.ps_server.table.contents import DensePiece
@@ -34,18 +33,6 @@ HOLD_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSnapshot:
-    """A copy of a dense piece: a `ps_server.table.contents.DenseSource`."""
-
-    spec: DenseSpec
-    piece: DensePiece
-
-    def export(self) -> DensePiece:
-        """Returns the piece."""
-        return self.piece
-
-
-@dataclass(frozen=True, slots=True)
 class StoreSnapshot:
     """All parameters of a store at one moment.
 
@@ -59,7 +46,7 @@ class StoreSnapshot:
 
     tables: Sequence[TableSnapshot]
     live: Sequence[SparseTable]
-    blocks: Sequence[BlockSnapshot]
+    blocks: Mapping[str, DensePiece]
     applied: Applied
     is_delta: bool = False
 
@@ -107,7 +94,7 @@ def snapshot_all(
             for table in tables:
                 snapshots.append(table.begin_snapshot(changes_only=is_delta))
                 undo.callback(table.end_snapshot, saved=False)
-            pieces = [BlockSnapshot(block.spec, block.export()) for block in blocks]
+            pieces = {block.spec.name: block.export() for block in blocks}
         except MemoryError as exc:
             raise CheckpointError(
                 "there is no memory to keep parameters as they are while they are saved: nothing was "
@@ -127,7 +114,7 @@ class Taking:
     def __init__(self, lock: PhaseLock, wait_limit_s: float) -> None:
         self._lock = lock
         self._wait_limit_s = wait_limit_s
-        self.snapshot = StoreSnapshot((), (), (), Applied())
+        self.snapshot = StoreSnapshot((), (), {}, Applied())
 
     def moment(self) -> AbstractContextManager[None]:
         """Held while nothing changes the parameters.

@@ -11,9 +11,9 @@ from ctr_ps.ctr_model.schema import SchemaError
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import import_rows
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder
-from ctr_ps.ps_server.checkpoint.tools.rewrite import import_rows
 from ctr_ps.ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues, keys_of

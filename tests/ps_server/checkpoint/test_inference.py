@@ -12,8 +12,8 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.spec import OptimizerSpec, StatisticsSpec
 from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest, Store
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import ExportedRows, export_inference
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-from ctr_ps.ps_server.checkpoint.tools.export import ExportedRows, export_inference
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import DEEP, KEYS, TOWER, push_id

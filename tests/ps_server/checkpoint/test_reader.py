@@ -25,7 +25,6 @@ from ctr_ps.ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.checkpoints import (
     ATTACHMENTS,
-    FakeBlock,
     FakeModel,
     content,
     exchange_table,

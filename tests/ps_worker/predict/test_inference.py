@@ -9,7 +9,7 @@ import pytest
 from ctr_ps.protos.errors import BadRowError, DataError, UsageError
 from ctr_ps.protos.store import InferenceSettings
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.tools.export import export_inference
+from ctr_ps.ps_server.checkpoint.rewrite import export_inference
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.predict.predictor import Predictor

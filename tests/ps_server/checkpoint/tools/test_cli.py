@@ -9,7 +9,7 @@ import pytest
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.publish import write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.tools import cli
+from ctr_ps.ps_worker.predict import checkpoint_cli
 from tests.support.checkpoints import fake_counting_model
 from tests.support.commands import in_this_process
 from tests.support.stores import in_process, push_id, random_gradients, trained_chain

@@ -9,7 +9,7 @@ from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.store import WorkerProgress
 from ctr_ps.ps_server.checkpoint.files.manifest import manifest_to_json
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.tools.rewrite import compact
+from ctr_ps.ps_server.checkpoint.rewrite import compact
 from tests.support.checkpoints import fake_counting_model
 
 MODEL = fake_counting_model(1)

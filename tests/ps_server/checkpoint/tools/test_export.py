@@ -8,8 +8,8 @@ import pytest
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import export_table
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
-from ctr_ps.ps_server.checkpoint.tools.export import export_table
 from tests.support.checkpoints import FakeModel, fake_counting_model, fake_table
 
 MODEL = fake_counting_model(1)

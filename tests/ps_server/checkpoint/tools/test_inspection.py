@@ -9,14 +9,14 @@ import pytest
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import StatisticsSpec
-from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.tools.inspection import (
+from ctr_ps.ps_server.checkpoint.inspection import (
     Difference,
     TopKey,
     compare,
     inspect_block,
     inspect_table,
 )
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.table.contents import Rows
 from tests.support.checkpoints import (
     FakeBlock,
