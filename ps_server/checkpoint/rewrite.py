@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.store import InferenceSettings, WorkerProgress
-from ctr_ps.ps_server.checkpoint.chain import ShardChange, merged, require_unneeded
+from ctr_ps.ps_server.checkpoint.chain import ShardChange, dependants, merged
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
 from ctr_ps.ps_server.checkpoint.publish import read_manifest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
@@ -162,7 +162,12 @@ def _save_again(
     is_inference: bool = False,
 ) -> None:
     # A job may replace a base, as it saves its deltas again; here they would be lost.
-    require_unneeded(folder_at(target))
+    folder = folder_at(target)
+    if names := dependants(folder):
+        raise CheckpointError(
+            f"{folder.url} will not be replaced: {', '.join(names)} in the same folder need it unchanged; "
+            f"write to another place"
+        )
     save_checkpoint(
         target,
         write_shares=write_shares,

@@ -21,7 +21,6 @@ from ctr_ps.ps_server.checkpoint.chain import beside
 from ctr_ps.ps_server.checkpoint.files.format import (
     write_counters_file,
     write_dense_file,
-    write_removed_file,
     write_table_file,
 )
 from ctr_ps.ps_server.checkpoint.files.manifest import (
@@ -89,23 +88,18 @@ def write_share(
 ) -> list[Entry]:
     """Writes one server's share of a checkpoint into the folder of a save; idempotent.
 
-    Args:
-        folder: Data folder of the save.
-        server_index: Index of the server.
-        tables: Its shards of each table; of a delta, only changed rows.
-        blocks: Its piece of each dense block.
-        candidates: Keys not admitted yet, of tables that count them exactly.
-        counters: Counters of keys without a row, of tables with a counting filter.
-        removed: Of a delta: keys of rows removed since the base, of each table.
-
-    Raises:
-        CheckpointError: If a file cannot be written.
+    Of a delta `tables` have only changed rows, and `removed` the keys of rows removed since the base.
+    `candidates` are keys not admitted yet, of tables that count them exactly, `counters` those of tables with
+    a counting filter. Raises CheckpointError if a file cannot be written.
     """
     return [
         *(write_table_file(folder, server_index, table) for table in tables),
         *(write_table_file(folder, server_index, keys, "candidates") for keys in candidates),
         *(write_counters_file(folder, server_index, table) for table in counters),
-        *(write_removed_file(folder, server_index, table) for table in removed),
+        *(
+            replace(write_table_file(folder, server_index, keys, "removed"), passes=keys.passes)
+            for keys in removed
+        ),
         *(write_dense_file(folder, server_index, name, piece) for name, piece in blocks.items()),
     ]
 
@@ -196,16 +190,15 @@ def save_checkpoint(
             vice versa.
         write_shares: Called with the URL of the data folder and the token; lets every server write its share,
             after `shared_folder`, and returns all shares.
-        tables: Every table, by name.
-        blocks: Every dense block, by name.
+        tables: All of them by name, as `blocks`.
+        blocks: See `tables`.
         attachments: Opaque files to save with the parameters, by name.
         base: Base of a delta, from `open_base`; None: not a delta.
         is_inference: Whether the shares are written by `write_inference_share`.
         confirm: Called before publication; raises if this process must not publish any more.
         clock: Seconds since 1970.
 
-    Raises:
-        CheckpointError: If it cannot be written, or is not complete; an older checkpoint is kept.
+    Raises CheckpointError if it cannot be written, or is not complete; an older checkpoint is kept.
     """
     for name in attachments:
         require_name(name)
