@@ -221,11 +221,6 @@ def forget_best(root: str | Path) -> None:
     folder_at(root).remove_file(BEST)
 
 
-def has_latest(root: str | Path) -> bool:
-    """Whether a folder of checkpoints has `LATEST`."""
-    return folder_at(root).has(LATEST)
-
-
 def resolve(url: str | Path) -> Folder:
     """Returns the folder of the checkpoint `url`, of the latest one in that folder, or of `folder/BEST`.
 
