@@ -185,20 +185,20 @@ def save_checkpoint(
 ) -> str:
     """Saves and publishes a checkpoint, and returns the model's digest; "" for a delta.
 
+    Raises CheckpointError if it cannot be written, or is not complete; an older checkpoint is kept.
+
     Args:
         target: Path or URL. A checkpoint there is replaced, but not one for training by one for inference or
             vice versa.
         write_shares: Called with the URL of the data folder and the token; lets every server write its share,
             after `shared_folder`, and returns all shares.
-        tables: All of them by name, as `blocks`.
-        blocks: See `tables`.
+        tables: Every table, by name.
+        blocks: Every dense block, by name.
         attachments: Opaque files to save with the parameters, by name.
         base: Base of a delta, from `open_base`; None: not a delta.
         is_inference: Whether the shares are written by `write_inference_share`.
         confirm: Called before publication; raises if this process must not publish any more.
         clock: Seconds since 1970.
-
-    Raises CheckpointError if it cannot be written, or is not complete; an older checkpoint is kept.
     """
     for name in attachments:
         require_name(name)
