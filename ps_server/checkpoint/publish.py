@@ -16,6 +16,7 @@ All functions raise CheckpointError if the storage cannot be reached, read or wr
 import json
 import logging
 import re
+import secrets
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,12 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
     LATEST,
     MANIFEST,
     TOKEN,
+    TOKEN_CHARACTERS,
     DamagedManifestError,
     Manifest,
-    data_folder,
     is_data_folder,
     manifest_from_json,
     manifest_to_json,
-    new_token,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 
@@ -61,8 +61,8 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
     """
     require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)
-    token = new_token()
-    data = target.child(data_folder(token))
+    token = secrets.token_hex(TOKEN_CHARACTERS // 2)
+    data = target.child(f"data-{token}")
     data.make()
     try:
         data.put(TOKEN, token.encode())

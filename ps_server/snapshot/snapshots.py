@@ -34,21 +34,15 @@ HOLD_LIMIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoreSnapshot:
-    """All parameters of a store at one moment.
+    """All parameters of a store at one moment."""
 
-    Attributes:
-        tables: Copied while they are written.
-        live: The tables themselves.
-        blocks: Copied already.
-        applied: What is in them.
-        is_delta: Whether the tables have only the rows that changed since the last snapshot that was saved.
-    """
-
-    tables: Sequence[TableSnapshot]
-    live: Sequence[SparseTable]
-    blocks: Mapping[str, DensePiece]
-    applied: Applied
-    is_delta: bool = False
+    tables: Sequence[TableSnapshot]  # copied while they are written
+    live: Sequence[SparseTable]  # the tables themselves
+    blocks: Mapping[str, DensePiece]  # copied already
+    applied: Applied  # what is in them
+    is_delta: bool = (
+        False  # tables have only the rows changed since the last snapshot that was saved
+    )
 
     @property
     def candidates(self) -> list[TableSnapshot]:
@@ -84,9 +78,8 @@ def snapshot_all(
 ) -> StoreSnapshot:
     """Takes a snapshot of tables and blocks, while nothing changes them.
 
-    Raises:
-        CheckpointError: If memory is short; no snapshot remains.
-        UnknownChangesError: If the changes are not known; likewise.
+    Raises CheckpointError if memory is short, and UnknownChangesError if the changes are not known; no
+    snapshot remains then.
     """
     with ExitStack() as undo:
         snapshots = []
@@ -105,11 +98,7 @@ def snapshot_all(
 
 
 class Taking:
-    """A snapshot that is being taken.
-
-    Attributes:
-        snapshot: To be set within `moment`; empty before.
-    """
+    """A snapshot that is being taken: `snapshot` is to be set within `moment`, and empty before."""
 
     def __init__(self, lock: PhaseLock, wait_limit_s: float) -> None:
         self._lock = lock
@@ -117,11 +106,7 @@ class Taking:
         self.snapshot = StoreSnapshot((), (), {}, Applied())
 
     def moment(self) -> AbstractContextManager[None]:
-        """Held while nothing changes the parameters.
-
-        Raises:
-            WaitTimeoutError: If pushes do not end in time.
-        """
+        """Held while nothing changes the parameters; WaitTimeoutError if pushes do not end in time."""
         return self._lock.alone(self._wait_limit_s)
 
 
@@ -145,13 +130,7 @@ class Snapshots:
         hold_limit_s: float = HOLD_LIMIT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Has no snapshot.
-
-        Args:
-            wait_limit_s: How long to wait for pushes, or for a save to end, in seconds.
-            hold_limit_s: How long a snapshot waits to be written, in seconds.
-            monotonic: The clock, in seconds.
-        """
+        """Has no snapshot; `wait_limit_s` is how long to wait for pushes, or for a save to end."""
         self._wait_limit_s = wait_limit_s
         self._hold_limit_s = hold_limit_s
         self._monotonic = monotonic
@@ -175,10 +154,8 @@ class Snapshots:
 
         The snapshot waits for `writing` when the block ends; if the block raises, there is none. A token has
         one snapshot: when it is asked for again, since its answer was lost, None is lent. A second one would
-        be of another moment than those of other servers.
-
-        Raises:
-            WaitTimeoutError: If another save does not end in time.
+        be of another moment than those of other servers. Raises WaitTimeoutError if another save does not end
+        in time.
         """
         with self._turn("a snapshot", after_held=False) as left_s:
             if token in self._taken:
@@ -202,13 +179,9 @@ class Snapshots:
     def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreSnapshot]:
         """Lends the snapshot of this token; it ends with the block, as saved unless that raises.
 
-        Args:
-            token: Of the snapshot.
-            is_base: Whether later deltas are based on it; else the marks of changed rows are restored.
-
-        Raises:
-            SnapshotLostError: If there is no such snapshot: another was taken, or it was held for too long.
-            WaitTimeoutError: If another save does not end in time.
+        If later deltas are not based on it, the marks of changed rows are restored. Raises SnapshotLostError
+        if there is no such snapshot, since another was taken, or it was held for too long; WaitTimeoutError
+        if another save does not end in time.
         """
         with self._turn("a save", after_held=False):
             held = self._held
@@ -230,19 +203,14 @@ class Snapshots:
 
     @contextmanager
     def between_saves(self, what: str) -> Iterator[None]:
-        """Held while no save may run; `what` is for messages.
-
-        Raises:
-            WaitTimeoutError: If a save does not end in time.
-        """
+        """Held while no save may run; raises WaitTimeoutError if one does not end in time."""
         with self._turn(what, after_held=True):
             yield
 
     def alone(self) -> AbstractContextManager[None]:
         """Held between saves while parameters are replaced: no change is applied meanwhile.
 
-        Raises:
-            WaitTimeoutError: If pushes do not end in time.
+        Raises WaitTimeoutError if pushes do not end in time.
         """
         return self._lock.alone(self._wait_limit_s)
 
@@ -253,13 +221,9 @@ class Snapshots:
 
     @contextmanager
     def _turn(self, what: str, *, after_held: bool) -> Iterator[float]:
-        """Waits until no other save, load or shrink runs.
+        """Waits until no other save, load or shrink runs; lends the seconds that are left of the limit.
 
-        Lends the seconds that are left of the limit.
-
-        Args:
-            what: The operation, for messages.
-            after_held: Whether a snapshot that waits to be written is first.
+        With `after_held`, a snapshot that waits to be written is first. `what` is for messages.
         """
         give_up_s = self._monotonic() + self._wait_limit_s
         with self._turns:

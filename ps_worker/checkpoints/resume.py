@@ -60,7 +60,7 @@ class RunState:
     is_between_epochs: bool  # no worker has started another epoch
     num_workers: int  # workers of the run
     files: str  # digest of the training files (`digest_of_files`)
-    order: dict[str, int | str]  # order of the rows in the files, as `order_of_data`
+    order: Mapping[str, bool | int | str]  # order of the rows in the files, as `order_of_data`
     validations: list[Validation] = field(default_factory=list)  # all so far
     # of worker 0, in the unfinished epoch, where validations are due by steps
     steps_since_validation: int = 0

@@ -103,9 +103,8 @@ def _name_in(folder: str, checkpoint: str) -> str | None:
 def require_other_folder(job: Job) -> None:
     """Refuses deltas in the folder of the checkpoint that they start from, as they may replace its files.
 
-    Raises:
-        JobError: If `checkpoint.load` is in `checkpoint.dir`.
-        CheckpointError: If one of the two is no place of a checkpoint.
+    Raises JobError if `checkpoint.load` is in `checkpoint.dir`, CheckpointError if one of the two is no place
+    of a checkpoint.
     """
     checkpoint = job.checkpoint
     if checkpoint.mode == "full" or checkpoint.resume or not checkpoint.load:

@@ -7,7 +7,6 @@ checksum of itself. It is written last: a folder without it is not a checkpoint.
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -62,16 +61,6 @@ def require_name(name: str) -> None:
             f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
             f"beginning with '.'"
         )
-
-
-def new_token() -> str:
-    """Returns a random token for a save: `TOKEN_CHARACTERS` of ASCII."""
-    return secrets.token_hex(TOKEN_CHARACTERS // 2)
-
-
-def data_folder(token: str) -> str:
-    """Returns the name of the folder with the files of a save."""
-    return f"data-{token}"
 
 
 def is_data_folder(name: str) -> bool:

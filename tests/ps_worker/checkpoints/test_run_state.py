@@ -13,7 +13,7 @@ STATE = RunState(
     is_between_epochs=False,
     num_workers=2,
     files="ab",
-    order={"train.seed": 1, "data.shuffle": "none"},
+    order={"train.seed": 1, "data.shuffle": "none", "data.in_memory": False},
     validations=[
         Validation(epoch=1, step=5, auc=None, log_loss=0.5, checkpoint="step-5"),
         Validation(epoch=1, step=9, auc=0.7, log_loss=0.4),
