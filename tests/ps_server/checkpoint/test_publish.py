@@ -369,7 +369,9 @@ def test_best_that_is_forgotten_leaves_its_checkpoint(tmp_path: Path) -> None:
         CheckpointError, match=rf"^{tmp_path} has no BEST, which a run with data.valid"
     ):
         resolve(tmp_path / "BEST")
-    with pytest.raises(CheckpointError, match="^no checkpoint .*gone/BEST: the folder is empty or"):
+    with pytest.raises(
+        CheckpointError, match=r"^no checkpoint .*gone/BEST: the folder is empty or"
+    ):
         resolve(tmp_path / "gone/BEST")
 
 
