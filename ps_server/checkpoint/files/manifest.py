@@ -72,8 +72,8 @@ def is_data_folder(name: str) -> bool:
 class ShardBatch:
     """A record batch: a shard with its number of rows; of counters, of bytes.
 
-    `xxh3` is its `shard_digest` or `counters_checksum`, and `statistics_xxh3` its `statistics_checksum`,
-    empty without statistics, in hexadecimal.
+    `xxh3` is its `shard_digest`, or the `checksum` of the counters, and `statistics_xxh3` that of statistics,
+    empty without any, in hexadecimal.
     """
 
     shard: Count
@@ -119,8 +119,8 @@ class CountersEntry:
 class DenseEntry:
     """A file in the data folder with one server's piece of a dense block, from element `start` on.
 
-    It has `num_states` optimizer states for each element, and `scalars` for the whole piece. `xxh3` is its
-    `piece_checksum`, in hexadecimal.
+    It has `num_states` optimizer states for each element, and `scalars` for the whole piece. `xxh3` is the
+    `checksum` of weights and states, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"

@@ -80,16 +80,13 @@ def test_candidates_and_counters_are_counted(tmp_path: Path) -> None:
 
 def test_table_without_rows_or_statistics_has_no_quantiles(tmp_path: Path) -> None:
     empty = fake_table("t", dim=1, state_width=0, num_shards=1)
-    none = Rows(*(array[:0] for array in _arrays(empty.rows[0])))
+    rows = empty.rows[0]
+    none = Rows(rows.keys[:0], rows.weights[:0], rows.state[:0], rows.statistics[:0])
     FakeModel({"t": replace(empty, rows={0: none})}, {}).save(tmp_path / "saved")
 
     report = inspect_table(Checkpoint.open(tmp_path / "saved"), "t", 3)
 
     assert (report.rows, report.norms, report.show, report.top) == (0, (), (), ())
-
-
-def _arrays(rows: Rows) -> tuple[np.ndarray, ...]:
-    return rows.keys, rows.weights, rows.state, rows.statistics
 
 
 def test_block_has_its_norm(tmp_path: Path) -> None:
