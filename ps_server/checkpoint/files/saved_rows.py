@@ -19,7 +19,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import TableSpec
-from ctr_ps.ps_server.checkpoint.storage.folders import Mapped
+from ctr_ps.ps_server.checkpoint.storage.local_file import Mapped
 
 _GROUP = 32
 _KEY_BYTES = 8
