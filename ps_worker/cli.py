@@ -211,7 +211,7 @@ def example(
 
 def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
     from ctr_ps.protos.metrics.metrics_port import metrics_address
-    from ctr_ps.ps_worker.checkpoints.folder import require_free_folder
+    from ctr_ps.ps_worker.checkpoints.resume import require_free_folder
     from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
     from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
     from ctr_ps.ps_worker.extras.heter.connect import (

@@ -5,11 +5,11 @@ from typer.testing import CliRunner
 
 from ctr_ps.deploy import launch
 from ctr_ps.ps_server import cli as server
-from ctr_ps.ps_server.checkpoint.tools import cli as checkpoint
 from ctr_ps.ps_worker import cli as worker
 from ctr_ps.ps_worker.extras.data_tools import cli as data
 from ctr_ps.ps_worker.extras.inference_server import cli as serve
 from ctr_ps.ps_worker.extras.watching import top
+from ctr_ps.ps_worker.predict import checkpoint_cli as checkpoint
 
 
 @pytest.mark.parametrize("module", [server, serve, worker, launch, checkpoint, data, top])

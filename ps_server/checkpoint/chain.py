@@ -22,25 +22,19 @@ from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, UNSEEN
 
 @dataclass(frozen=True, slots=True)
 class ShardChange:
-    """Changes of one shard since the base.
+    """Changes of one shard since the base."""
 
-    Attributes:
-        rows: Changed and new rows.
-        removed: uint64[N] ascending, keys whose rows were removed at any time since the base.
-        passes: Decay passes over the other rows.
-        decay: Factor of a pass for shows and clicks.
-    """
-
-    rows: Rows
-    removed: Keys
-    passes: int
-    decay: float
+    rows: Rows  # changed and new ones
+    removed: Keys  # uint64[N] ascending, of rows that were removed at any time since the base
+    passes: int  # decay passes over the other rows
+    decay: float  # factor of a pass for shows and clicks
 
 
 def merged(base: Rows, change: ShardChange) -> Rows:
     """Returns the rows of a shard after a change, ascending by key."""
     new = change.rows
-    stays = ~(_are_in(base.keys, change.removed) | _are_in(base.keys, new.keys))
+    is_removed = np.isin(base.keys, change.removed, assume_unique=True)
+    stays = ~(is_removed | np.isin(base.keys, new.keys, assume_unique=True))
     keys = np.concatenate([base.keys[stays], new.keys])
     order = np.argsort(keys, kind="stable")  # merges two sorted runs
     old_statistics = _aged(base.statistics[stays], change)
@@ -50,14 +44,6 @@ def merged(base: Rows, change: ShardChange) -> Rows:
         state=np.concatenate([base.state[stays], new.state])[order],
         statistics=np.concatenate([old_statistics, new.statistics])[order],
     )
-
-
-def _are_in(keys: Keys, sorted_keys: Keys) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    found = np.zeros(keys.size, np.bool_)
-    if sorted_keys.size:
-        positions = np.minimum(np.searchsorted(sorted_keys, keys), sorted_keys.size - 1)
-        found[:] = sorted_keys[positions] == keys
-    return found
 
 
 def _aged(statistics: Values, change: ShardChange) -> Values:
@@ -126,15 +112,6 @@ def dependants(folder: Folder) -> list[str]:
         found += deltas
         bases += deltas
     return sorted(found)
-
-
-def require_unneeded(folder: Folder) -> None:
-    """Raises CheckpointError if a delta needs the checkpoint in a folder, or `dependants` fails."""
-    if names := dependants(folder):
-        raise CheckpointError(
-            f"{folder.url} will not be replaced: {', '.join(names)} in the same folder need it unchanged; "
-            f"write to another place"
-        )
 
 
 def beside(folder: Folder, name: str) -> Folder:

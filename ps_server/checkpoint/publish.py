@@ -1,4 +1,4 @@
-"""Publishing of checkpoints as an atomic step, and finding them.
+"""Publishing of checkpoints as an atomic step, finding them, and removing old ones.
 
     <name>/MANIFEST.json      replaced atomically, last
     <name>/data-<token>/      files of one save; has a file TOKEN while it is being written
@@ -7,7 +7,8 @@
 
 A manifest names its `data-` folder, so a crash at any point leaves either the old checkpoint or the new one,
 and perhaps a `data-` folder without a manifest, which the next save to the same target removes. Concurrent
-saves to one target are not supported. Retention of old checkpoints is in retention.py.
+saves to one target are not supported. ps_worker/checkpoints/retention.py decides which checkpoints belong to
+a run, and so may be removed.
 
 All functions raise CheckpointError if the storage cannot be reached, read or written.
 """
@@ -15,7 +16,8 @@ All functions raise CheckpointError if the storage cannot be reached, read or wr
 import json
 import logging
 import re
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,13 +27,12 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
     LATEST,
     MANIFEST,
     TOKEN,
+    TOKEN_CHARACTERS,
     DamagedManifestError,
     Manifest,
-    data_folder,
     is_data_folder,
     manifest_from_json,
     manifest_to_json,
-    new_token,
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 
@@ -41,12 +42,12 @@ _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
 _UNFINISHED = re.compile(r"(?:LATEST|BEST|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
 
 
-def is_own_file(name: str) -> bool:
+def _is_own_file(name: str) -> bool:
     """Whether a file beside the data of a save is its manifest, or an unfinished one."""
     return _OWN_FILE.fullmatch(name) is not None
 
 
-def remove_unfinished_files(folder: Folder) -> None:
+def _remove_unfinished_files(folder: Folder) -> None:
     """Removes files that killed processes left unfinished."""
     for name in folder.files():
         if _UNFINISHED.fullmatch(name):
@@ -60,8 +61,8 @@ def open_data(target: Folder, *, is_inference: bool = False) -> tuple[Folder, st
     """
     require_replaceable(target, is_inference=is_inference)
     _remove_leftovers(target)
-    token = new_token()
-    data = target.child(data_folder(token))
+    token = secrets.token_hex(TOKEN_CHARACTERS // 2)
+    data = target.child(f"data-{token}")
     data.make()
     try:
         data.put(TOKEN, token.encode())
@@ -80,7 +81,7 @@ def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
         _require_same_use(target, is_inference=is_inference)
         return
     files, folders = target.files().keys(), target.folders()
-    if all(map(is_own_file, files)) and all(map(is_data_folder, folders)):
+    if all(map(_is_own_file, files)) and all(map(is_data_folder, folders)):
         return
     raise CheckpointError(
         f"{target.url} exists and is not a checkpoint: it will not be replaced; choose another folder, or "
@@ -220,11 +221,6 @@ def forget_best(root: str | Path) -> None:
     folder_at(root).remove_file(BEST)
 
 
-def has_latest(root: str | Path) -> bool:
-    """Whether a folder of checkpoints has `LATEST`."""
-    return folder_at(root).has(LATEST)
-
-
 def resolve(url: str | Path) -> Folder:
     """Returns the folder of the checkpoint `url`, of the latest one in that folder, or of `folder/BEST`.
 
@@ -242,20 +238,14 @@ def resolve(url: str | Path) -> Folder:
                 f"{root.url} has no {BEST}, which a run with data.valid and checkpoint.dir writes: give the "
                 f"path of a checkpoint, or of the folder for its latest"
             )
-    return _resolve_latest(folder)
-
-
-def _resolve_latest(root: Folder) -> Folder:
-    if not root.has(LATEST):
-        if not root.files() and not root.folders():
-            raise CheckpointError(
-                f"no checkpoint {root.url}: the folder is empty or does not exist"
-            )
-        raise CheckpointError(
-            f"no {MANIFEST} in {root.url}: not a checkpoint, or its save did not finish; and no {LATEST}: "
-            f"not a folder of checkpoints"
-        )
-    return _resolve_name(root, LATEST)
+    if folder.has(LATEST):
+        return _resolve_name(folder, LATEST)
+    if not folder.files() and not folder.folders():
+        raise CheckpointError(f"no checkpoint {folder.url}: the folder is empty or does not exist")
+    raise CheckpointError(
+        f"no {MANIFEST} in {folder.url}: not a checkpoint, or its save did not finish; and no {LATEST}: "
+        f"not a folder of checkpoints"
+    )
 
 
 def _resolve_name(root: Folder, file: str) -> Folder:
@@ -318,7 +308,7 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
 
 def _remove_leftovers(target: Folder) -> None:
     """Removes the data of interrupted saves, to free space for the next one."""
-    remove_unfinished_files(target)
+    _remove_unfinished_files(target)
     if not target.has(MANIFEST):
         _remove_data(target, keep="")
         return
@@ -333,3 +323,87 @@ def _remove_data(target: Folder, *, keep: str) -> None:
     for name in target.folders():
         if is_data_folder(name) and name != keep:
             target.child(name).remove()
+
+
+def keep_last(root: str | Path, number: int, own: Collection[str]) -> list[str]:
+    """Removes all but the newest `number` checkpoints of a run's `own`, and the rest of interrupted removals.
+
+    Never removes those named by LATEST and BEST, those of kind inference, and the bases of others; 0 keeps
+    all. Returns the names of the removed ones.
+    """
+    if not number:
+        return []
+    folder = folder_at(root)
+    for name in folder.folders():
+        if name in own:
+            _finish_removal(folder.child(name))
+    manifests = manifests_in(root)
+    candidates = [name for name in manifests if name in own and manifests[name].kind != "inference"]
+    return _remove(folder, candidates[:-number], manifests)
+
+
+def remove_checkpoints(root: str | Path, names: Collection[str]) -> list[str]:
+    """Removes checkpoints, except those that `keep_last` never removes; returns their names."""
+    manifests = manifests_in(root)
+    old = [name for name in manifests if name in names and manifests[name].kind != "inference"]
+    return _remove(folder_at(root), old, manifests)
+
+
+def _remove(folder: Folder, old: Collection[str], manifests: dict[str, Manifest]) -> list[str]:
+    named = [folder.read(file).decode().strip() for file in (LATEST, BEST) if folder.has(file)]
+    kept = _with_bases([*named, *(name for name in manifests if name not in old)], manifests)
+    removed = [name for name in manifests if name in old and name not in kept]
+    for name in removed:
+        child = folder.child(name)
+        child.remove_file(MANIFEST)  # first: half a checkpoint must not look like one
+        child.remove()
+        logger.info("removed old checkpoint=%s", child.url)
+    return removed
+
+
+def _with_bases(names: Iterable[str], manifests: dict[str, Manifest]) -> set[str]:
+    kept: set[str] = set()
+    for name in names:
+        needed: str | None = name
+        while needed is not None and needed not in kept:
+            kept.add(needed)
+            needed = manifests[needed].base if needed in manifests else None
+    return kept
+
+
+def _finish_removal(folder: Folder) -> None:
+    """Removes the rest of a checkpoint after an interrupted removal, which begins with the manifest."""
+    names = folder.folders()
+    is_rest = bool(names) and not folder.files() and all(map(is_data_folder, names))
+    # A running save has a TOKEN in its data folder until it has a manifest.
+    if is_rest and not any(folder.child(name).has(TOKEN) for name in names):
+        folder.remove()
+        logger.info("removed the rest of an old checkpoint=%s", folder.url)
+
+
+def manifests_in(root: str | Path) -> dict[str, Manifest]:
+    """Returns the manifests of the checkpoints in a folder by name, oldest first; skips damaged ones."""
+    manifests = {name: found.manifest for name, found in published_in(folder_at(root)).items()}
+    return dict(sorted(manifests.items(), key=lambda item: (item[1].created, item[0])))
+
+
+def remove_unfinished(root: str | Path) -> list[str]:
+    """Removes the data of interrupted first saves, and unfinished files; returns the folders' names.
+
+    Must not be called during a save into the folder, which looks the same.
+    """
+    folder = folder_at(root)
+    removed = [name for name in folder.folders() if _is_unfinished(folder.child(name))]
+    for name in removed:
+        folder.child(name).remove()
+    _remove_unfinished_files(folder)
+    return removed
+
+
+def _is_unfinished(folder: Folder) -> bool:
+    if folder.has(MANIFEST):  # also as MANIFEST.json.next: see `RenamingFolder`
+        return False
+    names = folder.folders()
+    return (
+        bool(names) and all(map(is_data_folder, names)) and all(map(_is_own_file, folder.files()))
+    )

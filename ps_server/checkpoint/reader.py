@@ -40,7 +40,7 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
 )
 from ctr_ps.ps_server.checkpoint.files.saved_rows import Layer, SavedRows
 from ctr_ps.ps_server.checkpoint.publish import resolve
-from ctr_ps.ps_server.checkpoint.storage.folders import Folder
+from ctr_ps.ps_server.checkpoint.storage.folders import Folder, place_of
 from ctr_ps.ps_server.table.contents import DensePiece, Rows
 
 T = TypeVar("T")
@@ -344,6 +344,38 @@ class Checkpoint:
             name: self.read_dense(name, slice(0, block.length)).weights
             for name, block in self.blocks.items()
         }
+
+
+class Roots:
+    """The only folders in which a server saves and loads, as clients could name any place; none: all.
+
+    Raises CheckpointError if a path or URL is invalid.
+    """
+
+    def __init__(self, urls: Iterable[str] = ()) -> None:
+        self._places = [place_of(url) for url in urls]
+
+    def require(self, urls: Sequence[str]) -> None:
+        """Raises CheckpointError unless all `urls`, with links resolved, are in the roots."""
+        for url in urls if self._places else ():
+            place = place_of(url)
+            if not any(f"{place}/".startswith(f"{root.rstrip('/')}/") for root in self._places):
+                raise CheckpointError(
+                    f"{url!r} is outside of {', '.join(self._places)}: this server saves and loads only "
+                    f"there (--checkpoint-root)"
+                )
+
+    def open(self, url: str) -> Checkpoint:
+        """Opens the checkpoint `url`, or the latest one in that folder.
+
+        Raises CheckpointError if there is none, it is not complete, or a file of it is not in the roots.
+        """
+        self.require([url])
+        found = resolve(url).url  # LATEST may lead to a link
+        self.require([found])
+        checkpoint = Checkpoint.open(found)
+        self.require(checkpoint.file_urls)
+        return checkpoint
 
 
 def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:

@@ -1,19 +1,26 @@
-"""Saving: a server writes its share, and the saving process turns all shares into a checkpoint."""
+"""Saving: a server writes its share, and the saving process turns all shares into a checkpoint.
+
+A share of an inference checkpoint has the weights alone, of rows with a minimum score. Without optimizer
+state and statistics it cannot be loaded for training.
+"""
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.spec import DenseSpec, TableSpec
-from ctr_ps.protos.store import merge_progress
+from ctr_ps.protos.store import InferenceSettings, merge_progress
 from ctr_ps.ps_server.checkpoint.chain import beside
 from ctr_ps.ps_server.checkpoint.files.format import (
     write_counters_file,
     write_dense_file,
-    write_removed_file,
     write_table_file,
 )
 from ctr_ps.ps_server.checkpoint.files.manifest import (
@@ -28,7 +35,16 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
 from ctr_ps.ps_server.checkpoint.publish import discard, open_data, publish
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
-from ctr_ps.ps_server.table.contents import CountersSource, DenseSource, RemovedSource, TableSource
+from ctr_ps.ps_server.table.contents import (
+    CountersSource,
+    DensePiece,
+    RemovedSource,
+    Rows,
+    TableSource,
+)
+from ctr_ps.ps_server.table.rows.statistics import scores_of
+
+ContentT = TypeVar("ContentT")
 
 
 def shared_folder(url: str, token: str) -> Folder:
@@ -49,11 +65,22 @@ def check_folder(url: str, token: str, server_index: int) -> None:
     shared_folder(url, token).put(f"probe.server-{server_index}", b"")
 
 
+@dataclass(frozen=True, slots=True)
+class ShardSource(Generic[ContentT]):
+    """A `TableSource` or `CountersSource` whose shards come from a function of their number."""
+
+    spec: TableSpec
+    shards: Iterable[int]
+    export_shard: Callable[[int], ContentT]
+    state_width: int = 0
+    statistics_width: int = 0
+
+
 def write_share(
     folder: Folder,
     server_index: int,
     tables: Sequence[TableSource],
-    blocks: Sequence[DenseSource],
+    blocks: Mapping[str, DensePiece],
     *,
     candidates: Sequence[TableSource] = (),
     counters: Sequence[CountersSource] = (),
@@ -61,25 +88,68 @@ def write_share(
 ) -> list[Entry]:
     """Writes one server's share of a checkpoint into the folder of a save; idempotent.
 
-    Args:
-        folder: Data folder of the save.
-        server_index: Index of the server.
-        tables: Its shards of each table; of a delta, only changed rows.
-        blocks: Its piece of each dense block.
-        candidates: Keys not admitted yet, of tables that count them exactly.
-        counters: Counters of keys without a row, of tables with a counting filter.
-        removed: Of a delta: keys of rows removed since the base, of each table.
-
-    Raises:
-        CheckpointError: If a file cannot be written.
+    Of a delta `tables` have only changed rows, and `removed` the keys of rows removed since the base.
+    `candidates` are keys not admitted yet, of tables that count them exactly, `counters` those of tables with
+    a counting filter. Raises CheckpointError if a file cannot be written.
     """
     return [
         *(write_table_file(folder, server_index, table) for table in tables),
         *(write_table_file(folder, server_index, keys, "candidates") for keys in candidates),
         *(write_counters_file(folder, server_index, table) for table in counters),
-        *(write_removed_file(folder, server_index, table) for table in removed),
-        *(write_dense_file(folder, server_index, block) for block in blocks),
+        *(
+            replace(write_table_file(folder, server_index, keys, "removed"), passes=keys.passes)
+            for keys in removed
+        ),
+        *(write_dense_file(folder, server_index, name, piece) for name, piece in blocks.items()),
     ]
+
+
+def write_inference_share(
+    folder: Folder,
+    server_index: int,
+    tables: Sequence[TableSource],
+    blocks: Mapping[str, DensePiece],
+    settings: InferenceSettings,
+) -> list[Entry]:
+    """Writes one server's share of an inference checkpoint into the folder of a save.
+
+    Raises CheckpointError if it cannot be written, if `min_score` is set and a table has no statistics, or if
+    weights are out of the dtype's range.
+    """
+    for table in tables:
+        if settings.min_score > 0 and not table.statistics_width:
+            raise CheckpointError(
+                f"table {table.spec.name!r} keeps no statistics, so its rows have no scores: save with "
+                f"min_score = 0, not {settings.min_score:g}"
+            )
+    entries: list[Entry] = []
+    for table in tables:
+        weights = ShardSource(table.spec, table.shards, partial(_weights_of, table, settings))
+        entries.append(write_table_file(folder, server_index, weights, dtype=settings.dtype))
+    for name, piece in blocks.items():
+        nothing = np.empty((0, piece.weights.size), np.float32)
+        bare = replace(piece, element_state=nothing, scalars=np.empty(0, np.float32))
+        entries.append(write_dense_file(folder, server_index, name, bare))
+    return entries
+
+
+def _weights_of(source: TableSource, settings: InferenceSettings, shard: int) -> Rows:
+    """Returns the weights of a shard's rows with at least `min_score`, in the dtype of the settings."""
+    rows, spec = source.export_shard(shard), source.spec
+    kept = np.ones(rows.keys.size, np.bool_)
+    if spec.statistics is not None and rows.statistics.shape[1]:
+        kept = scores_of(rows.statistics, spec.statistics) >= settings.min_score
+    weights = rows.weights[kept]
+    with np.errstate(over="ignore"):
+        narrowed = weights.astype(settings.dtype)
+    if not np.array_equal(np.isfinite(narrowed), np.isfinite(weights)):
+        largest = float(np.abs(weights[np.isfinite(weights)]).max())
+        raise CheckpointError(
+            f"table {spec.name!r} has a weight of {largest:g}, out of the range of {settings.dtype}: use "
+            f"float32"
+        )
+    nothing = narrowed[:, :0].astype(np.float32)
+    return Rows(keys=rows.keys[kept], weights=narrowed, state=nothing, statistics=nothing)
 
 
 def open_base(base: str | Path, target: str | Path) -> Checkpoint:
@@ -115,6 +185,8 @@ def save_checkpoint(
 ) -> str:
     """Saves and publishes a checkpoint, and returns the model's digest; "" for a delta.
 
+    Raises CheckpointError if it cannot be written, or is not complete; an older checkpoint is kept.
+
     Args:
         target: Path or URL. A checkpoint there is replaced, but not one for training by one for inference or
             vice versa.
@@ -127,9 +199,6 @@ def save_checkpoint(
         is_inference: Whether the shares are written by `write_inference_share`.
         confirm: Called before publication; raises if this process must not publish any more.
         clock: Seconds since 1970.
-
-    Raises:
-        CheckpointError: If it cannot be written, or is not complete; an older checkpoint is kept.
     """
     for name in attachments:
         require_name(name)

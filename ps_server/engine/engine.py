@@ -41,9 +41,13 @@ from ctr_ps.protos.store import (
 )
 from ctr_ps.protos.store.state_chunks import join_state
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
-from ctr_ps.ps_server.checkpoint.inference import write_inference_share
-from ctr_ps.ps_server.checkpoint.roots import Roots
-from ctr_ps.ps_server.checkpoint.writer import check_folder, shared_folder, write_share
+from ctr_ps.ps_server.checkpoint.reader import Roots
+from ctr_ps.ps_server.checkpoint.writer import (
+    check_folder,
+    shared_folder,
+    write_inference_share,
+    write_share,
+)
 from ctr_ps.ps_server.coordination.coordinator import Coordinator
 from ctr_ps.ps_server.coordination.job_state import JobState, WaitingPart
 from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES

@@ -22,19 +22,14 @@ from ctr_ps.protos.store import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeStep:
-    """Values before a step.
+    """Values before a step."""
 
-    Attributes:
-        step: Its number, which is the version that has these values.
-        rows: For each table that the step changes, the keys uint64[N] and their embeddings float32[N, D].
-        blocks: For each dense block that it changes, its weights float32[p].
-        num_evicted: Rows that the tables had evicted by then.
-    """
-
-    step: Version
-    rows: Mapping[str, tuple[Keys, Values]]
-    blocks: Mapping[str, Values]
-    num_evicted: int
+    step: Version  # its number, which is the version that has these values
+    rows: Mapping[
+        str, tuple[Keys, Values]
+    ]  # keys uint64[N], embeddings float32[N, D] that it changes
+    blocks: Mapping[str, Values]  # weights float32[p] of each dense block that it changes
+    num_evicted: int  # rows that the tables had evicted by then
 
     def restore_rows(self, table: str, keys: Keys, values: Values) -> None:
         """Overwrites the embeddings `values` float32[M, D] of `keys` uint64[M] that the step changed."""
@@ -56,16 +51,10 @@ class BeforeStep:
 def require_values_at(
     version: Version, kept: BeforeStep | None, *, newest: Version, num_evicted: int
 ) -> BeforeStep:
-    """Returns the values before the last step, which are those at `version`.
+    """Returns the values `kept` before the last step, which are those at `version`, that somebody asks for.
 
-    Args:
-        version: That somebody asks for.
-        kept: The values before the last step, if any.
-        newest: The version of the server.
-        num_evicted: Rows evicted by now: a step that evicts changes others than those of its gradients.
-
-    Raises:
-        ProtocolError: If they were not kept.
+    Raises ProtocolError if they were not kept, or rows were evicted since: a step that evicts changes others
+    than those of its gradients. `newest` is the version of the server, for the message.
     """
     if kept is None or kept.step != version or kept.num_evicted != num_evicted:
         raise ProtocolError(

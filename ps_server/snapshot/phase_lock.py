@@ -44,11 +44,7 @@ class PhaseLock:
 
     @contextmanager
     def alone(self, limit_s: float) -> Iterator[None]:
-        """Holds the lock alone.
-
-        Raises:
-            WaitTimeoutError: If it is shared for longer than `limit_s` seconds.
-        """
+        """Holds the lock alone; raises WaitTimeoutError if it is shared for longer than `limit_s` seconds."""
         with self._changed:
             self._waiting_alone += 1
             try:

@@ -10,13 +10,12 @@ Pushes share a lock that a snapshot takes alone, so it has each push and each st
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Condition
 
 from ctr_ps.protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
-from ctr_ps.protos.spec import DenseSpec
 from ctr_ps.protos.store import Applied, SaveStatus
 from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 from ctr_ps.ps_server.table.contents import DensePiece
@@ -34,34 +33,16 @@ HOLD_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSnapshot:
-    """A copy of a dense piece: a `ps_server.table.contents.DenseSource`."""
-
-    spec: DenseSpec
-    piece: DensePiece
-
-    def export(self) -> DensePiece:
-        """Returns the piece."""
-        return self.piece
-
-
-@dataclass(frozen=True, slots=True)
 class StoreSnapshot:
-    """All parameters of a store at one moment.
+    """All parameters of a store at one moment."""
 
-    Attributes:
-        tables: Copied while they are written.
-        live: The tables themselves.
-        blocks: Copied already.
-        applied: What is in them.
-        is_delta: Whether the tables have only the rows that changed since the last snapshot that was saved.
-    """
-
-    tables: Sequence[TableSnapshot]
-    live: Sequence[SparseTable]
-    blocks: Sequence[BlockSnapshot]
-    applied: Applied
-    is_delta: bool = False
+    tables: Sequence[TableSnapshot]  # copied while they are written
+    live: Sequence[SparseTable]  # the tables themselves
+    blocks: Mapping[str, DensePiece]  # copied already
+    applied: Applied  # what is in them
+    is_delta: bool = (
+        False  # tables have only the rows changed since the last snapshot that was saved
+    )
 
     @property
     def candidates(self) -> list[TableSnapshot]:
@@ -97,9 +78,8 @@ def snapshot_all(
 ) -> StoreSnapshot:
     """Takes a snapshot of tables and blocks, while nothing changes them.
 
-    Raises:
-        CheckpointError: If memory is short; no snapshot remains.
-        UnknownChangesError: If the changes are not known; likewise.
+    Raises CheckpointError if memory is short, and UnknownChangesError if the changes are not known; no
+    snapshot remains then.
     """
     with ExitStack() as undo:
         snapshots = []
@@ -107,7 +87,7 @@ def snapshot_all(
             for table in tables:
                 snapshots.append(table.begin_snapshot(changes_only=is_delta))
                 undo.callback(table.end_snapshot, saved=False)
-            pieces = [BlockSnapshot(block.spec, block.export()) for block in blocks]
+            pieces = {block.spec.name: block.export() for block in blocks}
         except MemoryError as exc:
             raise CheckpointError(
                 "there is no memory to keep parameters as they are while they are saved: nothing was "
@@ -118,23 +98,15 @@ def snapshot_all(
 
 
 class Taking:
-    """A snapshot that is being taken.
-
-    Attributes:
-        snapshot: To be set within `moment`; empty before.
-    """
+    """A snapshot that is being taken: `snapshot` is to be set within `moment`, and empty before."""
 
     def __init__(self, lock: PhaseLock, wait_limit_s: float) -> None:
         self._lock = lock
         self._wait_limit_s = wait_limit_s
-        self.snapshot = StoreSnapshot((), (), (), Applied())
+        self.snapshot = StoreSnapshot((), (), {}, Applied())
 
     def moment(self) -> AbstractContextManager[None]:
-        """Held while nothing changes the parameters.
-
-        Raises:
-            WaitTimeoutError: If pushes do not end in time.
-        """
+        """Held while nothing changes the parameters; WaitTimeoutError if pushes do not end in time."""
         return self._lock.alone(self._wait_limit_s)
 
 
@@ -158,13 +130,7 @@ class Snapshots:
         hold_limit_s: float = HOLD_LIMIT_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Has no snapshot.
-
-        Args:
-            wait_limit_s: How long to wait for pushes, or for a save to end, in seconds.
-            hold_limit_s: How long a snapshot waits to be written, in seconds.
-            monotonic: The clock, in seconds.
-        """
+        """Has no snapshot; `wait_limit_s` is how long to wait for pushes, or for a save to end."""
         self._wait_limit_s = wait_limit_s
         self._hold_limit_s = hold_limit_s
         self._monotonic = monotonic
@@ -188,10 +154,8 @@ class Snapshots:
 
         The snapshot waits for `writing` when the block ends; if the block raises, there is none. A token has
         one snapshot: when it is asked for again, since its answer was lost, None is lent. A second one would
-        be of another moment than those of other servers.
-
-        Raises:
-            WaitTimeoutError: If another save does not end in time.
+        be of another moment than those of other servers. Raises WaitTimeoutError if another save does not end
+        in time.
         """
         with self._turn("a snapshot", after_held=False) as left_s:
             if token in self._taken:
@@ -215,13 +179,9 @@ class Snapshots:
     def writing(self, token: str, *, is_base: bool = True) -> Iterator[StoreSnapshot]:
         """Lends the snapshot of this token; it ends with the block, as saved unless that raises.
 
-        Args:
-            token: Of the snapshot.
-            is_base: Whether later deltas are based on it; else the marks of changed rows are restored.
-
-        Raises:
-            SnapshotLostError: If there is no such snapshot: another was taken, or it was held for too long.
-            WaitTimeoutError: If another save does not end in time.
+        If later deltas are not based on it, the marks of changed rows are restored. Raises SnapshotLostError
+        if there is no such snapshot, since another was taken, or it was held for too long; WaitTimeoutError
+        if another save does not end in time.
         """
         with self._turn("a save", after_held=False):
             held = self._held
@@ -243,19 +203,14 @@ class Snapshots:
 
     @contextmanager
     def between_saves(self, what: str) -> Iterator[None]:
-        """Held while no save may run; `what` is for messages.
-
-        Raises:
-            WaitTimeoutError: If a save does not end in time.
-        """
+        """Held while no save may run; raises WaitTimeoutError if one does not end in time."""
         with self._turn(what, after_held=True):
             yield
 
     def alone(self) -> AbstractContextManager[None]:
         """Held between saves while parameters are replaced: no change is applied meanwhile.
 
-        Raises:
-            WaitTimeoutError: If pushes do not end in time.
+        Raises WaitTimeoutError if pushes do not end in time.
         """
         return self._lock.alone(self._wait_limit_s)
 
@@ -266,13 +221,9 @@ class Snapshots:
 
     @contextmanager
     def _turn(self, what: str, *, after_held: bool) -> Iterator[float]:
-        """Waits until no other save, load or shrink runs.
+        """Waits until no other save, load or shrink runs; lends the seconds that are left of the limit.
 
-        Lends the seconds that are left of the limit.
-
-        Args:
-            what: The operation, for messages.
-            after_held: Whether a snapshot that waits to be written is first.
+        With `after_held`, a snapshot that waits to be written is first. `what` is for messages.
         """
         give_up_s = self._monotonic() + self._wait_limit_s
         with self._turns:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.spec import TableSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,3 @@ class CountersSource(_Shards, Protocol):
 
     def export_shard(self, shard: int) -> NDArray[np.uint8]:
         """Returns the counters of one of `shards` as bytes, uint8[c]."""
-
-
-class DenseSource(Protocol):
-    """One server's piece of a dense block."""
-
-    @property
-    def spec(self) -> DenseSpec:
-        """The block's spec."""
-
-    def export(self) -> DensePiece:
-        """Returns the piece."""

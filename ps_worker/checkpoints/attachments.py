@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.models.origin import origin_of
@@ -50,21 +49,16 @@ def attachments_of_model(
     if origin is None or name is None:
         return {}
     for option, value in origin.options.items():
-        _require_saveable(name, option, value)
+        if option == "name":
+            raise UsageError(
+                f"model {name}: an option cannot be called 'name', which [model] has itself"
+            )
+        try:
+            require_json(value)
+        except ValueError as error:
+            raise UsageError(f"model {name}: option {option}: {error}") from error
     section = ModelSection.model_validate({"name": name, **origin.options})
     return attachments_of(job.model_copy(update={"model": section}), origin.schema, values)
-
-
-def _require_saveable(model: str, option: str, value: Any) -> None:
-    """Raises UsageError for an option that a job file, which `ps-worker infer` reads, cannot express."""
-    if option == "name":
-        raise UsageError(
-            f"model {model}: an option cannot be called 'name', which [model] has itself"
-        )
-    try:
-        require_json(value)
-    except ValueError as error:
-        raise UsageError(f"model {model}: option {option}: {error}") from error
 
 
 def schema_of_checkpoint(checkpoint: Checkpoint) -> Schema:
@@ -92,7 +86,15 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
     """
     data = checkpoint.json_attachment(JOB_ATTACHMENT)
     job = saved_job(data, overrides, source=f"{JOB_ATTACHMENT} of the checkpoint")
-    _warn_of_other_code(checkpoint, job)
+    path, is_known = own_model_file(job), MODEL_ATTACHMENT in checkpoint.attachments
+    if (
+        path is not None
+        and is_known
+        and path.is_file()
+        and path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT)
+    ):
+        url = checkpoint.attachment_url(MODEL_ATTACHMENT)
+        logger.warning("%s differs from the trained code, which is in %s", path, url)
     return job
 
 
@@ -106,10 +108,8 @@ def require_consent(
 ) -> None:
     """Refuses code named by a checkpoint's job, unless the caller allows it; logs the code that will run.
 
-    The writer of a checkpoint chooses that code; values in `overrides` are the caller's own.
-
-    Raises:
-        UsageError: If there is such code, and `allow_code` is False.
+    The writer of a checkpoint chooses that code; values in `overrides` are the caller's own. Raises
+    UsageError if there is such code, and `allow_code` is False.
     """
     code = {
         "model.name": job.model.name if own_model_file(job) else "",
@@ -131,12 +131,9 @@ def require_consent(
 def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Model:
     """Returns the model of a job with the dense parameters of a checkpoint.
 
-    Runs the job's code: call `require_consent` first.
-
-    Raises:
-        JobError: If there is no such model, or an option is wrong.
-        CheckpointError: If its tensors differ from the saved ones in names, shapes or order, so that values
-            would be read as parameters of other layers.
+    Runs the job's code: call `require_consent` first. Raises JobError if there is no such model, or an option
+    is wrong; CheckpointError if its tensors differ from the saved ones in names, shapes or order, so that
+    values would be read as parameters of other layers.
     """
     model = model_of(job, schema)
     saved = checkpoint.blocks.get(DENSE_BLOCK)
@@ -150,15 +147,3 @@ def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Mod
             f"with {difference}; the trained code of a custom model is its {MODEL_ATTACHMENT}"
         )
     return model
-
-
-def _warn_of_other_code(checkpoint: Checkpoint, job: Job) -> None:
-    path = own_model_file(job)
-    if path is None or MODEL_ATTACHMENT not in checkpoint.attachments or not path.is_file():
-        return
-    if path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT):
-        logger.warning(
-            "%s differs from the trained code, which is in %s",
-            path,
-            checkpoint.attachment_url(MODEL_ATTACHMENT),
-        )

@@ -169,14 +169,9 @@ def claimed(
 ) -> Iterator[Claim | None]:
     """Claims the folder of a job's checkpoints for the block; None: it has none.
 
-    Args:
-        job: Names the folder.
-        is_of_this_run: This process replaces a lost one, and takes over its claim if their servers agree.
-        servers: Servers of the job.
-
-    Raises:
-        JobError: If another, live run owns the folder; names it.
-        CheckpointError: If the folder cannot be read or written.
+    With `is_of_this_run` this process replaces a lost one, and takes over its claim if their servers agree.
+    Raises JobError, which names the run, if another, live one owns the folder; CheckpointError if it cannot
+    be read or written.
     """
     if not job.checkpoint.dir:
         yield None

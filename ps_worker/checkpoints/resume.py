@@ -1,33 +1,89 @@
-"""Resuming: the newest checkpoint of a job's folder, if the job fits it.
+"""Resuming: a run's progress in its checkpoints, and the newest one in a job's folder, if the job fits it.
 
-A refused job would silently skip rows, train on some twice, or train another model. Other settings, such as a
-lower learning rate, may differ: a warning names them.
+A refused job would silently skip rows, train on some twice, train another model, or replace checkpoints of an
+earlier run. Other settings, such as a lower learning rate, may differ: a warning names them.
 """
 
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ctr_ps.protos.errors import CheckpointError, JobError, counted
 from ctr_ps.protos.store import Version, WorkerProgress
-from ctr_ps.ps_server.checkpoint.publish import has_latest
+from ctr_ps.ps_server.checkpoint.files.manifest import LATEST
+from ctr_ps.ps_server.checkpoint.publish import require_replaceable
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
-from ctr_ps.ps_worker.checkpoints.attachments import job_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT, job_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
-from ctr_ps.ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState
 from ctr_ps.ps_worker.data.files.signature import difference_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import order_of_data
 
 logger = logging.getLogger(__name__)
 
+RUN_ATTACHMENT = "run.json"
+
 _COMPARED = ("model", "data", "train", "optimizer", "life", "strategy", "device")
 _FREE = frozenset({"data.train", "data.test", "data.valid", "train.epochs", "train.log_every_s"})
 """Settings of `_COMPARED` that may change in a resumed run, or have their own check."""
+
+_MOST_LISTED = 10  # checkpoints in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """One evaluation on `data.valid`."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    epoch: int  # the current epoch, or the one that it ended; from 1
+    step: int  # steps of worker 0 before it
+    auc: float | None  # None with one class only
+    log_loss: float | None  # mean; None without rows
+    # name in `checkpoint.dir` of the checkpoint of its model; empty: not the best, not saved
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Progress of a run; the position of each worker in an unfinished epoch is in the manifest."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    epochs_done: int  # epochs that all workers have finished
+    is_between_epochs: bool  # no worker has started another epoch
+    num_workers: int  # workers of the run
+    files: str  # digest of the training files (`digest_of_files`)
+    order: Mapping[str, bool | int | str]  # order of the rows in the files, as `order_of_data`
+    validations: list[Validation] = field(default_factory=list)  # all so far
+    # of worker 0, in the unfinished epoch, where validations are due by steps
+    steps_since_validation: int = 0
+    signature: str = ""  # `signature_of` the files; empty: unknown
+
+    def to_json(self) -> str:
+        """Returns a text for `from_json`."""
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: bytes, source: str) -> "RunState":
+        """Returns the state that `to_json` wrote; a CheckpointError for another text names `source`."""
+        try:
+            return _RUN_STATE.validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise CheckpointError(
+                f"{source} is not the progress of a run: {place}: {first['msg']}"
+            ) from error
+
+
+_RUN_STATE = TypeAdapter(RunState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +103,9 @@ def earlier_run(
 ) -> EarlierRun | None:
     """Returns the run to resume; None: the job does not ask for it, or its folder has no checkpoint.
 
-    Args:
-        job: Names the folder of checkpoints.
-        num_workers: Workers of the job.
-        files: Digest of the training files (`digest_of_files`).
-        signature: Their `signature_of`; empty: unknown.
-
-    Raises:
-        JobError: If the job's data or workers are not those of the run, with a way out.
-        CheckpointError: If the newest checkpoint is damaged, or no job saved it.
+    `files` is the `digest_of_files` of the training files, `signature` their `signature_of`, if known. Raises
+    JobError, with a way out, if the job's data or workers are not those of the run, and CheckpointError if
+    the newest checkpoint is damaged, or no job saved it.
     """
     if not job.checkpoint.resume:
         return None
@@ -66,7 +116,6 @@ def earlier_run(
     run = _run_of(checkpoint)
     _require_same_data(job, run, files, signature)
     _compare_settings(job, checkpoint)
-    _warn_of_unknown_batches(job, run, checkpoint)
     if run.state.is_between_epochs:
         _warn_of_other_workers(job, run, num_workers)
         progress = {worker: run.progress[worker] for worker in run.progress if worker < num_workers}
@@ -82,7 +131,7 @@ def _newest(folder: str) -> str | None:
     Without LATEST, which is written after a checkpoint and may be missing, the manifests decide. Raises
     CheckpointError if all are unreadable: a fresh run would replace them.
     """
-    if has_latest(folder):
+    if folder_at(folder).has(LATEST):
         return folder
     names = checkpoints_of_runs(folder)
     unreadable = unreadable_checkpoints(folder, names)
@@ -110,7 +159,7 @@ def _run_of(checkpoint: Checkpoint) -> EarlierRun:
         url=checkpoint.url,
         token=checkpoint.token,
         version=checkpoint.manifest.version,
-        batches=checkpoint.manifest.batches_trained,
+        batches=checkpoint.manifest.batches,
         progress=checkpoint.manifest.workers,
         state=RunState.from_json(text, checkpoint.attachment_url(RUN_ATTACHMENT)),
     )
@@ -164,17 +213,6 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
             "resumes %s with other settings: %s",
             checkpoint.url,
             ", ".join(f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing),
-        )
-
-
-def _warn_of_unknown_batches(job: Job, run: EarlierRun, checkpoint: Checkpoint) -> None:
-    """Warns at which step a schedule resumes if an older release, without batches, saved the checkpoint."""
-    if run.batches != checkpoint.manifest.batches and job.optimizer.has_schedule:
-        logger.warning(
-            "%s does not say how many batches of all workers trained it: the schedule of the learning rates "
-            "resumes at step %d, by the steps of its workers",
-            run.url,
-            run.batches,
         )
 
 
@@ -247,3 +285,46 @@ def _fresh_from(url: str) -> str:
         f"to start a fresh run from its model, set checkpoint.resume = false, checkpoint.load = {url!r} and "
         f"another checkpoint.dir"
     )
+
+
+def require_free_folder(job: Job) -> None:
+    """Refuses to start a fresh run where an earlier one has saved: it would replace checkpoints.
+
+    Not for a replacement process, whose own run saved them. Raises JobError, which describes them, if there
+    are any, and the job sets neither `checkpoint.resume` nor `checkpoint.overwrite`; unreadable ones count,
+    as they may be of another release. Raises CheckpointError if the folder cannot be read, or has one that
+    not even `overwrite` could replace.
+    """
+    settings = job.checkpoint
+    if not settings.dir or settings.resume:
+        return
+    names = checkpoints_of_runs(settings.dir)
+    unreadable = unreadable_checkpoints(settings.dir, names)
+    if settings.overwrite:
+        for name in unreadable:  # now, and not when the run comes to save under its name
+            require_replaceable(folder_at(settings.dir).child(name))
+    elif names or unreadable:
+        described = [_of_newest(settings.dir, names)] if names else []
+        if unreadable:
+            described.append(f"{', '.join(unreadable[-_MOST_LISTED:])} cannot be read")
+        raise job.error(
+            "checkpoint.dir",
+            f"{settings.dir} has checkpoints of an earlier run ({'; '.join(described)}), and this run, of "
+            f"model {job.model.name!r}, would mix its own with them: set checkpoint.resume = true to resume "
+            f"the earlier run, checkpoint.overwrite = true to replace its checkpoints, or another "
+            f"checkpoint.dir",
+        )
+
+
+def _of_newest(folder: str, names: list[str]) -> str:
+    """Returns the progress of a run's newest checkpoint, and the names of the last ones."""
+    older = len(names) - _MOST_LISTED
+    listed = ", ".join(names[-_MOST_LISTED:])
+    listed = f"{older} older ones, {listed}" if older > 0 else listed
+    try:
+        newest = Checkpoint.open(folder_at(folder).child(names[-1]).url)
+        model = newest.json_attachment(JOB_ATTACHMENT)["model"]["name"]
+        state = RunState.from_json(newest.attachment(RUN_ATTACHMENT), newest.url)
+    except (CheckpointError, TypeError, KeyError):  # damaged, or saved by a script
+        return listed
+    return f"model {model!r}, {counted(state.epochs_done, 'epoch')} done: {listed}"

@@ -11,8 +11,12 @@ from collections.abc import Collection
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST
-from ctr_ps.ps_server.checkpoint.publish import read_manifest
-from ctr_ps.ps_server.checkpoint.retention import keep_last, manifests_in, remove_checkpoints
+from ctr_ps.ps_server.checkpoint.publish import (
+    keep_last,
+    manifests_in,
+    read_manifest,
+    remove_checkpoints,
+)
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at, place_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
@@ -99,9 +103,8 @@ def _name_in(folder: str, checkpoint: str) -> str | None:
 def require_other_folder(job: Job) -> None:
     """Refuses deltas in the folder of the checkpoint that they start from, as they may replace its files.
 
-    Raises:
-        JobError: If `checkpoint.load` is in `checkpoint.dir`.
-        CheckpointError: If one of the two is no place of a checkpoint.
+    Raises JobError if `checkpoint.load` is in `checkpoint.dir`, CheckpointError if one of the two is no place
+    of a checkpoint.
     """
     checkpoint = job.checkpoint
     if checkpoint.mode == "full" or checkpoint.resume or not checkpoint.load:

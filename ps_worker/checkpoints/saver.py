@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 
 from ctr_ps.protos.errors import SnapshotLostError, UnknownChangesError
@@ -51,37 +52,26 @@ class Schedule:
         return self._is_owed or is_step or (seconds > 0 and now - self._last_s >= seconds)
 
 
-class _Writing:
-    """A checkpoint being written by a thread."""
+def _begin_writing(name: str, write: Callable[[Callable[[], None]], None]) -> Future[None]:
+    """Lets a thread write a checkpoint; returns once later changes are no part of it.
 
-    def __init__(self, name: str, write: Callable[[Callable[[], None]], None]) -> None:
-        """Starts the thread; `write` calls its argument once later changes are no part of the checkpoint."""
-        self._error: BaseException | None = None
-        self._is_in_snapshot = threading.Event()
+    `write` says so by a call of its argument. The result comes within the store's time limits.
+    """
+    written = Future[None]()
+    is_in_snapshot = threading.Event()
 
-        def run() -> None:
-            try:
-                write(self._is_in_snapshot.set)
-            except BaseException as error:  # raised by `end`
-                self._error = error
-            finally:
-                self._is_in_snapshot.set()
+    def run() -> None:
+        try:
+            write(is_in_snapshot.set)
+            written.set_result(None)
+        except BaseException as error:  # raised by `result`
+            written.set_exception(error)
+        finally:
+            is_in_snapshot.set()
 
-        self._thread = threading.Thread(target=run, name=f"save-{name}", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait_for_snapshot(self) -> None:
-        self._is_in_snapshot.wait()
-
-    def end(self) -> None:
-        """Waits for the end, within the store's time limits; raises the error of the thread."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+    threading.Thread(target=run, name=f"save-{name}", daemon=True).start()
+    is_in_snapshot.wait()
+    return written
 
 
 class Saver:
@@ -111,7 +101,7 @@ class Saver:
             every_steps=settings.every_steps, every_s=settings.every_s, step=step, now=clock()
         )
         self._turn = threading.Lock()
-        self._writing: _Writing | None = None
+        self._writing: Future[None] | None = None
         self._again: Callable[[], None] | None = None  # takes the last checkpoint once more
         self._until_full = 0  # deltas that may come before the next checkpoint with all rows
         self.latest = latest
@@ -125,7 +115,7 @@ class Saver:
         if not self._turn.acquire(blocking=False):
             return  # another thread is here
         try:
-            if self._writing is not None and self._writing.is_over:
+            if self._writing is not None and self._writing.done():
                 self._end()
             if self._writing is None and self._schedule.is_due(step, self._clock()):
                 self._begin(name_at_step(step), step, begin)
@@ -190,8 +180,7 @@ class Saver:
             self._keeper.saved(name)
             logger.info("saved checkpoint=%s seconds=%.2f", url, self._clock() - start)
 
-        self._writing = _Writing(name, write)
-        self._writing.wait_for_snapshot()
+        self._writing = _begin_writing(name, write)
         now = self._clock()
         self._schedule.restart(step, now)
         logger.info("saving checkpoint=%s step=%d pause_ms=%.1f", url, step, 1000 * (now - start))
@@ -219,7 +208,7 @@ class Saver:
             return True
         writing, self._writing = self._writing, None
         try:
-            writing.end()
+            writing.result()
         except SnapshotLostError as error:
             logger.warning("checkpoint lost, takes another: %s", error)
             self._schedule.owe()

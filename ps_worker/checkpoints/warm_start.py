@@ -56,11 +56,9 @@ def require_schema(
 ) -> None:
     """Refuses a checkpoint whose schema gives keys, or taken dense inputs, another meaning.
 
-    New slots are allowed at the end, unless a run is resumed: their keys have no rows yet.
-
-    Raises:
-        JobError: If the schema differs in that way, or new slots change the layers that are taken.
-        CheckpointError: If there is no checkpoint.
+    New slots are allowed at the end, unless a run is resumed: their keys have no rows yet. Raises JobError if
+    the schema differs in that way, or new slots change the layers that are taken; CheckpointError if there is
+    no checkpoint.
     """
     checkpoint = Checkpoint.open(folder)
     if SCHEMA_ATTACHMENT not in checkpoint.attachments:

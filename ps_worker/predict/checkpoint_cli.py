@@ -1,28 +1,126 @@
-"""`ps-ckpt`: inspects, verifies, compares, exports, imports and compacts checkpoints.
+"""`ps-ckpt`: inspects, verifies, exports, imports and compacts checkpoints.
 
-ps-ckpt export output/demo/model exported --format parquet
+ps-ckpt inspect output/demo/model
+ps-ckpt verify s3://models/clicks/epoch-3
+ps-ckpt export output/demo/model exported
 ps-ckpt export output/demo/model vectors --values 'data/train/*' --slot ad --format word2vec
 ps-ckpt export output/demo/model served --kind inference
 ps-ckpt import output/demo/model begun vectors/embedding.ad.parquet --table embedding
+ps-ckpt compact output/demo/model/step-900 compacted
 
-The other commands are in `ps_server.checkpoint.tools.cli`: they read checkpoints alone.
+A folder of checkpoints stands for its latest one. Exit codes are those of protos/errors.py.
 """
 
-from typing import Annotated, Literal, cast, get_args
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.errors import CheckpointError, UsageError
+from ctr_ps.protos.runtime.environment import arguments
+from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
 from ctr_ps.protos.store import InferenceDtype, InferenceSettings
+from ctr_ps.ps_server.checkpoint.inspection import (
+    QUANTILES,
+    TableReport,
+    inspect_block,
+    inspect_table,
+    verify_all,
+)
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import compact as compact_checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import export_inference, export_table
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
-from ctr_ps.ps_server.checkpoint.tools.cli import Url, app, main
-from ctr_ps.ps_server.checkpoint.tools.export import ExportFormat, export_inference, export_table
 from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.predict.value_vectors import ExportedValues, export_values, import_vectors
 from ctr_ps.ps_worker.predict.vector_files import VectorFormat
 
-__all__ = ["app", "main"]
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Inspect, verify, export, import and compact checkpoints.",
+)
+
+_FILE_WIDTH = 200  # characters per line of output to a file or a pipe
+
+Url = Annotated[
+    str,
+    typer.Argument(
+        help="Path or URL of a checkpoint, or of a folder of checkpoints: its latest one."
+    ),
+]
+
+
+@app.command()
+def inspect(
+    url: Url,
+    top: Annotated[
+        int, typer.Option(min=0, help="Number of keys with the most shows to list.")
+    ] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show rows, bytes, norms, shows and clicks of each table."""
+    checkpoint = Checkpoint.open(url)
+    tables = [inspect_table(checkpoint, name, top) for name in sorted(checkpoint.tables)]
+    blocks = [inspect_block(checkpoint, name) for name in sorted(checkpoint.blocks)]
+    if as_json:
+        reports = {
+            "tables": [asdict(table) for table in tables],
+            "blocks": [asdict(block) for block in blocks],
+        }
+        typer.echo(json.dumps({**_summary(checkpoint), **reports}))
+        return
+    _show_summary(checkpoint)
+    _show_tables(tables, is_delta=checkpoint.base is not None)
+    rows = [[each.block, each.length, each.size_bytes, f"{each.norm:.6g}"] for each in blocks]
+    _print_table(("dense block", "elements", "bytes", "norm"), rows)
+
+
+@app.command()
+def verify(
+    url: Url,
+    is_all: Annotated[
+        bool,
+        typer.Option("--all", help="Verify every checkpoint in the folder, with one line each."),
+    ] = False,
+) -> None:
+    """Verify all checksums of a checkpoint; exit code 5 if a file is damaged."""
+    if is_all:
+        damaged = []
+        for name, kind, problem in verify_all(url):
+            typer.echo(printable(f"{name} {kind or '-'} {problem or 'whole'}"))
+            if problem:
+                damaged.append(name)
+        if damaged:
+            raise CheckpointError(f"{url} has checkpoints that are not whole: {', '.join(damaged)}")
+        return
+    checkpoint = Checkpoint.open(url)
+    checkpoint.verify()
+    summary = _summary(checkpoint)
+    typer.echo(
+        f"whole: {checkpoint.url} files={summary['chain_files']} bytes={summary['chain_bytes']} "
+        f"digest={checkpoint.digest_of_files()}"
+    )
+
+
+@app.command()
+def compact(
+    url: Url,
+    to: Annotated[str, typer.Argument(help="Path or URL of the new checkpoint.")],
+) -> None:
+    """Rewrite a delta and its chain as one full checkpoint."""
+    compact_checkpoint(Checkpoint.open(url), to)
+    compacted = Checkpoint.open(to)
+    rows = sum(map(compacted.manifest.num_rows, compacted.tables))
+    typer.echo(f"{compacted.url} rows={rows}")
 
 
 @app.command()
@@ -34,11 +132,8 @@ def export(
         typer.Option(help="tables: files for other programs; inference: an inference checkpoint."),
     ] = "tables",
     file_format: Annotated[
-        Literal["parquet", "text", "npy", "word2vec"],
-        typer.Option(
-            "--format",
-            help="File format; by key: parquet or text; by value: parquet, npy or word2vec.",
-        ),
+        VectorFormat,
+        typer.Option("--format", help="Format of the files; npy and word2vec only with --values."),
     ] = "parquet",
     table: Annotated[
         list[str] | None, typer.Option(help="Only this table; repeatable; default: all.")
@@ -85,33 +180,26 @@ def export(
             known = ", ".join(sorted(checkpoint.tables))
             raise UsageError(f"--table: {checkpoint.url} has no table {name!r}, only {known}")
     if values:
-        if state or file_format not in get_args(VectorFormat):
-            raise UsageError(
-                f"--values writes vectors by value, as {', '.join(get_args(VectorFormat))}, without --state"
-            )
+        if state:
+            raise UsageError("--values writes vectors by value, without --state")
         exported = export_values(
             checkpoint,
             folder_at(to),
             matching_files(values),
             slot=slot,
-            kind=cast("VectorFormat", file_format),
+            kind=file_format,
             tables=table or [],
             format=values_format or None,
             bad_row_limit=bad_row_limit,
         )
         _print_values(exported, folder_at(to).url)
         return
-    if file_format not in get_args(ExportFormat):
-        raise UsageError(
-            f"--format {file_format} needs --values and --slot; without them choose "
-            f"{' or '.join(get_args(ExportFormat))}"
-        )
+    if file_format != "parquet":
+        raise UsageError(f"--format {file_format} needs --values and --slot")
     folder = folder_at(to)
     folder.make()
     for name in table or sorted(checkpoint.tables):
-        format_of_file = cast("ExportFormat", file_format)
-        file = export_table(checkpoint, name, folder, format_of_file, with_state=state)
-        typer.echo(f"{folder.url}/{file}")
+        typer.echo(f"{folder.url}/{export_table(checkpoint, name, folder, with_state=state)}")
 
 
 @app.command("import")
@@ -127,6 +215,81 @@ def import_(
     """Copy a checkpoint, with rows set to vectors from files, such as those of `export --values`."""
     written = import_vectors(Checkpoint.open(url), to, files, table=table, slot=slot)
     typer.echo(f"{folder_at(to).url} vectors={written}")
+
+
+def _summary(checkpoint: Checkpoint) -> dict[str, object]:
+    """Returns figures of a checkpoint: `files` and `bytes` are its own, `chain_*` those of its chain."""
+    manifest = checkpoint.manifest
+    chain_sizes = [size for link in checkpoint.chain for size in link.manifest.sizes]
+    return {
+        "checkpoint": checkpoint.url,
+        "kind": manifest.kind,
+        "chain": [link.name for link in checkpoint.chain],
+        "created": datetime.fromtimestamp(manifest.created, UTC).isoformat(timespec="seconds"),
+        "version": manifest.version,
+        "digest": manifest.model_digest,
+        "files": len(manifest.sizes),
+        "bytes": sum(manifest.sizes),
+        "chain_files": len(chain_sizes),
+        "chain_bytes": sum(chain_sizes),
+        "attachments": list(manifest.attachments),
+        "workers": {worker: progress.step for worker, progress in manifest.workers.items()},
+    }
+
+
+def _show_summary(checkpoint: Checkpoint) -> None:
+    summary = _summary(checkpoint)
+    chain_files, chain_bytes = summary.pop("chain_files"), summary.pop("chain_bytes")
+    if checkpoint.base is None:
+        del summary["chain"]
+    else:
+        del summary["digest"]  # empty; `verify` computes it
+        summary["chain"] = " <- ".join(link.name for link in checkpoint.chain)
+        summary["files"] = f"{summary['files']} of the delta, {chain_files} of the chain"
+        summary["bytes"] = f"{summary['bytes']} of the delta, {chain_bytes} of the chain"
+    for name, value in summary.items():
+        typer.echo(printable(f"{name:<12} {value}"))
+
+
+def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
+    """Prints figures of tables; of a delta, the rows of the model and those of the delta."""
+    names = [f"{quantile:.0%}" for quantile in QUANTILES]
+    sizes = ("rows", "rows of delta", "bytes of delta") if is_delta else ("rows", "bytes")
+    columns = ("table", "dim", *sizes, "candidates")
+    quantities = [f"{what} {' '.join(names)}" for what in ("norm", "show", "click")]
+    _print_table(
+        [*columns, *quantities],
+        [
+            [each.table, each.dim, each.rows, *([each.own_rows] if is_delta else [])]
+            + [each.size_bytes, each.candidates]
+            + [_numbers(values) for values in (each.norms, each.show, each.click)]
+            for each in tables
+        ],
+    )
+    for each in tables:
+        if each.top:
+            rows = [
+                [top.key, f"{top.show:g}", f"{top.click:g}", f"{top.score:g}"] for top in each.top
+            ]
+            _print_table((f"key of {each.table}", "show", "click", "score"), rows)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.4g}" for value in values) or "-"
+
+
+def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for number, name in enumerate(columns):
+        header = Text(printable(name))
+        table.add_column(header, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(each))) for each in row))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    console.print()
+    console.print(table)
 
 
 def _print_values(exported: ExportedValues, url: str) -> None:
@@ -150,9 +313,15 @@ def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
                 f"--min-score {settings.min_score:g}: table {name!r} keeps no statistics, so its rows have "
                 f"no scores: omit the option"
             )
-    rows = export_inference(checkpoint, to, settings)
-    left_out = f" left_out={rows.left_out}" if settings.min_score else ""
-    typer.echo(f"{folder_at(to).url} rows={rows.written}{left_out}")
+    written, left_out = export_inference(checkpoint, to, settings)
+    omitted = f" left_out={left_out}" if settings.min_score else ""
+    typer.echo(f"{folder_at(to).url} rows={written}{omitted}")
+
+
+def main() -> None:
+    """Entry point of `ps-ckpt`."""
+    with errors_as_exit_codes():
+        app(arguments())
 
 
 if __name__ == "__main__":

@@ -23,16 +23,10 @@ if TYPE_CHECKING:
 def export(model_dir: str, output: Path, *, allow_code: bool = False) -> dict[str, Any]:
     """Writes the dense part of a saved model as a program; its embeddings are looked up outside.
 
-    Args:
-        model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
-        output: File to write, which appears when it is whole; ends with ".onnx" or ".pt2".
-        allow_code: Run the file of the model, which the checkpoint names.
-
-    Returns:
-        The model's digest, and the shape of each input by name, in their order.
-
-    Raises:
-        CtrPsError: If the model is none of PyTorch, or cannot be a program, or the file cannot be written.
+    `model_dir` is a checkpoint, or a folder of checkpoints, whose newest is taken. `output` appears when it
+    is whole, and ends with ".onnx" or ".pt2". With `allow_code` the file of the model, which the checkpoint
+    names, is run. Returns the model's digest, and the shape of each input by name, in their order. Raises
+    CtrPsError if the model is none of PyTorch, or cannot be a program, or the file cannot be written.
     """
     if output.suffix not in PROGRAM_FORMATS:
         raise UsageError(f"{str(output)!r} does not end with {' or '.join(PROGRAM_FORMATS)}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import tasks_of
-from ctr_ps.ctr_model.schema import Schema, SchemaError
+from ctr_ps.ctr_model.schema import SchemaError
 from ctr_ps.protos.errors import JobError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
@@ -46,6 +46,10 @@ def infer(
 ) -> dict[str, Any]:
     """Predicts the rows of files with a saved model.
 
+    Returns the number of rows, the model's digest, for labelled rows the figures of the evaluation, and for a
+    model of several tasks the names of its probabilities, in the order of the columns of `output`. Raises
+    CtrPsError if model, job or data are wrong.
+
     Args:
         model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
         data: Patterns of files; empty: the test files of the job that trained the model.
@@ -55,13 +59,6 @@ def infer(
         id_column: Name of the column of ids; None: the schema's, if that names one. Only for `output`.
         overrides: `section.key=value`, over the job that trained the model.
         allow_code: Run the model's file and the command for data that the checkpoint names.
-
-    Returns:
-        Number of rows, the model's digest, for labelled rows the figures of the evaluation, and for a model
-        of several tasks the names of its probabilities, in the order of the columns of `output`.
-
-    Raises:
-        CtrPsError: If model, job or data are wrong.
     """
     checkpoint = Checkpoint.open(model_dir)
     strict = [] if output is None else ["data.bad_row_limit=0"]
@@ -80,7 +77,11 @@ def infer(
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")
     ids = None if output is None else id_column or schema.id
-    dataset = evaluated(job, _to_predict(schema, ids), files)
+    try:
+        schema_of_rows = replace(schema, is_for_prediction=True, id=ids)
+    except SchemaError as error:
+        raise UsageError(f"--id: {error}") from error
+    dataset = evaluated(job, schema_of_rows, files)
     breakdown = breakdown_of(job, schema, files)()
     batches = _Batches(dataset)
     saved = SavedModel(checkpoint, maps=True, verifies=True)
@@ -104,24 +105,12 @@ def infer(
     }
 
 
-def _to_predict(schema: Schema, id_column: str | None) -> Schema:
-    """Returns the schema for a reading of rows to predict, with their ids if a column of them is named."""
-    try:
-        return replace(schema, is_for_prediction=True, id=id_column)
-    except SchemaError as error:
-        raise UsageError(f"--id: {error}") from error
-
-
 class _Batches:
-    """Batches, of which the one that is being predicted is known.
-
-    Attributes:
-        ids: object[B] of str, of that batch; None: rows have no ids.
-    """
+    """Batches, of which the ids of the one that is being predicted are known."""
 
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches
-        self.ids: NDArray[np.object_] | None = None
+        self.ids: NDArray[np.object_] | None = None  # [B] of str; None: rows have no ids
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self._batches:

@@ -139,20 +139,19 @@ class Predictor:
     def load(
         cls, url: str | Path, *, verify: bool = False, map: bool = False, allow_code: bool = False
     ) -> Self:
-        """Opens the checkpoint `url`, or the latest one in that folder.
+        """Opens the checkpoint `url`, or the latest one in that folder, as `switch_to` does later.
+
+        Raises CtrPsError if there is no checkpoint, it is not complete, or its model's code is missing or not
+        allowed.
 
         Args:
             url: A path or a URL.
             verify: Compare the checksums of everything; without, those of manifest and dense parameters are
-                compared, and keys and sizes are checked. `switch_to` does the same then.
-            map: Map the files of rows instead of copying keys and weights into memory, as does `switch_to`
-                then. The files must not be changed, but may be removed.
-            allow_code: Run the file of a model of one's own, which the checkpoint names, as `switch_to` does
-                then; whoever writes the checkpoint chooses that code.
-
-        Raises:
-            CtrPsError: If there is no checkpoint, it is not complete, or its model's code is missing or not
-                allowed.
+                compared, and keys and sizes are checked.
+            map: Map the files of rows instead of copying keys and weights into memory. The files must not be
+                changed, but may be removed.
+            allow_code: Run the file of a model of one's own, which the checkpoint names; whoever writes the
+                checkpoint chooses that code.
         """
         loaded = _load(url, maps=map, verifies=verify, allows_code=allow_code)
         return cls(loaded, maps=map, verifies=verify, allows_code=allow_code)
@@ -185,15 +184,10 @@ class Predictor:
     def predict(self, data: Batch | Files) -> Values:
         """Returns the click probabilities of a batch or of files, float32[B]; of K tasks float32[B, K].
 
-        All is predicted by one model, also during a switch.
-
-        Args:
-            data: A batch, whose keys must come from this predictor's schema; or files as those of the
-                training, with labels or without.
-
-        Raises:
-            DataError: If no file matches, or a row is malformed: predictions are in the order of the rows.
-            UsageError: If data are neither.
+        All is predicted by one model, also during a switch. The keys of a batch must come from this
+        predictor's schema; files are as those of the training, with labels or without. Raises DataError if no
+        file matches, or a row is malformed, as predictions are in the order of the rows; UsageError if data
+        are neither.
         """
         loaded = self._loaded
         if isinstance(data, Batch):
@@ -217,11 +211,8 @@ class Predictor:
         """Returns the click probabilities of samples (label, dense, slots), float32[B]; labels do not count.
 
         Those of K tasks are float32[B, K]. A whole number in a slot means what it did in the training data:
-        of a column of whole numbers its digits, of keys a key.
-
-        Raises:
-            DataError: If a sample does not fit the schema, or has a whole number where the data had text;
-                says which and why.
+        of a column of whole numbers its digits, of keys a key. Raises DataError, which says where and why, if
+        a sample does not fit the schema, or has a whole number where the data had text.
         """
         loaded, listed = self._loaded, list(samples)
         return loaded.predict(loaded.batch(listed)) if listed else loaded.none
@@ -229,9 +220,8 @@ class Predictor:
     def program_inputs(self, samples: Sequence[Sample]) -> dict[str, NDArray[Any]]:
         """Returns what the program of `ps-worker export` takes, by name: embeddings, looked up for samples.
 
-        Raises:
-            UsageError: If the model is none of PyTorch, or there are no samples.
-            DataError: If a sample does not fit the schema; says which and why.
+        Raises UsageError if the model is none of PyTorch, or there are no samples; DataError if a sample does
+        not fit the schema.
         """
         loaded = self._loaded
         if not samples:
@@ -241,14 +231,9 @@ class Predictor:
     def switch_to(self, url: str | Path, *, verify: bool | None = None) -> None:
         """Opens another checkpoint, a delta for instance, and answers with it from the next call on.
 
-        The model before answers until the new one is ready, and stays if that fails.
-
-        Args:
-            url: As of `load`.
-            verify: As of `load`; None: as it was given there.
-
-        Raises:
-            CtrPsError: As `load`; also if it has another schema, under which keys mean something else.
+        The model before answers until the new one is ready, and stays if that fails. Raises CtrPsError as
+        `load`, whose `verify` counts if none is given; also if the checkpoint has another schema, under which
+        keys mean something else.
         """
         with self._switching:
             loaded = _load(
@@ -266,10 +251,9 @@ class Predictor:
             self._loaded = loaded
 
     def roll_back(self) -> None:
-        """Answers again with the model from before the last switch; up to `MAX_KEPT` times in a row.
+        """Answers again with the model from before the last switch, up to `MAX_KEPT` times in a row.
 
-        Raises:
-            UsageError: If no such model is kept.
+        Raises UsageError if no such model is kept.
         """
         with self._switching:
             if not self._previous:

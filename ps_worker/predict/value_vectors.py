@@ -1,5 +1,6 @@
 """Vectors of a slot's values: rows of a checkpoint joined with the values in files, or taken from files."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,16 +12,16 @@ from ctr_ps.ctr_model.schema import SchemaError
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import import_rows
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder
-from ctr_ps.ps_server.checkpoint.tools.rewrite import import_rows
 from ctr_ps.ps_worker.checkpoints.attachments import schema_of_checkpoint
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues, keys_of
 from ctr_ps.ps_worker.predict.vector_files import (
     VectorFormat,
     Vectors,
-    VectorWriter,
+    WriteVectors,
     text_of_value,
     vector_file_names,
     vectors_in,
@@ -30,40 +31,24 @@ from ctr_ps.ps_worker.predict.vector_files import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedVectors:
-    """What was written of one table.
-
-    Attributes:
-        table: Its name.
-        files: Names of the files.
-        written: Vectors in them.
-        without_row: Values that have no row in the table: rare ones that were not admitted, or new ones.
-        left_out: Values with a row that the format cannot hold.
-    """
+    """What was written of one table."""
 
     table: str
-    files: list[str]
-    written: int
-    without_row: int
-    left_out: int
+    files: list[str]  # their names
+    written: int  # vectors in them
+    without_row: int  # values that have no row in the table: rare ones, not admitted, or new ones
+    left_out: int  # values with a row that the format cannot hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedValues:
-    """What an export read and wrote.
+    """What an export read and wrote."""
 
-    Attributes:
-        tables: Tables with rows of these values.
-        rows: Rows of the data files.
-        bad_rows: Malformed rows, which were skipped.
-        distinct: Distinct values of the slot in them.
-        collisions: Values without a vector of their own: an earlier value has the same key.
-    """
-
-    tables: list[ExportedVectors]
-    rows: int
-    bad_rows: int
-    distinct: int
-    collisions: int
+    tables: list[ExportedVectors]  # those with rows of these values
+    rows: int  # of the data files
+    bad_rows: int  # malformed ones, which were skipped
+    distinct: int  # distinct values of the slot in them
+    collisions: int  # values without a vector of their own: an earlier value has the same key
 
 
 def export_values(
@@ -79,6 +64,10 @@ def export_values(
 ) -> ExportedValues:
     """Writes the vectors of a slot's values, in the order in which the values first occur.
 
+    Raises CheckpointError if the checkpoint is damaged or of no job, or a file cannot be written; DataError
+    if a data file cannot be read or has no such column; UsageError if there is no such slot, a file exists,
+    or no value has a row in a table that was named. Nothing is left in the folder then.
+
     Args:
         checkpoint: Of a job; every checksum is compared.
         folder: For the files TABLE.SLOT.*, made if necessary.
@@ -88,12 +77,6 @@ def export_values(
         tables: Names of tables; empty: all that have a row of a value.
         format: Of the data files; None: determined by the suffix.
         bad_row_limit: Malformed rows to skip; one more is an error.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged or of no job, or a file cannot be written.
-        DataError: If a data file cannot be read or has no such column.
-        UsageError: If there is no such slot, a file exists, or no value has a row in a table that was named.
-            Nothing is left in the folder then.
     """
     schema = schema_of_checkpoint(checkpoint)
     bad_rows = BadRows(bad_row_limit)
@@ -103,7 +86,8 @@ def export_values(
         raise UsageError(f"--slot: {error}") from error
     saved = SavedModel(checkpoint, maps=True, verifies=True)
     folder.make()
-    writers: dict[str, VectorWriter] = {}
+    writers: dict[str, WriteVectors] = {}
+    written = Counter[str]()
     found = dict.fromkeys(tables or sorted(checkpoint.tables), 0)
     with ExitStack() as stack:
         for texts, keys in values:
@@ -118,19 +102,30 @@ def export_values(
                 shown = [
                     text_of_value(texts[int(place)].as_py()) for place in np.flatnonzero(has_row)
                 ]
-                writers[table].write(shown, keys[has_row], rows[has_row])
+                written[table] += writers[table](shown, keys[has_row], rows[has_row])
                 found[table] += len(shown)
-        _require_rows(found, tables, values, slot)
+        # No row in a table that was named, or in any.
+        empty = [
+            table
+            for table in found
+            if not found[table] and (table in tables or not any(found.values()))
+        ]
+        if empty:
+            raise UsageError(
+                f"slot {slot!r} has {counted(values.distinct, 'value')} in {counted(values.rows, 'row')}, "
+                f"and none has a row in table {' or '.join(map(repr, empty))}: export a table that looks "
+                f"this slot up, with values as the model was trained on"
+            )
     return ExportedValues(
         tables=[
             ExportedVectors(
                 table=table,
                 files=vector_file_names(f"{table}.{slot}", kind),
-                written=found[table] - writer.left_out,
+                written=written[table],
                 without_row=values.distinct - found[table],
-                left_out=writer.left_out,
+                left_out=found[table] - written[table],
             )
-            for table, writer in writers.items()
+            for table in writers
         ],
         rows=values.rows,
         bad_rows=bad_rows.total,
@@ -139,39 +134,14 @@ def export_values(
     )
 
 
-def _require_rows(
-    found: dict[str, int], wanted: Sequence[str], values: DistinctValues, slot: str
-) -> None:
-    """Refuses an export in which a table that was named, or every table, has no row of any value."""
-    empty = [
-        table
-        for table in found
-        if not found[table] and (table in wanted or not any(found.values()))
-    ]
-    if empty:
-        raise UsageError(
-            f"slot {slot!r} has {counted(values.distinct, 'value')} in {counted(values.rows, 'row')}, and "
-            f"none has a row in table {' or '.join(map(repr, empty))}: export a table that looks this slot "
-            f"up, with values as the model was trained on"
-        )
-
-
 def import_vectors(
     checkpoint: Checkpoint, target: str, files: Sequence[str], *, table: str, slot: str = ""
 ) -> int:
     """Saves a checkpoint in which a table begins with vectors of files; returns the number of vectors.
 
-    Args:
-        checkpoint: See `import_rows`; of a job, if files have values.
-        target: See `import_rows`.
-        files: See `vectors_in`.
-        table: Name of the table.
-        slot: Slot of the values, which are hashed as the model does; empty: the keys of the files count.
-
-    Raises:
-        CheckpointError: If the checkpoint is damaged, or the new one cannot be written.
-        DataError: If a file cannot be read, or two vectors have one key.
-        UsageError: If there is no such table or slot, none is given, or vectors have another width.
+    See `import_rows` and `vectors_in`. Values of files are those of `slot`, and hashed as the model does;
+    without a slot the keys of the files count. Raises DataError if a file cannot be read, or two vectors have
+    one key; UsageError if there is no such table or slot, none is given, or vectors have another width.
     """
     read = [vectors_in(file) for file in files]
     keys = np.concatenate([_keys_in(each, checkpoint, slot) for each in read])

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Literal
 from urllib.parse import unquote
 
 import numpy as np
@@ -44,18 +44,11 @@ _BREAKS_A_WORD = re.compile(r"[\s%]")
 _ESCAPE = re.compile(rb"\\(\\|x[0-9a-f]{2})")
 
 
-class VectorWriter(Protocol):
-    """Takes the vectors of one table.
+WriteVectors = Callable[[Sequence[str], Keys, Values], int]
+"""Writes N values with their keys uint64[N] and vectors float32[N, D].
 
-    Attributes:
-        left_out: Values so far that the format cannot hold.
-    """
-
-    left_out: int
-
-    def write(self, values: Sequence[str], keys: Keys, vectors: Values) -> None:
-        """Writes N values with their keys uint64[N] and vectors float32[N, D]."""
-        ...
+Returns how many were written: those that the format can hold.
+"""
 
 
 def vector_file_names(name: str, kind: VectorFormat) -> list[str]:
@@ -64,22 +57,19 @@ def vector_file_names(name: str, kind: VectorFormat) -> list[str]:
 
 
 @contextmanager
-def vectors_to(folder: Folder, name: str, dim: int, kind: VectorFormat) -> Iterator[VectorWriter]:
+def vectors_to(folder: Folder, name: str, dim: int, kind: VectorFormat) -> Iterator[WriteVectors]:
     """Creates the files `vector_file_names` in a folder; they are complete when the block ends.
 
-    An error in the block removes them.
-
-    Raises:
-        UsageError: If one of them exists.
-        CheckpointError: If one of them cannot be written.
+    An error in the block removes them. Raises UsageError if one of them exists, CheckpointError if one cannot
+    be written.
     """
     files = vector_file_names(name, kind)
     for file in files:
         if folder.has(file):
             raise UsageError(f"{folder.url}/{file} exists: remove it, or export elsewhere")
     try:
-        with _WRITERS[kind](folder, files, dim) as writer:
-            yield writer
+        with _WRITERS[kind](folder, files, dim) as write:
+            yield write
     except BaseException:
         for file in files:
             folder.remove_file(file)
@@ -88,27 +78,18 @@ def vectors_to(folder: Folder, name: str, dim: int, kind: VectorFormat) -> Itera
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes:
-        vectors: float32[N, D].
-        keys: uint64[N]; None: it has values alone.
-        values: N values as bytes; None: it has keys alone.
-    """
-
-    vectors: Values
-    keys: Keys | None = None
-    values: Sequence[bytes] | None = None
+    vectors: Values  # float32[N, D]
+    keys: Keys | None = None  # uint64[N]; None: it has values alone
+    values: Sequence[bytes] | None = None  # N of them; None: it has keys alone
 
 
 def vectors_in(file: str) -> Vectors:
     """Reads a file of vectors; its kind is told by its suffix, .parquet, .npy or .txt.
 
     Parquet has a column `key` or `value`, and `vector` (or `weights`); beside NAME.npy are its keys in
-    NAME.keys.npy, or its values in NAME.values.txt.
-
-    Raises:
-        DataError: If it cannot be read, or is none.
+    NAME.keys.npy, or its values in NAME.values.txt. Raises DataError if it cannot be read, or is none.
     """
     suffix = Path(file).suffix
     if suffix not in _READERS:
@@ -191,76 +172,62 @@ def text_of_value(value: bytes) -> str:
     return value.replace(b"\\", rb"\\").decode(errors="backslashreplace")
 
 
-class _ParquetWriter:
-    def __init__(self, writer: pq.ParquetWriter) -> None:
-        self.left_out = 0
-        self._writer = writer
-
-    def write(self, values: Sequence[str], keys: Keys, vectors: Values) -> None:
-        flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
-        lists = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-        arrays = [pa.array(values, pa.string()), pa.array(keys), lists]
-        self._writer.write_table(pa.table(arrays, schema=self._writer.schema))
-
-
 @contextmanager
-def _parquet(folder: Folder, files: Sequence[str], dim: int) -> Iterator[VectorWriter]:
+def _parquet(folder: Folder, files: Sequence[str], dim: int) -> Iterator[WriteVectors]:
     vector = pa.list_(pa.float32(), dim)
-    fields = pa.schema([("value", pa.string()), ("key", pa.uint64()), ("vector", vector)])
-    with folder.create(files[0]) as sink, pq.ParquetWriter(sink, fields) as writer:
-        yield _ParquetWriter(writer)
+    schema = pa.schema([("value", pa.string()), ("key", pa.uint64()), ("vector", vector)])
+    with folder.create(files[0]) as sink, pq.ParquetWriter(sink, schema) as writer:
 
+        def write(values: Sequence[str], keys: Keys, vectors: Values) -> int:
+            flat = pa.array(np.ascontiguousarray(vectors).reshape(-1))
+            lists = pa.FixedSizeListArray.from_arrays(flat, dim)
+            arrays = [pa.array(values, pa.string()), pa.array(keys), lists]
+            writer.write_table(pa.table(arrays, schema=schema))
+            return len(values)
 
-class _NpyWriter:
-    def __init__(self, body: IO[bytes], lines: pa.NativeFile) -> None:
-        self.left_out = self.rows = 0
-        self._body, self._lines = body, lines
-
-    def write(self, values: Sequence[str], keys: Keys, vectors: Values) -> None:
-        # Any break that a reader may know: a line too many would shift all values below.
-        is_line = np.array([value.splitlines() in ([value], []) for value in values], np.bool_)
-        lines = [value for value, fits in zip(values, is_line, strict=True) if fits]
-        self.left_out += len(values) - len(lines)
-        self.rows += len(lines)
-        self._body.write(np.ascontiguousarray(vectors[is_line], "<f4").tobytes())
-        self._lines.write("".join(f"{line}\n" for line in lines).encode())
+        yield write
 
 
 @contextmanager
-def _npy(folder: Folder, files: Sequence[str], dim: int) -> Iterator[VectorWriter]:
-    matrix, values = files
+def _npy(folder: Folder, files: Sequence[str], dim: int) -> Iterator[WriteVectors]:
+    rows = 0
     with tempfile.TemporaryFile() as body:
-        with folder.create(values) as lines:
-            writer = _NpyWriter(body, lines)
-            yield writer
-        with folder.create(matrix) as sink:
-            shape = (writer.rows, dim)
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        with folder.create(files[1]) as lines:
+
+            def write(values: Sequence[str], keys: Keys, vectors: Values) -> int:
+                nonlocal rows
+                # Any break that a reader may know: a line too many would shift all values below.
+                is_line = np.array([value.splitlines() in ([value], []) for value in values], bool)
+                kept = [value for value, fits in zip(values, is_line, strict=True) if fits]
+                body.write(np.ascontiguousarray(vectors[is_line], "<f4").tobytes())
+                lines.write("".join(f"{value}\n" for value in kept).encode())
+                rows += len(kept)
+                return len(kept)
+
+            yield write
+        with folder.create(files[0]) as sink:
+            header = {"descr": "<f4", "fortran_order": False, "shape": (rows, dim)}
             np.lib.format.write_array_header_1_0(sink, header)
             _copy(body, sink)
 
 
-class _Word2vecWriter:
-    def __init__(self, body: IO[bytes]) -> None:
-        self.left_out = self.rows = 0
-        self._body = body
-
-    def write(self, values: Sequence[str], keys: Keys, vectors: Values) -> None:
-        # astype(str) gives the fewest digits that parse to the same float32.
-        pairs = zip(values, vectors.astype(str).tolist(), strict=True)
-        lines = [f"{_word(value)} {' '.join(numbers)}\n" for value, numbers in pairs if value]
-        self.left_out += len(values) - len(lines)
-        self.rows += len(lines)
-        self._body.write("".join(lines).encode())
-
-
 @contextmanager
-def _word2vec(folder: Folder, files: Sequence[str], dim: int) -> Iterator[VectorWriter]:
+def _word2vec(folder: Folder, files: Sequence[str], dim: int) -> Iterator[WriteVectors]:
+    rows = 0
     with tempfile.TemporaryFile() as body:
-        writer = _Word2vecWriter(body)
-        yield writer
+
+        def write(values: Sequence[str], keys: Keys, vectors: Values) -> int:
+            nonlocal rows
+            # astype(str) gives the fewest digits that parse to the same float32.
+            pairs = zip(values, vectors.astype(str).tolist(), strict=True)
+            lines = [f"{_word(value)} {' '.join(numbers)}\n" for value, numbers in pairs if value]
+            body.write("".join(lines).encode())
+            rows += len(lines)
+            return len(lines)
+
+        yield write
         with folder.create(files[0]) as sink:
-            sink.write(f"{writer.rows} {dim}\n".encode())
+            sink.write(f"{rows} {dim}\n".encode())
             _copy(body, sink)
 
 
@@ -276,7 +243,7 @@ def _copy(body: IO[bytes], sink: pa.NativeFile) -> None:
     shutil.copyfileobj(body, sink, _COPY_BYTES)
 
 
-_Open = Callable[[Folder, Sequence[str], int], AbstractContextManager[VectorWriter]]
+_Open = Callable[[Folder, Sequence[str], int], AbstractContextManager[WriteVectors]]
 _WRITERS: Mapping[VectorFormat, _Open] = {
     "parquet": _parquet,
     "npy": _npy,

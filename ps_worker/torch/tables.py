@@ -251,7 +251,7 @@ class Tables:
         def load() -> str:
             found = Checkpoint.open(url)
             self._store.load(found.url, token=found.token)
-            batches = found.manifest.batches_trained
+            batches = found.manifest.batches
             if resume:
                 self._store.resume(found.manifest.version, {}, batches=batches)
             elif batches and self._job.optimizer.has_schedule:

@@ -9,9 +9,8 @@ import pytest
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.files.manifest import MANIFEST
-from ctr_ps.ps_server.checkpoint.publish import write_latest
+from ctr_ps.ps_server.checkpoint.publish import keep_last, write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.retention import keep_last
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.cluster import cluster
 from tests.support.disks import Mount, mounting_at

@@ -14,11 +14,10 @@ from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import SaveRequest
-from ctr_ps.ps_server.checkpoint.publish import write_latest
+from ctr_ps.ps_server.checkpoint.publish import keep_last, write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.retention import keep_last
+from ctr_ps.ps_server.checkpoint.rewrite import compact
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-from ctr_ps.ps_server.checkpoint.tools.rewrite import compact
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import KEYS as ALL_KEYS

@@ -75,9 +75,6 @@ class FakeBlock:
     spec: DenseSpec
     piece: DensePiece
 
-    def export(self) -> DensePiece:
-        return self.piece
-
     def share(self, server_index: int, num_servers: int) -> "FakeBlock":
         piece = ShardMap.of(num_servers).piece_of(server_index, self.spec.length)
         return FakeBlock(
@@ -109,7 +106,10 @@ class FakeModel:
             LocalFolder(folder) if isinstance(folder, Path) else folder,
             server_index,
             [table.share(server_index, num_servers) for table in self.tables.values()],
-            [block.share(server_index, num_servers) for block in self.blocks.values()],
+            {
+                name: block.share(server_index, num_servers).piece
+                for name, block in self.blocks.items()
+            },
             candidates=[
                 table.share(server_index, num_servers) for table in self.candidates.values()
             ],

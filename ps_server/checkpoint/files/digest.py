@@ -17,29 +17,22 @@ from numpy.typing import NDArray
 
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.table.contents import Rows
 
 EMPTY_SHARD_DIGEST = xxhash.xxh3_128().digest()
 
 
+def checksum(*arrays: Keys | Values | NDArray[np.uint8]) -> bytes:
+    """Returns the XXH3-128 of arrays, one after the other."""
+    xxh3 = xxhash.xxh3_128()
+    for array in arrays:
+        xxh3.update(_bytes_of(array))
+    return xxh3.digest()
+
+
 def shard_digest(rows: Rows) -> bytes:
-    """Returns the XXH3-128 of keys, weights and state; `EMPTY_SHARD_DIGEST` if there are no rows."""
-    return _xxh3(rows.keys, rows.weights, rows.state)
-
-
-def statistics_checksum(rows: Rows) -> bytes:
-    """Returns the XXH3-128 of the statistics, which do not count towards the model's digest."""
-    return _xxh3(rows.statistics)
-
-
-def counters_checksum(counters: NDArray[np.uint8]) -> bytes:
-    """Returns the XXH3-128 of a shard's counters."""
-    return _xxh3(counters)
-
-
-def piece_checksum(piece: DensePiece) -> bytes:
-    """Returns the XXH3-128 of weights and element state; the other fields are in the manifest."""
-    return _xxh3(piece.weights, piece.element_state)
+    """Returns the checksum of keys, weights and state; `EMPTY_SHARD_DIGEST` if there are no rows."""
+    return checksum(rows.keys, rows.weights, rows.state)
 
 
 def model_digest(dense: Mapping[str, Values], shards: Mapping[tuple[str, int], bytes]) -> str:
@@ -59,13 +52,6 @@ def model_digest(dense: Mapping[str, Values], shards: Mapping[tuple[str, int], b
         if digest != EMPTY_SHARD_DIGEST:
             sha.update(_framed(name) + _uint64(shard) + digest)
     return sha.hexdigest()
-
-
-def _xxh3(*arrays: Keys | Values | NDArray[np.uint8]) -> bytes:
-    xxh3 = xxhash.xxh3_128()
-    for array in arrays:
-        xxh3.update(_bytes_of(array))
-    return xxh3.digest()
 
 
 def _bytes_of(array: Keys | Values | NDArray[np.uint8]) -> memoryview:

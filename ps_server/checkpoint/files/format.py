@@ -27,12 +27,7 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.environment import num_processors
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import InferenceDtype
-from ctr_ps.ps_server.checkpoint.files.digest import (
-    counters_checksum,
-    piece_checksum,
-    shard_digest,
-    statistics_checksum,
-)
+from ctr_ps.ps_server.checkpoint.files.digest import checksum, shard_digest
 from ctr_ps.ps_server.checkpoint.files.manifest import (
     FORMAT_VERSION,
     CountersEntry,
@@ -44,12 +39,9 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
 )
 from ctr_ps.ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard, first_misplaced
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder
-from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
 from ctr_ps.ps_server.table.contents import (
     CountersSource,
     DensePiece,
-    DenseSource,
-    RemovedSource,
     Rows,
     TableSource,
 )
@@ -134,12 +126,6 @@ def write_table_file(
     )
 
 
-def write_removed_file(folder: Folder, server_index: int, source: RemovedSource) -> TableEntry:
-    """Writes the keys of removed rows of one server's shards, durably."""
-    entry = write_table_file(folder, server_index, source, "removed")
-    return replace(entry, passes=source.passes)
-
-
 def read_table_file(
     folder: Folder, entry: TableEntry, spec: TableSpec, shards: Container[int]
 ) -> Iterator[tuple[int, Rows]]:
@@ -190,7 +176,7 @@ def load_table_file(
             values.view(entry.dtype)[:] = rows.weights.reshape(-1)
         shards[saved.shard] = SavedShard(rows=saved.rows, keys_at=start, values_at=values_at)
         start += ends[saved.shard]
-    return _saved_rows(content, entry, spec, shards)
+    return SavedRows(content, spec, np.dtype(entry.dtype), shards)
 
 
 def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> SavedRows:
@@ -211,24 +197,8 @@ def map_table_file(folder: Folder, entry: TableEntry, spec: TableSpec) -> SavedR
                 keys_at=_start_in(file.content, keys, url),
                 values_at=_start_in(file.content, values, url),
             )
-    return _saved_rows(np.frombuffer(file.content, np.uint8), entry, spec, shards, file)
-
-
-def _saved_rows(
-    content: NDArray[np.uint8],
-    entry: TableEntry,
-    spec: TableSpec,
-    shards: Mapping[int, SavedShard],
-    file: Mapped | None = None,
-) -> SavedRows:
-    return SavedRows(
-        content,
-        dim=spec.dim,
-        dtype=np.dtype(entry.dtype),
-        num_shards=spec.num_shards,
-        shards=shards,
-        file=file,
-    )
+    content = np.frombuffer(file.content, np.uint8)
+    return SavedRows(content, spec, np.dtype(entry.dtype), shards, file)
 
 
 def write_counters_file(folder: Folder, server_index: int, source: CountersSource) -> CountersEntry:
@@ -258,9 +228,8 @@ def read_counters_file(
         yield saved.shard, counters
 
 
-def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> DenseEntry:
+def write_dense_file(folder: Folder, server_index: int, name: str, piece: DensePiece) -> DenseEntry:
     """Writes one server's piece of a dense block, durably."""
-    name, piece = source.spec.name, source.export()
     file = _file_name("dense", name, server_index)
     schema = _dense_schema(name, len(piece.element_state))
     columns = [piece.weights, *piece.element_state]
@@ -274,7 +243,7 @@ def write_dense_file(folder: Folder, server_index: int, source: DenseSource) -> 
         length=piece.weights.size,
         num_states=len(piece.element_state),
         scalars=tuple(piece.scalars.tolist()),
-        xxh3=piece_checksum(piece).hex(),
+        xxh3=_checksum_of(piece),
     )
 
 
@@ -289,7 +258,7 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
         element_state=np.stack(states) if states else np.empty((0, entry.length), np.float32),
         scalars=np.array(entry.scalars, np.float32),
     )
-    if piece_checksum(piece).hex() != entry.xxh3:
+    if _checksum_of(piece) != entry.xxh3:
         raise CheckpointError(
             f"{folder.url}/{entry.file} was altered: it does not match its xxh3 in the manifest"
         )
@@ -369,12 +338,16 @@ def _batch_of(shard: int, rows: Rows) -> ShardBatch:
         shard=shard,
         rows=rows.keys.size,
         xxh3=shard_digest(rows).hex(),
-        statistics_xxh3=statistics_checksum(rows).hex() if has_statistics else "",
+        statistics_xxh3=checksum(rows.statistics).hex() if has_statistics else "",
     )
 
 
 def _batch_of_counters(shard: int, counters: NDArray[np.uint8]) -> ShardBatch:
-    return ShardBatch(shard=shard, rows=counters.size, xxh3=counters_checksum(counters).hex())
+    return ShardBatch(shard=shard, rows=counters.size, xxh3=checksum(counters).hex())
+
+
+def _checksum_of(piece: DensePiece) -> str:
+    return checksum(piece.weights, piece.element_state).hex()
 
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:

@@ -7,7 +7,6 @@ checksum of itself. It is written last: a folder without it is not a checkpoint.
 import hashlib
 import json
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -44,44 +43,37 @@ Seconds = Annotated[float, Field(ge=0, lt=253402300800, allow_inf_nan=False)]
 """Since 1970, to the year 9999, the last that Python's dates have."""
 
 
+# A manifest is untrusted input: no name may lead out of the checkpoint's folder.
+_NAME = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
+_DATA = rf"data-[0-9a-f]{{{TOKEN_CHARACTERS}}}"
+Name = Annotated[str, Field(pattern=f"^{_NAME}$")]
+DataFolder = Annotated[str, Field(pattern=f"^{_DATA}$")]
+
+
 class DamagedManifestError(CheckpointError):
     """A manifest was truncated or altered; its checkpoint is lost."""
 
 
-_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
-_DATA = re.compile(rf"data-([0-9a-f]{{{TOKEN_CHARACTERS}}})")
-
-
 def require_name(name: str) -> None:
     """Raises CheckpointError if `name` cannot be part of a file name."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(_NAME, name):
         raise CheckpointError(
             f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
             f"beginning with '.'"
         )
 
 
-def new_token() -> str:
-    """Returns a random token for a save: `TOKEN_CHARACTERS` of ASCII."""
-    return secrets.token_hex(TOKEN_CHARACTERS // 2)
-
-
-def data_folder(token: str) -> str:
-    """Returns the name of the folder with the files of a save."""
-    return f"data-{token}"
-
-
 def is_data_folder(name: str) -> bool:
     """Whether a folder of this name holds the files of a save."""
-    return _DATA.fullmatch(name) is not None
+    return re.fullmatch(_DATA, name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardBatch:
     """A record batch: a shard with its number of rows; of counters, of bytes.
 
-    `xxh3` is its `shard_digest` or `counters_checksum`, and `statistics_xxh3` its `statistics_checksum`,
-    empty without statistics, in hexadecimal.
+    `xxh3` is its `shard_digest`, or the `checksum` of the counters, and `statistics_xxh3` that of statistics,
+    empty without any, in hexadecimal.
     """
 
     shard: Count
@@ -99,7 +91,7 @@ class TableEntry:
     """
 
     kind: TableKind = "rows"
-    file: str
+    file: Name
     size_bytes: Count
     table: str
     state_width: Count
@@ -117,7 +109,7 @@ class CountersEntry:
     """
 
     kind: Literal["counters"] = "counters"
-    file: str
+    file: Name
     size_bytes: Count
     table: str
     batches: tuple[ShardBatch, ...]
@@ -127,12 +119,12 @@ class CountersEntry:
 class DenseEntry:
     """A file in the data folder with one server's piece of a dense block, from element `start` on.
 
-    It has `num_states` optimizer states for each element, and `scalars` for the whole piece. `xxh3` is its
-    `piece_checksum`, in hexadecimal.
+    It has `num_states` optimizer states for each element, and `scalars` for the whole piece. `xxh3` is the
+    `checksum` of weights and states, in hexadecimal.
     """
 
     kind: Literal["dense"] = "dense"
-    file: str
+    file: Name
     size_bytes: Count
     block: str
     start: Count
@@ -168,47 +160,21 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Contents of a checkpoint.
+    """Contents of a checkpoint; a delta has only rows that changed since the base, and all else complete."""
 
-    Attributes:
-        kind: "full"; "delta": only rows that changed since the base, all else complete; "inference": weights
-            only.
-        base: Of a delta, the name of its base, in the same folder; else None.
-        base_sha256: Of the base's manifest.
-        data_folder: Name of the folder with the files, beside the manifest.
-        created: Time of the save, in seconds since 1970.
-        version: Steps applied on every server.
-        batches: Batches of all workers applied on every server, with those of resumed runs; 0: unknown, as in
-            older checkpoints. See `batches_trained`.
-        workers: Training progress of each worker that is applied on every server.
-        model_digest: Empty for a delta, as it would take reading all rows.
-        tables: Specs as declared.
-        blocks: Specs as declared.
-        entries: One per file, without attachments.
-        attachments: By name.
-    """
-
-    kind: Literal["full", "delta", "inference"] = "full"
-    base: str | None = None
-    base_sha256: str = ""
-    data_folder: str
-    created: Seconds
-    version: Count = 0
-    batches: Count = 0
-    workers: Mapping[int, WorkerProgress] = field(default_factory=dict)
-    model_digest: str
+    kind: Literal["full", "delta", "inference"] = "full"  # "inference": weights only
+    base: Name | None = None  # of a delta, the name of its base, in the same folder
+    base_sha256: str = ""  # of the base's manifest
+    data_folder: DataFolder  # beside the manifest, has the files
+    created: Seconds  # time of the save
+    version: Count = 0  # steps applied on every server
+    batches: Count = 0  # of all workers, applied on every server, with those of resumed runs
+    workers: Mapping[int, WorkerProgress] = field(default_factory=dict)  # applied on every server
+    model_digest: str  # empty for a delta, as it would take reading all rows
     tables: tuple[TableSpec, ...]
     blocks: tuple[DenseSpec, ...]
-    entries: tuple[Entry, ...]
-    attachments: Mapping[str, Attachment]
-
-    @property
-    def batches_trained(self) -> int:
-        """Batches of all workers; if unknown, an estimate from version and progress.
-
-        A version counts batches applied on arrival, but synchronous steps, each with a batch of each worker.
-        """
-        return self.batches or max(self.version, sum(each.step for each in self.workers.values()))
+    entries: tuple[Entry, ...]  # one per file, without attachments
+    attachments: Mapping[Name, Attachment]
 
     def files_of_table(self, name: str, kind: TableKind = "rows") -> list[TableEntry]:
         """Returns the entries of a table's rows, candidates or removed keys."""
@@ -282,9 +248,8 @@ def manifest_to_json(manifest: Manifest) -> str:
 def manifest_from_json(text: bytes, source: str) -> Manifest:
     """Inverse of `manifest_to_json`; `source` is the URL, for messages.
 
-    Raises:
-        DamagedManifestError: If it was truncated or altered.
-        CheckpointError: If it has another format version, or other fields.
+    Raises DamagedManifestError if it was truncated or altered, CheckpointError if it has another format
+    version, or other fields.
     """
     try:
         document = json.loads(text)
@@ -304,25 +269,9 @@ def manifest_from_json(text: bytes, source: str) -> Manifest:
     if own != checksum:
         raise DamagedManifestError(f"{source} was altered: it does not match its own sha256")
     try:
-        manifest = _MANIFEST.validate_python(document)
+        return _MANIFEST.validate_python(document)
     except ValidationError as exc:
         raise CheckpointError(f"{source} is not a manifest: {_first_error(exc)}") from exc
-    _require_inside(manifest, source)
-    return manifest
-
-
-def _require_inside(manifest: Manifest, source: str) -> None:
-    """Refuses names that may lead out of the checkpoint's folder: a manifest is untrusted input."""
-    names = [*(entry.file for entry in manifest.entries), *manifest.attachments]
-    try:
-        for name in names if manifest.base is None else [*names, manifest.base]:
-            require_name(name)
-    except CheckpointError as error:
-        raise CheckpointError(f"{source} is not a manifest: {error}") from error
-    if not is_data_folder(manifest.data_folder):
-        raise CheckpointError(
-            f"{source} is not a manifest: {manifest.data_folder!r} is not the folder of a save"
-        )
 
 
 def require_whole(manifest: Manifest, source: str) -> None:

@@ -18,7 +18,8 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.protos.runtime.jit import kernel
-from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.protos.spec import TableSpec
+from ctr_ps.ps_server.checkpoint.storage.local_file import Mapped
 
 _GROUP = 32
 _KEY_BYTES = 8
@@ -108,20 +109,18 @@ class SavedRows:
     def __init__(
         self,
         content: NDArray[np.uint8],
-        *,
-        dim: int,
+        spec: TableSpec,
         dtype: np.dtype[np.float32] | np.dtype[np.float16],
-        num_shards: int,
         shards: Mapping[int, SavedShard],
         file: Mapped | None = None,
     ) -> None:
         self._file = file
         self._content = content
         self._words = content[: content.size // _KEY_BYTES * _KEY_BYTES].view(np.uint64)
-        self._dim, self._dtype = dim, dtype
-        self._num_rows = np.zeros(num_shards, np.int64)
-        self._key_starts = np.zeros(num_shards, np.int64)
-        self._value_starts = np.zeros(num_shards, np.int64)
+        self._dim, self._dtype = spec.dim, dtype
+        self._num_rows, self._key_starts, self._value_starts = np.zeros(
+            (3, spec.num_shards), np.int64
+        )
         for number, shard in shards.items():
             self._num_rows[number] = shard.rows
             self._key_starts[number] = shard.keys_at // _KEY_BYTES

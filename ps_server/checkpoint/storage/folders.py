@@ -24,8 +24,7 @@ import pyarrow as pa
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.runtime.environment import with_home
-from ctr_ps.ps_server.checkpoint.storage.direct_file import direct_file
-from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.ps_server.checkpoint.storage.local_file import Mapped, direct_file
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.storage.mapped_file import Mapped
+from ctr_ps.ps_server.checkpoint.storage.local_file import Mapped
 
 _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory")
 """Storage where a file appears whole and a rename is a copy; other schemes are taken for file systems."""

@@ -8,13 +8,12 @@ from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.ps_server.checkpoint.publish import best_in, forget_best, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
-from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
+from ctr_ps.ps_worker.checkpoints.resume import RUN_ATTACHMENT, EarlierRun, RunState, Validation
 from ctr_ps.ps_worker.checkpoints.retention import (
     checkpoints_of_runs,
     name_after_epoch,
     name_at_step,
 )
-from ctr_ps.ps_worker.checkpoints.run_state import RUN_ATTACHMENT, RunState, Validation
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import order_of_data, values_of_job

@@ -18,7 +18,7 @@ import numpy as np
 
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.store import Numbers, ReduceOp
-from ctr_ps.ps_worker.checkpoints.run_state import RunState, Validation
+from ctr_ps.ps_worker.checkpoints.resume import RunState, Validation
 from ctr_ps.ps_worker.job.datasets import evaluated
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run

@@ -9,8 +9,8 @@ from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.chain import dependants
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import compact
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder, folder_at
-from ctr_ps.ps_server.checkpoint.tools.rewrite import compact
 from tests.support.checkpoints import fake_model
 from tests.support.stores import trained_chain
 

@@ -12,8 +12,8 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.spec import OptimizerSpec, StatisticsSpec
 from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest, Store
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.rewrite import export_inference
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-from ctr_ps.ps_server.checkpoint.tools.export import ExportedRows, export_inference
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import DEEP, KEYS, TOWER, push_id
@@ -114,8 +114,8 @@ def test_rows_written_and_left_out_are_counted(tmp_path: Path) -> None:
     everything = export_inference(source, tmp_path / "all", InferenceSettings())
 
     written = SavedModel.open(tmp_path / "some").read("deep", KEYS).any(axis=1).sum()
-    assert some == ExportedRows(written=written, left_out=KEYS.size - written)
-    assert everything == ExportedRows(written=KEYS.size, left_out=0)
+    assert some == (written, KEYS.size - written)
+    assert everything == (KEYS.size, 0)
 
 
 def test_rows_without_statistics_have_no_score(export: Export, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reading: on any number of servers, and detection of damage."""
+"""Reading: on any number of servers, detection of damage, and nothing outside of the roots."""
 
 import shutil
 from dataclasses import replace
@@ -18,14 +18,18 @@ from ctr_ps.ps_server.checkpoint.files.format import (
     write_dense_file,
     write_table_file,
 )
-from ctr_ps.ps_server.checkpoint.files.manifest import Share, manifest_from_json, manifest_to_json
-from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.checkpoint.files.manifest import (
+    LATEST,
+    Share,
+    manifest_from_json,
+    manifest_to_json,
+)
+from ctr_ps.ps_server.checkpoint.reader import Checkpoint, Roots
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_server.checkpoint.writer import save_checkpoint, shared_folder
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.checkpoints import (
     ATTACHMENTS,
-    FakeBlock,
     FakeModel,
     content,
     exchange_table,
@@ -104,9 +108,7 @@ def test_scalars_are_those_of_the_piece_that_the_part_begins_in(tmp_path: Path) 
         shares = [block.share(server_index, 3) for server_index in range(3)]
         own = [np.full(2, server_index, np.float32) for server_index in range(3)]
         written = [
-            write_dense_file(
-                folder, index, FakeBlock(block.spec, replace(share.piece, scalars=own[index]))
-            )
+            write_dense_file(folder, index, "mlp", replace(share.piece, scalars=own[index]))
             for index, share in enumerate(shares)
         ]
         return [Share(entries=(entry,)) for entry in written]
@@ -291,3 +293,85 @@ def test_attachment_that_is_no_json_object_is_refused(tmp_path: Path, text: byte
 
     with pytest.raises(CheckpointError, match=r"attachments/x\.json is"):
         Checkpoint.open(tmp_path / "saved").json_attachment("x.json")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root with a checkpoint in it, and a checkpoint outside."""
+    for name in ("root/saved", "root-like/saved"):
+        fake_counting_model(1).save(tmp_path / name)
+    return tmp_path / "root"
+
+
+def test_without_roots_any_place_is_allowed(root: Path) -> None:
+    Roots().require(["/etc", "s3://bucket/saved"])
+
+    Roots().open(str(root / "saved")).verify()
+
+
+def test_what_is_in_a_root_is_allowed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(root)
+    roots = Roots([".", "s3://bucket/models/"])
+
+    for url in (root, root / "saved", "saved", root / "x" / ".." / "y", f"file://{root}/saved"):
+        roots.require([str(url)])
+    roots.require(["s3://bucket/models", "s3://bucket/models/a", "S3://bucket/models/a/"])
+    roots.open(str(root / "saved")).verify()
+
+
+def test_whole_file_system_can_be_a_root() -> None:
+    Roots(["/"]).require(["/etc"])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "{root}/..",
+        "{root}/../root-like/saved",
+        "{root}-like/saved",
+        "{root}/out/saved",
+        "file://{root}/../root-like",
+        "/",
+        "/proc/self/root{root}-like",
+        "s3://bucket/models-2/a",
+        "s3://bucket",
+        "s3://other/models",
+        "s3a://bucket/models/a",
+        "gs://bucket/models",
+        "memory://bucket/models",
+    ],
+)
+def test_what_is_outside_is_refused(root: Path, url: str) -> None:
+    (root / "out").symlink_to(root.with_name("root-like"))
+    roots = Roots([str(root), "s3://bucket/models"])
+
+    with pytest.raises(CheckpointError, match=r"is outside of .*/root, s3://bucket/models: "):
+        roots.require([url.format(root=root)])
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/models/../x", "s3://bucket/models/%2e%2E/x"])
+def test_url_that_may_lead_out_is_refused(url: str) -> None:
+    with pytest.raises(CheckpointError, match=r"must be without '\.\.'"):
+        Roots(["s3://bucket/models"]).require([url])
+
+
+def test_latest_that_leads_out_by_a_link_is_refused(root: Path) -> None:
+    (root / "epoch-1").symlink_to(root.with_name("root-like") / "saved")
+    (root / LATEST).write_text("epoch-1\n")
+
+    with pytest.raises(CheckpointError, match=r"root-like/saved' is outside of"):
+        Roots([str(root)]).open(str(root))
+
+
+@pytest.mark.parametrize(
+    "name", ["MANIFEST.json", "data-*", "data-*/table.exact.*", "data-*/attachments/job.toml"]
+)
+def test_part_of_a_checkpoint_that_is_a_link_out_is_refused(root: Path, name: str) -> None:
+    part = next((root / "saved").glob(name))
+    outside = root.with_name(part.name)
+    shutil.move(part, outside)
+    part.symlink_to(outside)
+
+    with pytest.raises(CheckpointError, match=rf"{part.name}.*' is outside of"):
+        Roots([str(root)]).open(str(root / "saved"))
+    Roots().open(str(root / "saved")).verify()

@@ -7,8 +7,14 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.ps_server.checkpoint.files.manifest import manifest_to_json
-from ctr_ps.ps_server.checkpoint.publish import open_data, read_manifest, write_best, write_latest
-from ctr_ps.ps_server.checkpoint.retention import keep_last, remove_unfinished
+from ctr_ps.ps_server.checkpoint.publish import (
+    keep_last,
+    open_data,
+    read_manifest,
+    remove_unfinished,
+    write_best,
+    write_latest,
+)
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from tests.support.checkpoints import fake_model, whole_at
 from tests.support.interruptions import Killed, killed_at, steps_counted

@@ -190,25 +190,6 @@ def test_resuming_with_other_workers_says_what_changes(
     assert told in caplog.text
 
 
-def test_schedule_goes_on_by_the_steps_of_a_run_that_had_none(
-    clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The checkpoint of an older release does not say how many batches trained it."""
-    settings = ["checkpoint.every_steps=0"]
-    schedule = "optimizer.schedule={kind='linear', total_steps=100}"
-    run(job_of(clicks, tmp_path, *settings, "train.epochs=1"))
-    place = tmp_path / "epoch-1/MANIFEST.json"
-    manifest = Checkpoint.open(tmp_path).manifest
-    place.write_text(manifest_to_json(replace(manifest, batches=0)))
-
-    with caplog.at_level("INFO"):
-        run(job_of(clicks, tmp_path, *settings, schedule))
-
-    assert manifest.batches > manifest.version
-    assert f"learning rates resumes at step {manifest.batches}, by the steps" in caplog.text
-    assert f"version={manifest.version} batches={manifest.batches}" in caplog.text
-
-
 def test_schedule_of_a_run_that_counted_its_batches_goes_on_without_a_word(
     clicks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

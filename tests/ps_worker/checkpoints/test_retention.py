@@ -8,8 +8,7 @@ import pytest
 from ctr_ps.protos.errors import CheckpointError, JobError
 from ctr_ps.protos.store import InferenceSettings, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.checkpoints.folder import require_free_folder
-from ctr_ps.ps_worker.checkpoints.resume import earlier_run
+from ctr_ps.ps_worker.checkpoints.resume import earlier_run, require_free_folder
 from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, name_at_step
 from ctr_ps.ps_worker.job import Job, override_job
 

@@ -355,13 +355,15 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint)
 
 
-@pytest.mark.parametrize("change", [overwrite, cut, remove])
+@pytest.mark.parametrize(
+    ("change", "maps"), [(overwrite, False), (cut, False), (remove, False), (remove, True)]
+)
 def test_answers_stay_when_the_files_do_not(
-    change: Callable[[Path], None], checkpoints: Path, data: Path, tmp_path: Path
+    change: Callable[[Path], None], maps: bool, checkpoints: Path, data: Path, tmp_path: Path
 ) -> None:
     batches, _ = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-1")
     shutil.copytree(checkpoints / "epoch-1", tmp_path / "epoch-1")
-    predictor = Predictor.load(tmp_path / "epoch-1")
+    predictor = Predictor.load(tmp_path / "epoch-1", map=maps)
     before = [predictor.predict(batch) for batch in batches]
 
     change(tmp_path / "epoch-1")
@@ -385,17 +387,6 @@ def test_mapped_files_that_change_are_told_instead_of_answers(
         CheckpointError, match=r"table\.embedding.* was changed while it was mapped"
     ):
         mapped.predict(batches[0])
-
-
-def test_mapped_files_may_be_removed(checkpoints: Path, data: Path, tmp_path: Path) -> None:
-    batches, _ = trainer_says(job_of(data, checkpoints), checkpoints / "epoch-1")
-    shutil.copytree(checkpoints / "epoch-1", tmp_path / "epoch-1")
-    predictor = Predictor.load(tmp_path / "epoch-1", map=True)
-    before = predictor.predict(batches[0])
-
-    remove(tmp_path / "epoch-1")
-
-    np.testing.assert_array_equal(predictor.predict(batches[0]), before)
 
 
 def test_mapped_files_take_no_descriptors(checkpoints: Path) -> None:

@@ -60,15 +60,19 @@ def train_on(ads: pa.Array, folder: Path) -> None:
     train_alone(job_of(*settings))
 
 
-def rows_of(model: Path, table: str = "embedding") -> dict[int, np.ndarray]:
-    """Returns the rows in a checkpoint by key, read shard by shard."""
+def shards_by_key(model: Path, table: str) -> dict[int, tuple[list[float], ...]]:
+    """Returns the weights and state in a checkpoint by key, read shard by shard."""
     checkpoint = Checkpoint.open(model)
-    shards = checkpoint.read_shards(table, range(checkpoint.table(table).num_shards))
     return {
-        int(key): np.array(weights)
-        for _, rows in shards
-        for key, weights in zip(rows.keys, rows.weights, strict=True)
+        int(key): (rows.weights[i].tolist(), rows.state[i].tolist())
+        for _, rows in checkpoint.read_shards(table, range(checkpoint.tables[table].num_shards))
+        for i, key in enumerate(rows.keys)
     }
+
+
+def rows_of(model: Path, table: str = "embedding") -> dict[int, np.ndarray]:
+    rows = shards_by_key(model, table)
+    return {key: np.array(weights, np.float32) for key, (weights, _) in rows.items()}
 
 
 def exported(folder: Path, to: Path, **options: Any) -> ExportedValues:
@@ -307,16 +311,6 @@ def test_the_command_says_what_it_wrote(folder: Path, tmp_path: Path, run) -> No
         f"{tmp_path}/embedding.ad.npy {tmp_path}/embedding.ad.values.txt "
         "written=5 without_row=0 left_out=1\n"
     ), done.err
-
-
-def shards_by_key(model: Path, table: str) -> dict[int, tuple[list[float], ...]]:
-    """Returns weights and state by key."""
-    checkpoint = Checkpoint.open(model)
-    return {
-        int(key): (rows.weights[i].tolist(), rows.state[i].tolist())
-        for _, rows in checkpoint.read_shards(table, range(checkpoint.tables[table].num_shards))
-        for i, key in enumerate(rows.keys)
-    }
 
 
 FILES = {"parquet": "parquet", "npy": "npy", "word2vec": "word2vec.txt"}

@@ -29,13 +29,13 @@ VALUES = [
 def test_a_line_of_word2vec_is_one_word_and_its_numbers(split, tmp_path: Path) -> None:
     vectors = np.arange(2 * len(VALUES), dtype=np.float32).reshape(-1, 2) / 7
     keys = np.arange(len(VALUES), dtype=np.uint64)
-    with vectors_to(LocalFolder(tmp_path), "ad", 2, "word2vec") as writer:
-        writer.write(VALUES, keys, vectors)
+    with vectors_to(LocalFolder(tmp_path), "ad", 2, "word2vec") as write:
+        written = write(VALUES, keys, vectors)
 
     header, *lines = (tmp_path / "ad.word2vec.txt").read_bytes().decode().splitlines()
 
     assert header == f"{len(VALUES) - 1} 2"
-    assert writer.left_out == 1  # the empty value
+    assert written == len(VALUES) - 1  # without the empty value
     fields = [split(line) for line in lines]
     assert {len(each) for each in fields} == {3}
     assert [urllib.parse.unquote(word) for word, *_ in fields] == VALUES[1:]
@@ -47,8 +47,8 @@ def test_lines_beside_a_matrix_are_its_rows_whatever_a_reader_takes_for_a_break(
 ) -> None:
     vectors = np.arange(2 * len(VALUES), dtype=np.float32).reshape(-1, 2)
     keys = np.arange(len(VALUES), dtype=np.uint64)
-    with vectors_to(LocalFolder(tmp_path), "ad", 2, "npy") as writer:
-        writer.write(VALUES, keys, vectors)
+    with vectors_to(LocalFolder(tmp_path), "ad", 2, "npy") as write:
+        written = write(VALUES, keys, vectors)
 
     lines = (tmp_path / "ad.values.txt").read_bytes().decode().splitlines()
 
@@ -56,4 +56,4 @@ def test_lines_beside_a_matrix_are_its_rows_whatever_a_reader_takes_for_a_break(
     kept = [row for row, value in enumerate(VALUES) if not breaks & set(value)]
     assert lines == [VALUES[row] for row in kept]
     assert np.load(tmp_path / "ad.npy").tolist() == vectors[kept].tolist()
-    assert writer.left_out == len(VALUES) - len(kept)
+    assert written == len(kept)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.store import InferenceDtype
@@ -70,8 +71,10 @@ def test_shards_come_back_as_they_were_written(
     assert entry.file == "table.wide.server-2.arrow"
     assert (folder.path / entry.file).stat().st_size == entry.size_bytes
     assert list(shards) == list(range(8))
-    for shard, rows in shards.items():
+    for batch, (shard, rows) in zip(entry.batches, shards.items(), strict=True):
         assert_same_rows(rows, table.rows[shard])
+        digest = xxhash.xxh3_128_hexdigest(rows.statistics.tobytes())
+        assert batch.statistics_xxh3 == (digest if statistics_width else "")
 
 
 def test_counters_come_back_as_they_were_written(folder: LocalFolder) -> None:
@@ -183,10 +186,12 @@ def test_pieces_come_back_as_they_were_written(
 ) -> None:
     piece = fake_block("mlp", length=length, num_states=num_states).piece
 
-    entry = write_dense_file(folder, 1, fake_block("mlp", length=length, num_states=num_states))
+    entry = write_dense_file(folder, 1, "mlp", piece)
     found = read_dense_file(folder, entry)
 
     assert entry.file == "dense.mlp.server-1.arrow"
+    content = piece.weights.tobytes() + piece.element_state.tobytes()
+    assert entry.xxh3 == xxhash.xxh3_128_hexdigest(content)
     assert found.start == 0
     assert found.scalars.dtype == np.float32
     np.testing.assert_array_equal(found.weights, piece.weights)

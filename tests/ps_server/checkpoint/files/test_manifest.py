@@ -129,28 +129,6 @@ def test_manifest_survives_json() -> None:
     assert manifest_from_json(text.encode(), "x") == MANIFEST
 
 
-@pytest.mark.parametrize(
-    ("batches", "version", "steps", "expected"),
-    [
-        pytest.param(9, 5, [2, 2], 9, id="known"),
-        pytest.param(0, 5, [5, 4], 9, id="synchronous"),
-        pytest.param(0, 5, [2, 1], 5, id="on-arrival"),
-        pytest.param(0, 0, [], 0, id="untrained"),
-    ],
-)
-def test_batches_of_an_older_checkpoint_are_those_of_its_steps(
-    batches: int, version: int, steps: list[int], expected: int
-) -> None:
-    workers = {
-        worker: WorkerProgress(incarnation=1, sequence=step, step=step, position="")
-        for worker, step in enumerate(steps)
-    }
-
-    manifest = replace(MANIFEST, batches=batches, version=version, workers=workers)
-
-    assert manifest.batches_trained == expected
-
-
 def test_manifest_written_by_an_earlier_release_still_reads() -> None:
     """`manifest.v3.json` has the bytes of format version 3."""
     text = (Path(__file__).parent / "manifest.v3.json").read_bytes()
@@ -197,7 +175,7 @@ def test_name_that_leads_out_of_the_folder_is_refused(place: str, name: str) -> 
     }
     text = manifest_to_json(replace(MANIFEST, **changes[place]))
 
-    with pytest.raises(CheckpointError, match=r"saved/M\.json is not a manifest: '"):
+    with pytest.raises(CheckpointError, match=r"saved/M\.json is not a manifest: .* match pattern"):
         manifest_from_json(text.encode(), "saved/M.json")
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard
+from tests.support.checkpoints import fake_table
 
 NUM_SHARDS = 4
 DIM = 3
@@ -31,10 +32,9 @@ def file_of(keys: np.ndarray, values: np.ndarray, missing_shard: int | None = No
         shards[shard] = SavedShard(rows=chosen.size, keys_at=keys_at, values_at=values_at)
     return SavedRows(
         np.frombuffer(bytes(content), np.uint8),
-        dim=DIM,
-        dtype=values.dtype,
-        num_shards=NUM_SHARDS,
-        shards=shards,
+        fake_table("t", dim=DIM, num_shards=NUM_SHARDS).spec,
+        values.dtype,
+        shards,
     )
 
 

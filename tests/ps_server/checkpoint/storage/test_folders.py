@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.publish import resolve, write_latest
+from ctr_ps.ps_server.checkpoint.publish import keep_last, remove_unfinished, resolve, write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.retention import keep_last, remove_unfinished
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, LocalFolder, folder_at
 from ctr_ps.ps_server.checkpoint.storage.remote import RenamingFolder
 from tests.support.checkpoints import content, fake_counting_model
@@ -167,14 +166,9 @@ def test_checkpoint_comes_back(root: str) -> None:
 
     checkpoint.verify()
     assert checkpoint.model_digest == digest
-    assert sorted(content(checkpoint)) == sorted(content(_local_copy(root)))
-
-
-def _local_copy(root: str) -> Checkpoint:
-    """Saves the same model to memory."""
-    url = f"memory://{uuid.uuid4()}/saved"
-    MODEL.save(url, num_servers=2)
-    return Checkpoint.open(url)
+    in_memory = f"memory://{uuid.uuid4()}/saved"
+    MODEL.save(in_memory, num_servers=2)
+    assert sorted(content(checkpoint)) == sorted(content(Checkpoint.open(in_memory)))
 
 
 def test_checkpoint_is_replaced_and_nothing_of_the_old_one_left(root: str) -> None:

@@ -14,8 +14,8 @@ import pytest
 from ctr_ps.ps_server.checkpoint.publish import best_in
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.checkpoints.resume import Validation
 from ctr_ps.ps_worker.checkpoints.retention import name_at_step
-from ctr_ps.ps_worker.checkpoints.run_state import Validation
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, override_job

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctr_ps.ps_server.checkpoint.storage import direct_file as module
-from ctr_ps.ps_server.checkpoint.storage.direct_file import BUFFER_BYTES, direct_file
+from ctr_ps.ps_server.checkpoint.storage import local_file as module
+from ctr_ps.ps_server.checkpoint.storage.local_file import BUFFER_BYTES, direct_file
 
 PAGE = 4096
 

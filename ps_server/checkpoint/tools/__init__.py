@@ -1,1 +1,0 @@
-"""`ps-ckpt`: inspection, export and rewriting of checkpoints."""
