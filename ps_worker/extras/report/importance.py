@@ -101,11 +101,22 @@ def importance_of_features(
         counted(kept.size, "row"),
         num_features + 1,
     )
-    progress = _Progress(kept.size * (num_features + 1))
+    predictions = kept.size * (num_features + 1)
+    done, logged_at = 0, time.monotonic()
+
+    def predicted(batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Logs how far it is: each batch has been predicted when the next one is asked for."""
+        nonlocal done, logged_at
+        for batch in batches:
+            yield batch
+            done += batch.size
+            if time.monotonic() - logged_at >= LOG_EVERY_S:
+                logged_at, share = time.monotonic(), 100 * done / predictions
+                logger.info("feature importance: %.0f %% of %d predictions", share, predictions)
 
     def measured(*, slot: int | None = None, inputs: Sequence[int] = ()) -> ClickMetrics:
         examples = _examples(kept, order, batch_size, slot=slot, inputs=inputs)
-        return evaluate(store, model, progress.watch(examples), batch_size=batch_size)
+        return evaluate(store, model, predicted(examples), batch_size=batch_size)
 
     whole = measured()
 
@@ -125,29 +136,6 @@ def importance_of_features(
     return Importance(
         features=tuple(features), examples=kept.size, auc=whole.auc(), log_loss=whole.log_loss()
     )
-
-
-class _Progress:
-    """Logs the share of predictions that are made."""
-
-    def __init__(self, predictions: int) -> None:
-        """Takes the number of all."""
-        self._all = predictions
-        self._done = 0
-        self._logged_at = time.monotonic()
-
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields the batches, each of which has been predicted when the next one is asked for."""
-        for batch in batches:
-            yield batch
-            self._done += batch.size
-            if time.monotonic() - self._logged_at >= LOG_EVERY_S:
-                self._logged_at = time.monotonic()
-                logger.info(
-                    "feature importance: %.0f %% of %d predictions",
-                    100 * self._done / self._all,
-                    self._all,
-                )
 
 
 def _first(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
