@@ -1,14 +1,17 @@
-"""Profiles: statistics of the columns of files, in one pass, and a schema that scales them.
+"""Profiles: statistics of the columns of files, in one pass, tables of them, and a schema that scales.
 
 Works for every format with a reader, which provides unscaled numbers (as float32, with seven digits) and
 keys.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
@@ -16,18 +19,22 @@ from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
 from ctr_ps.ctr_model.slots import select_slots
 from ctr_ps.protos.errors import DataError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.protos.runtime.logs import printable
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows, silent_bad_rows
 from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
+from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.data.columnar.record_batches import Columns
+from ctr_ps.ps_worker.data.columns import FORMATS, columns_of, slots_only
+from ctr_ps.ps_worker.data.distinct_values import keys_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import Format, reader_of
-from ctr_ps.ps_worker.extras.data_tools.profiling.number_stats import NumberStats
-from ctr_ps.ps_worker.extras.data_tools.profiling.value_counts import ValueCounts
-from ctr_ps.ps_worker.extras.data_tools.profiling.value_texts import value_texts
+from ctr_ps.ps_worker.data.formats import format_of, reader_of
+from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats, ValueCounts
 
 logger = logging.getLogger(__name__)
 
 NUM_BOUNDARIES = 21  # of "quantile": every 5 %
 _NUM_TOP = 5
+_MAX_SHOWN = 24
 _SHARES = np.linspace(0.0, 1.0, NUM_BOUNDARIES)
 _PERCENTILE_95 = NUM_BOUNDARIES - 2
 
@@ -37,11 +44,7 @@ class NumberProfile:
     """Statistics of a dense column; all 0 if all numbers are missing. All are exact except percentiles.
 
     Attributes:
-        name: Of the column.
         missing_rate: Share of the rows, in [0, 1].
-        min: Smallest number.
-        max: Largest number.
-        mean: Mean.
         deviation: Population standard deviation.
         log_mean: Mean of f(x) = sign(x) log(1 + |x|).
         log_deviation: Deviation of f(x).
@@ -69,7 +72,6 @@ class SlotProfile:
     """Statistics of a slot.
 
     Attributes:
-        name: Of the slot.
         missing_rate: Share of the rows, in [0, 1], with an empty value or none.
         num_distinct: Number of distinct values, without the missing one.
         is_exact: Whether `num_distinct`, else with a standard error of 0.81 %, and `top` are exact.
@@ -94,9 +96,7 @@ class Profile:
         rows: Good rows.
         bad_rows: Malformed rows.
         click_rate: Share of clicks; None for rows without labels.
-        numbers: Dense columns, in order.
-        slots: Slots, in order.
-        has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`number_stats`).
+        has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`column_stats`).
     """
 
     schema: Schema
@@ -109,7 +109,7 @@ class Profile:
 
 
 def profile_files(
-    files: Sequence[str], schema: Schema, *, format: Format | None = None, bad_row_limit: int = 0
+    files: Sequence[str], schema: Schema, *, format: str | None = None, bad_row_limit: int = 0
 ) -> Profile:
     """Returns the profile of files.
 
@@ -244,14 +244,11 @@ class _Columns:
         before = np.concatenate([[0], np.cumsum(is_there)])[selected.offsets]  # [B + 1]
         self._present[slot] += int(np.count_nonzero(np.diff(before)))
 
-    def profile(self, files: Sequence[str], format: Format | None, bad_rows: int) -> Profile:
+    def profile(self, files: Sequence[str], format: str | None, bad_rows: int) -> Profile:
         """Returns the profile; shows values as their text if the format of `files` has it, else as keys."""
         tops = [values.top(_NUM_TOP) for values in self._values]
         wanted = [{key for key, _ in top} for top in tops]
-        if format is None or isinstance(format, str):
-            texts = value_texts(files, self.schema, wanted, format)
-        else:  # a reader of one's own yields keys
-            texts = [{} for _ in wanted]
+        texts = _value_texts(files, self.schema, wanted, format)
         return Profile(
             schema=self._given,
             rows=self.stats.rows,
@@ -274,3 +271,106 @@ class _Columns:
             ),
             has_exact_percentiles=self.stats.is_exact,
         )
+
+
+def _value_texts(
+    files: Sequence[str],
+    schema: Schema,
+    wanted: Sequence[Collection[int]],
+    format: str | None,
+) -> list[dict[int, str]]:
+    """Returns the texts of keys by slot, from a second pass that ends when all are found.
+
+    Files of keys, or of a format without values, are passed over.
+    """
+    missing = [set(keys) for keys in wanted]
+    texts: list[dict[int, str]] = [{} for _ in wanted]
+    silent = silent_bad_rows()  # the first pass has said them
+    for path in files:
+        if (format or format_of(path)) not in FORMATS:
+            continue
+        for columns in columns_of(
+            path, slots_only(schema.slots), silent, format=format, layout=schema
+        ):
+            if columns.are_keys:
+                break
+            _find_texts(columns, schema.slot_numbers, missing, texts)
+            if not any(missing):
+                return texts
+    return texts
+
+
+def _find_texts(
+    columns: Columns,
+    slot_numbers: Sequence[int],
+    missing: list[set[int]],
+    texts: list[dict[int, str]],
+) -> None:
+    """Moves the keys of values in these rows from `missing` to `texts`."""
+    for slot, array in enumerate(columns.slots):
+        if not missing[slot]:
+            continue
+        values = distinct_values(array)
+        keys = keys_of(values, slot_numbers[slot])
+        for place in np.flatnonzero(np.isin(keys, np.array([*missing[slot]], np.uint64))):
+            key = int(keys[place])
+            if key in missing[slot]:  # else another value with the same key
+                missing[slot].remove(key)
+                texts[slot][key] = _text_of(values[int(place)].as_py())
+
+
+def _text_of(value: bytes) -> str:
+    text = value.decode(errors="backslashreplace")
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def profile_table(profile: Profile) -> Group:
+    """Returns the output of `ps-data profile`."""
+    slots = _table("slot", ("missing", "distinct"), "most frequent values")
+    for slot in profile.slots:
+        distinct = f"{'' if slot.is_exact else '~'}{slot.num_distinct:,}"
+        top = "  ".join(f"{text} {count / profile.rows:.2%}" for text, count in slot.top)
+        _add_row(slots, slot.name, f"{slot.missing_rate:.2%}", distinct, top)
+    clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
+    head = f"{counted(profile.rows, 'row', ',')}, {clicks}, {counted(profile.bad_rows, 'malformed row', ',')}"
+    return Group(head, number_table(profile.numbers), slots, *_notes(profile))
+
+
+def number_table(numbers: Iterable[NumberProfile]) -> Table:
+    """Returns the statistics of dense columns, a line each."""
+    table = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
+    for each in numbers:
+        figures = (each.min, each.max, each.mean, each.deviation, each.percentile_95)
+        shown = ["-" if each.missing_rate == 1 else f"{figure:,.6g}" for figure in figures]
+        _add_row(table, each.name, f"{each.missing_rate:.2%}", *shown)
+    return table
+
+
+def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(name, no_wrap=True)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    for text in texts:
+        table.add_column(text, overflow="fold")
+    return table
+
+
+def _add_row(table: Table, *texts: str) -> None:
+    table.add_row(*(Text(printable(text)) for text in texts))  # no markup: names may have brackets
+
+
+def _notes(profile: Profile) -> list[str]:
+    """Returns the errors of figures that are not exact."""
+    notes = []
+    if not profile.has_exact_percentiles:
+        notes.append(
+            "95th: of a sample of 131,072 rows; the share below it is 95 % with a standard error of 0.06 % "
+            "(0.06 % / sqrt(1 - missing) where numbers are missing)"
+        )
+    if not all(slot.is_exact for slot in profile.slots):
+        worst = max(slot.undercount for slot in profile.slots) / profile.rows
+        notes.append(
+            f"~: estimated, standard error 0.81 %; in such slots a share may be up to {worst:.2%} too small"
+        )
+    return notes

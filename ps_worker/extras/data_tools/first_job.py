@@ -15,9 +15,9 @@ from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
 from ctr_ps.ps_worker.data.formats import reader_of
-from ctr_ps.ps_worker.extras.data_tools.proposal.labels import Label
-from ctr_ps.ps_worker.extras.data_tools.proposal.roles import Proposal, propose
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import Sample, names_of, sample_of
+from ctr_ps.ps_worker.extras.data_tools.labels import Label
+from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
+from ctr_ps.ps_worker.extras.data_tools.samples import Sample, names_of, sample_of
 
 SCHEMA_FILE, JOB_FILE, MODEL_FOLDER = "schema.toml", "job.toml", "model"
 
