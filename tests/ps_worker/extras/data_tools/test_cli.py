@@ -92,21 +92,17 @@ def test_profile_prints_tables_and_writes_a_schema(tmp_path: Path) -> None:
     assert runner.invoke(app, ["check", files, "--schema", str(out)]).exit_code == 0
 
 
-def test_profile_takes_the_number_of_columns_or_a_schema(tmp_path: Path) -> None:
+def test_profile_takes_the_columns_of_a_schema(tmp_path: Path) -> None:
     (tmp_path / "data.tsv").write_text("1\t5\tx\ty\n")
     schema = Schema(dense=(DenseColumn(name="age"),), slots=("user", "item"))
     (tmp_path / "two.toml").write_text(schema.to_toml())
     out, data = str(tmp_path / "out.toml"), str(tmp_path / "data.tsv")
 
-    for options, expected in (
-        (["--columns", "numbers=1,slots=2"], Schema.numbered(1, 2)),
-        (["--schema", str(tmp_path / "two.toml")], schema),
-    ):
-        result = runner.invoke(app, ["profile", data, "--out", out, *options])
+    options = ["--out", out, "--schema", str(tmp_path / "two.toml")]
+    result = runner.invoke(app, ["profile", data, *options])
 
-        assert result.exit_code == 0
-        assert Schema.load(out).slots == expected.slots
-        assert [column.name for column in Schema.load(out).dense] == [expected.dense[0].name]
+    assert result.exit_code == 0
+    assert Schema.load(out).features == schema.features
 
 
 def test_split_deals_all_rows_and_tells_how_many(tmp_path: Path) -> None:
@@ -157,17 +153,7 @@ def test_profile_is_the_same_of_any_format(tmp_path: Path) -> None:
         (["check", "x", "--schema", "absent"], 2, "error: no schema 'absent'"),
         (["generate", "x", "--files", "9", "--rows", "8"], 2, "error: cannot distribute 8 rows"),
         (["generate", "x", "--rows", "many"], 2, "--rows"),
-        (
-            ["profile", "x.tsv", "--columns", "13,26"],
-            2,
-            "expected the form numbers=13,slots=26",
-        ),
-        (["profile", "x.tsv", "--columns", "numbers=13,slots=0"], 2, "numbers=13,slots=0"),
-        (
-            ["profile", "x.tsv", "--schema", "criteo", "--columns", "numbers=1,slots=1"],
-            2,
-            "both name the columns",
-        ),
+        (["profile", "x.tsv", "--label", "click"], 2, "--label and --ignore are for Parquet"),
         (
             ["profile", "x.tsv", "--out", "absent/s.toml"],
             6,
