@@ -29,15 +29,9 @@ _MIN_BATCH, _MAX_BATCH = 16, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstJob:
-    """What was written, and why.
+    """What was written: paths of both files, the role of each column and the sample that tells it, the files.
 
-    Attributes:
-        schema_file: Path of the schema.
-        job_file: Path of the job.
-        proposal: The role of each column.
-        sample: The rows from which the roles were told.
-        train: Files to train on.
-        test: Files to evaluate on; empty: none.
+    Without files to test there is no test.
     """
 
     schema_file: Path
@@ -63,7 +57,7 @@ def write_first_job(
         patterns: Files to train on: Parquet, ORC, or CSV with a header. Without `test` the last of several
             is held out for the test.
         out: Folder of both files, made if necessary; the job saves its model there, too.
-        label: Name of the label's column; empty: a column of 0 and 1 with a usual name.
+        label: See `propose`; likewise `ignore`.
         ignore: Names of columns to leave out.
         test: Files to evaluate on.
         format: Of the files; None: determined by the suffix.
@@ -85,7 +79,11 @@ def write_first_job(
         raise UsageError("--test names all files: leave some to train on")
     sample = sample_of(train, format)
     proposal = propose(sample, label=label, ignore=ignore)
-    _require_both_classes(proposal, sample)
+    if (found := proposal.label) and sample.is_complete and found.click_rate in (0.0, 1.0):
+        raise UsageError(
+            f"the label {found.name!r} is {found.click_rate:g} in all {sample.num_rows:,} rows: there is "
+            f"nothing to learn"
+        )
     for tested in held_out:
         _require_rows(tested, proposal, format)
     first = FirstJob(
@@ -129,15 +127,6 @@ def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
 def _place_of(path: str) -> str:
     """Returns what two names of one file have in common."""
     return path if is_url(path) else str(Path(path).resolve())
-
-
-def _require_both_classes(proposal: Proposal, sample: Sample) -> None:
-    label = proposal.label
-    if label is not None and sample.is_complete and label.click_rate in (0.0, 1.0):
-        raise UsageError(
-            f"the label {label.name!r} is {label.click_rate:g} in all {sample.num_rows:,} rows: there is "
-            f"nothing to learn"
-        )
 
 
 def _schema_text(first: FirstJob) -> str:

@@ -36,11 +36,7 @@ from ctr_ps.ps_worker.extras.data_tools.labels import (
     labels_in,
     predicts_label,
 )
-from ctr_ps.ps_worker.extras.data_tools.profile import (
-    NumberProfile,
-    number_profile,
-    scaled,
-)
+from ctr_ps.ps_worker.extras.data_tools.profile import NumberProfile, number_profile, scaled
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample
 
 _OTHER_LABEL = (
@@ -118,9 +114,8 @@ class Proposal:
     Attributes:
         label: None: no label was asked for, and none was found.
         no_label: Why there is no label, with the candidates; "" if there is one.
-        numbers: In the order of the files.
-        slots: In the order of the files.
-        ignored: In the order of the files, then what cannot be used at all.
+        numbers: In the order of the files, as slots are.
+        ignored: Likewise, then what cannot be used at all.
         leaks: Names of the ignored columns that predict the label almost perfectly.
     """
 
@@ -421,11 +416,9 @@ def _distinct(values: pa.Array) -> int:
 
 
 def why_text_is_time(name: str, values: pa.Array) -> str:
-    """Returns the reason to leave out a column of text; "": most of its values are no times.
+    """Returns the reason to leave out a column of text without nulls; "": most of its values are no times.
 
-    Args:
-        name: Of the column: digits are times only if it says so.
-        values: Text or bytes without nulls.
+    Digits are times only if its name says so.
     """
     is_date = pc.match_substring_regex(values.cast(pa.large_binary()), _DATE)
     if pc.mean(pc.cast(is_date, pa.float64())).as_py() >= _MOST_TIMES:

@@ -41,13 +41,7 @@ _OWN_NAME = re.compile(r"part-\d{5}\..+")
 
 @dataclass(frozen=True, slots=True)
 class WrittenSet:
-    """One of the sets.
-
-    Attributes:
-        name: One of `SETS`.
-        rows: In all of its files.
-        files: In the order of the rows.
-    """
+    """One of the sets: its name, the rows of all its files, and the files in the order of the rows."""
 
     name: str
     rows: int
@@ -73,7 +67,7 @@ def split_rows(
         ratio: Sizes of train and validation, or train, validation and test.
         seed: Of the hash.
         rows_per_file: Rows of all files of a set but the last.
-        suffix: Suffix of the sets' files, such as ".tsv", ".tsv.gz" or ".tsv.zst"; "": that of the format.
+        suffix: Of the sets' files, as ".tsv.zst"; "": that of the format.
         format: Of `files`; None: determined by the suffix.
 
     Raises:
@@ -94,7 +88,12 @@ def split_rows(
                 f"{path!r} is in the folder of a set to be written: choose another folder"
             )
     for each in folders:
-        _refuse_foreign_files(each)
+        for found in sorted(each.glob("part-*")):
+            if not _OWN_NAME.fullmatch(found.name):  # it would join the set
+                raise UsageError(
+                    f"{str(found)!r} would be taken for a file of the set {each.name!r}: choose another "
+                    f"folder"
+                )
     try:
         with ExitStack() as stack:
             writers = [
@@ -154,15 +153,6 @@ def _require_same_format(path: str, kind: str, suffix: str) -> None:
             f"suffix is {suffix!r}, the suffix of {kind_out} files, but {path!r} is {kind}: choose another "
             f"suffix"
         )
-
-
-def _refuse_foreign_files(folder: Path) -> None:
-    """Refuses a folder with part-* files that `split_rows` did not write, because they would join the set."""
-    for path in sorted(folder.glob("part-*")):
-        if not _OWN_NAME.fullmatch(path.name):
-            raise UsageError(
-                f"{str(path)!r} would be taken for a file of the set {folder.name!r}: choose another folder"
-            )
 
 
 def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
@@ -253,8 +243,6 @@ class _SetWriter:
     """Writes one set to temporary files, which `finish` renames; without it they are removed.
 
     Attributes:
-        folder: Of the files.
-        rows: Number of rows written so far.
         header: With which each file of text begins.
     """
 

@@ -182,7 +182,10 @@ class GrpcService:
     async def _model_infer(self, request: Any) -> Any:
         current = self._model.meant(request.model_name, request.model_version)
         with self._model.place():
-            answer = await self._model.infer(current, lambda: _decoded(request))
+            answer = await self._model.infer(
+                current,
+                lambda: Request(tensors_in(request), [output.name for output in request.outputs]),
+            )
         return messages.ModelInferResponse(
             model_name=self._model.name,
             model_version=answer.version,
@@ -204,10 +207,6 @@ def _status_of(error: CtrPsError) -> grpc.StatusCode:
         case DataError():  # of the request, where servers of parameters have none
             return grpc.StatusCode.INVALID_ARGUMENT
     return status_of(error)
-
-
-def _decoded(request: Any) -> Request:
-    return Request(tensors_in(request), [output.name for output in request.outputs])
 
 
 def tensors_in(request: Any) -> list[Tensor]:

@@ -117,7 +117,7 @@ class HttpService:
         for versions, suffix in (("", ""), ("/versions/{version}", "OfVersion")):
             model = f"/v2/models/{{name}}{versions}"
             router.add_get(model, self._model_metadata, name=f"ModelMetadata{suffix}")
-            router.add_get(f"{model}/ready", self._model_ready, name=f"ModelReady{suffix}")
+            router.add_get(f"{model}/ready", self._ready, name=f"ModelReady{suffix}")
             router.add_post(f"{model}/infer", self._infer, name=f"ModelInfer{suffix}")
         return application
 
@@ -189,13 +189,8 @@ class HttpService:
         return web.json_response({"live": True})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return self._readiness()
-
-    async def _model_ready(self, request: web.Request) -> web.Response:
-        self._meant(request)
-        return self._readiness()
-
-    def _readiness(self) -> web.Response:
+        if "name" in request.match_info:
+            self._meant(request)
         is_ready = self._is_ready()
         return web.json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
@@ -299,11 +294,7 @@ class _Asked:
 
 
 def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
-    """Returns the tensors of a request.
-
-    Args:
-        head: Its JSON.
-        binary: What follows: the bytes of those inputs that say so, in their order.
+    """Returns the tensors of a request: of its JSON, and of the bytes behind it for inputs that say so.
 
     Raises:
         DataError: If the request is not as the protocol says.
@@ -346,10 +337,7 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
     except json.JSONDecodeError as error:
         near = error.doc[max(0, error.pos - 20) : error.pos + 20]
         raise DataError(f"the request is no JSON: {error}, near {near!r}") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # no UTF-8, numbers without end, nested without end
+    except (ValueError, RecursionError) as error:  # no UTF-8; numbers or nesting without end
         raise DataError(f"the request is no JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict):
         raise DataError(f"the request is {type(head).__name__}, expected an object of JSON")

@@ -45,13 +45,9 @@ class UnknownModelError(CtrPsError):
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The model that answers.
+    """The model that answers: its version is the name of its checkpoint, its token that of the save.
 
-    Attributes:
-        predictor: It.
-        version: Name of its checkpoint, the last part of its URL.
-        token: Of the save that wrote it.
-        since: When it was loaded, in seconds since 1970.
+    `since` is when it was loaded, in seconds since 1970.
     """
 
     predictor: Predictor
@@ -70,22 +66,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Outputs of a request, its rows, and the version that has computed them."""
+    """Outputs of a request, at least one, and the version that has computed them."""
 
     version: str
     outputs: Sequence[tuple[TensorType, NDArray[np.float32]]]
-    num_rows: int
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a served model has done.
-
-    Attributes:
-        rows: Predicted.
-        reloads: Newer models that were loaded.
-        failed_reloads: Of those that were not.
-    """
+    """What a served model has done: rows predicted, and newer models that were loaded or could not be."""
 
     rows: int = 0
     reloads: int = 0
@@ -98,6 +87,8 @@ class ServedModel:
     Attributes:
         name: By which requests ask for it.
         counts: What it has done.
+        current: The model that answers.
+        num_waiting: Requests that have a thread, or wait for one.
     """
 
     def __init__(
@@ -111,16 +102,7 @@ class ServedModel:
         allow_code: bool = False,
         maps: bool = False,
     ) -> None:
-        """Loads it.
-
-        Args:
-            url: See `Predictor.load`.
-            name: By which requests ask for it.
-            max_rows: Most rows of a request.
-            threads: That predict.
-            verify: Compare all checksums of a checkpoint before it answers; see `Predictor.load`.
-            allow_code: See `Predictor.load`.
-            maps: Map the files of rows instead of reading them; likewise.
+        """Loads it; `max_rows` is of a request, `threads` predict, for the others see `Predictor.load`.
 
         Raises:
             CtrPsError: If there is no checkpoint, or it cannot be loaded.
@@ -129,7 +111,7 @@ class ServedModel:
         self.counts = Counts()
         self._url = url
         self._max_rows = max_rows
-        self._num_waiting = 0
+        self.num_waiting = 0
         self._fault = ""  # of the newest checkpoint; told once
         self._allow_code = allow_code
         self._verify, self._maps = verify, maps
@@ -141,11 +123,6 @@ class ServedModel:
             self.current.version,
             self.current.predictor.url,
         )
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that have a thread, or wait for one."""
-        return self._num_waiting
 
     @property
     def inputs(self) -> list[TensorType]:
@@ -180,17 +157,17 @@ class ServedModel:
         Raises:
             OverloadedError: If too many wait.
         """
-        if self._num_waiting >= MAX_WAITING:
+        if self.num_waiting >= MAX_WAITING:
             raise OverloadedError(
-                f"{self._num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
+                f"{self.num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
                 f"use more processes",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
             yield
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
 
     async def infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
         """Predicts the rows of a request, in a thread of the pool.
@@ -205,7 +182,7 @@ class ServedModel:
         """
         loop = asyncio.get_running_loop()
         answer = await loop.run_in_executor(self._threads, self._infer, current, decode)
-        self.counts.rows += answer.num_rows
+        self.counts.rows += len(answer.outputs[0][1])
         return answer
 
     def _infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
@@ -228,7 +205,7 @@ class ServedModel:
             for each, column in zip(types, columns, strict=True)
             if not request.outputs or each.name in request.outputs
         ]
-        return Answer(current.version, found, len(samples))
+        return Answer(current.version, found)
 
     async def reload_every(self, seconds: float) -> None:
         """Looks for a newer checkpoint every so many seconds, for ever."""
@@ -251,7 +228,12 @@ class ServedModel:
                 self._fault = ""  # what was wrong is over, and told if it comes again
                 return False
             loaded = self._load(newest)
-            _require_same_tensors(self.current.predictor, loaded.predictor)
+            old, new = self.current.predictor, loaded.predictor
+            if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
+                raise UsageError(
+                    f"{new.url} has another schema or other tasks than {old.url}, so clients would send the "
+                    f"wrong tensors: start another ps-serve for it"
+                )
         except Exception as error:  # a checkpoint of anybody's, with code of the user's
             fault = str(error) if isinstance(error, CtrPsError) else repr(error)
             if fault != self._fault:
@@ -273,23 +255,11 @@ class ServedModel:
         predictor = Predictor.load(
             checkpoint.url, verify=self._verify, map=self._maps, allow_code=self._allow_code
         )
-        _warm_up(predictor)
+        # Of missing values: kernels are compiled, and the model can predict, before the first request.
+        schema = predictor.schema
+        predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
         return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
 
     def close(self) -> None:
         """Ends the threads, after what they predict now."""
         self._threads.shutdown()
-
-
-def _warm_up(predictor: Predictor) -> None:
-    """Predicts a row of missing values: kernels are compiled, and the model can, before the first request."""
-    schema = predictor.schema
-    predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
-
-
-def _require_same_tensors(old: Predictor, new: Predictor) -> None:
-    if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
-        raise UsageError(
-            f"{new.url} has another schema or other tasks than {old.url}, so clients would send the wrong "
-            f"tensors: start another ps-serve for it"
-        )

@@ -61,14 +61,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor.
-
-    Attributes:
-        name: Of a column.
-        datatype: In the words of the protocol.
-        shape: Of `values`.
-        values: All values, row by row: numbers of the datatype, or a list of bytes.
-    """
+    """A tensor of a column: all values, row by row, as numbers of the datatype or a list of bytes."""
 
     name: str
     datatype: str
@@ -154,10 +147,10 @@ def raw_of(values: NDArray[np.float32]) -> bytes:
 def samples_of(
     tensors: Sequence[Tensor], schema: Schema, *, max_rows: int, values: SlotValues
 ) -> list[Sample]:
-    """Returns the samples that tensors are.
+    """Returns the samples of tensors in any order: one a column, and lengths.
 
     Args:
-        tensors: One for each column of the schema, in any order, and any number of lengths.
+        tensors: Of a request.
         schema: The model's.
         max_rows: Most rows of a request.
         values: What the values of slots were in the training data.
@@ -230,11 +223,7 @@ def _values(
 ) -> Sequence[Value | list[Value]]:
     """Returns the values of a slot, row by row; see above."""
     num_rows = tensor.shape[0]
-    if (
-        tensor.datatype.startswith("FP")
-        or tensor.datatype == "BOOL"
-        or len(tensor.shape) not in (1, 2)
-    ):
+    if tensor.datatype in ("FP32", "FP64", "BOOL") or len(tensor.shape) not in (1, 2):
         raise DataError(
             f"tensor {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, expected {BYTES} or "
             f"whole numbers of shape [{num_rows}] or [{num_rows}, L]: it is a slot"
