@@ -73,14 +73,9 @@ class Moments:
 
 
 class NumberStats:
-    """Statistics of dense columns. For one thread.
+    """Statistics of dense columns: of the numbers x, and of sign(x) log(1 + |x|). For one thread.
 
-    Attributes:
-        rows: Number of rows so far.
-        minima: float64[C], inf where all are missing.
-        maxima: float64[C], -inf where all are missing.
-        moments: Of the numbers x.
-        log_moments: Of sign(x) log(1 + |x|).
+    Extremes of a column are inf and -inf where all numbers are missing.
     """
 
     def __init__(self, num_columns: int) -> None:
@@ -109,14 +104,9 @@ class NumberStats:
             self._add_to_sample(values[start : start + MAX_SAMPLE])
 
     def percentiles(self, column: int, shares: Floats) -> Floats:
-        """Returns percentiles of a column, without interpolation.
+        """Returns the smallest numbers that at least these shares float64[n] of a column do not exceed.
 
-        Args:
-            column: From 0; must have a number.
-            shares: float64[n], in [0, 1]; 0 and 1 give the exact extremes.
-
-        Returns:
-            float64[n], the smallest numbers that at least these shares of the column do not exceed.
+        The column must have a number; 0 and 1 give its exact extremes.
         """
         if self._sampled > MAX_SAMPLE:
             self._trim_sample()

@@ -15,7 +15,6 @@ from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
 from ctr_ps.ps_worker.data.formats import reader_of
-from ctr_ps.ps_worker.extras.data_tools.labels import Label
 from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample, names_of, sample_of
 
@@ -181,8 +180,12 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
     if format:
         lines.append(f"format = {_text(format)}")
     if label is not None and label.missing_rate:
+        # Of a pass over the larger set.
+        train_size, test_size = (sum(map(size_of, files)) for files in (first.train, first.test))
+        most_rows = sample.total_rows * max(1.0, test_size / max(train_size, 1))
+        limit = math.ceil(2 * label.missing_rate * most_rows) + _BAD_ROWS
         lines.append(
-            f"bad_row_limit = {_bad_row_limit(first, label)} # {label.missing_rate:.1%} of the rows have no "
+            f"bad_row_limit = {limit} # {label.missing_rate:.1%} of the rows have no "
             f"label and are passed over; twice as many, and {_BAD_ROWS}, may be"
         )
     if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
@@ -190,7 +193,8 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
             "in_memory = true   # the rows fit",
             'shuffle = "local"  # files are often sorted, which a model must not notice',
         ]
-    batch_size = _batch_size(sample.total_rows)
+    wanted = max(sample.total_rows / _STEPS, 1)
+    batch_size = min(max(2 ** math.floor(math.log2(wanted)), _MIN_BATCH), _MAX_BATCH)
     lines += [
         "",
         "[train]",
@@ -205,13 +209,6 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _bad_row_limit(first: FirstJob, label: Label) -> int:
-    """Returns twice the rows without a label, of a pass over the larger set, and `_BAD_ROWS`."""
-    train, test = (sum(map(size_of, files)) for files in (first.train, first.test))
-    rows = first.sample.total_rows * max(1.0, test / max(train, 1))
-    return math.ceil(2 * label.missing_rate * rows) + _BAD_ROWS
-
-
 def _row_bytes(first: FirstJob) -> float:
     """Returns the mean size of a row in memory: label and numbers as float32, keys as uint64."""
     schema, columns = first.proposal.schema(), first.sample.columns
@@ -222,12 +219,6 @@ def _row_bytes(first: FirstJob) -> float:
     bounds = 8 + 2 * len(slots) if lists else 0  # of the keys of a row
     size: float = 4 * (1 + schema.num_dense) + 8 * num_keys + bounds
     return size
-
-
-def _batch_size(rows: int) -> int:
-    """Returns a power of two by which an epoch has `_STEPS` steps."""
-    wanted = max(rows / _STEPS, 1)
-    return int(min(max(2 ** math.floor(math.log2(wanted)), _MIN_BATCH), _MAX_BATCH))
 
 
 def _listed(files: Sequence[str]) -> str:

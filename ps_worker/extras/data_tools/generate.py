@@ -207,21 +207,14 @@ class _Slot:
 
 
 class PlantedModel:
-    """The true model for one seed. Immutable.
-
-    Attributes:
-        schema: The columns of its rows.
-    """
+    """The true model for one seed, with the schema of its rows. Immutable."""
 
     def __init__(
         self, seed: int, *, num_slots: int = NUM_SLOTS, zipf_exponent: float = ZIPF_EXPONENT
     ) -> None:
         """Draws the weights, and computes bias and gain.
 
-        Args:
-            seed: At least 0.
-            num_slots: S, at least 1; slots are named C1, C2, ...
-            zipf_exponent: Value k of a slot, from 1, has a probability proportional to k ** -zipf_exponent.
+        Value k of a slot C1, C2, ..., from 1, has a probability proportional to k ** -zipf_exponent.
         """
         rng = np.random.default_rng([seed, 0])
         slots = tuple(f"C{slot}" for slot in range(1, num_slots + 1))

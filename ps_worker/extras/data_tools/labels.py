@@ -50,12 +50,9 @@ class Label:
 
 
 def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name: str) -> Label:
-    """Returns the label.
+    """Returns the label: the column of a name, or, of none, a column of 0 and 1 with a usual name.
 
-    Args:
-        columns: Values by name.
-        unusable: Reasons why other columns have no values here, by name.
-        name: Of the label, in `columns` or `unusable`; empty: a column of 0 and 1 with a usual name.
+    `unusable` are the reasons why other columns have no values here, by name.
 
     Raises:
         UsageError: If the label is not clear; lists the candidates.
@@ -134,10 +131,10 @@ def _one_of(names: Sequence[str]) -> str:
 
 
 def predicts_label(array: pa.Array, labels: NDArray[np.float64], *, is_number: bool) -> bool:
-    """Whether a column predicts the label almost perfectly.
+    """Whether a column predicts the label almost perfectly; of lists the lengths count.
 
     Args:
-        array: The column: text, numbers, or lists, of which the lengths count.
+        array: The column.
         labels: float64[N], 0, 1, or nan where missing.
         is_number: Whether numbers are ordered, else they are names like text.
     """

@@ -13,11 +13,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
-from ctr_ps.ctr_model.slots import select_slots
+from ctr_ps.ctr_model.slots import SlotKeys, select_slots
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.protos.runtime.logs import printable
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows, silent_bad_rows
@@ -89,13 +88,11 @@ class SlotProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Statistics of files.
+    """Statistics of files: good and malformed rows, dense columns and slots.
 
     Attributes:
         schema: The columns, with the scaling that was given for them.
-        rows: Good rows.
-        bad_rows: Malformed rows.
-        click_rate: Share of clicks; None for rows without labels.
+        click_rate: None for rows without labels.
         has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`column_stats`).
     """
 
@@ -111,13 +108,9 @@ class Profile:
 def profile_files(
     files: Sequence[str], schema: Schema, *, format: str | None = None, bad_row_limit: int = 0
 ) -> Profile:
-    """Returns the profile of files.
+    """Returns the profile of files by a schema, whose scaling is ignored.
 
-    Args:
-        files: Paths or URLs.
-        schema: Names of the columns; its scaling is ignored.
-        format: None: determined by the suffix.
-        bad_row_limit: Malformed rows to skip; one more is an error.
+    Values are shown as their text if the format of the files has it, else as keys.
 
     Raises:
         DataError: If a file cannot be read, there are no rows, or only some files have labels.
@@ -125,19 +118,49 @@ def profile_files(
     """
     bad_rows = BadRows(bad_row_limit)
     labels = RowColumnCheck(schema)
-    columns = _Columns(schema)
+    unscaled = tuple(DenseColumn(name=each.name, missing_indicator=True) for each in schema.dense)
+    reading = replace(schema, dense=unscaled)
+    numbers = NumberStats(len(unscaled))
+    slots = [_SlotStats(number) for number in schema.slot_numbers]
+    clicks: float | None = None
     for path in files:
-        reader = reader_of(path, columns.schema, bad_rows, format)
-        rows_before = columns.stats.rows
-        for block in reader.blocks(FileSplit(path)):
-            labels.require(path, block.rows)
-            columns.add(block.rows)
-        if columns.stats.rows == rows_before:
+        rows_before = numbers.rows
+        for block in reader_of(path, reading, bad_rows, format).blocks(FileSplit(path)):
+            rows = block.rows
+            labels.require(path, rows)
+            values, is_missing = np.hsplit(rows.dense, 2)
+            numbers.add(np.where(is_missing == 1, np.nan, values.astype(np.float64)))
+            for index, slot in enumerate(slots):
+                slot.add(select_slots(rows, (index,)))
+            if rows.labels is not None:
+                clicks = (clicks or 0.0) + float(rows.labels.sum())
+        if numbers.rows == rows_before:
             logger.warning("a file has no rows: file=%s", path)
-    if columns.stats.rows == 0:
+    if numbers.rows == 0:
         raise DataError(f"no rows in {counted(len(files), 'file')} ({bad_rows.total} malformed)")
-    bad_rows.report(columns.stats.rows)
-    return columns.profile(files, format, bad_rows.total)
+    bad_rows.report(numbers.rows)
+    texts = _value_texts(files, reading, [{key for key, _ in slot.top} for slot in slots], format)
+    return Profile(
+        schema=schema,
+        rows=numbers.rows,
+        bad_rows=bad_rows.total,
+        click_rate=None if clicks is None else clicks / numbers.rows,
+        numbers=tuple(
+            number_profile(numbers, index, column.name) for index, column in enumerate(unscaled)
+        ),
+        slots=tuple(
+            SlotProfile(
+                name=name,
+                missing_rate=1 - slot.present / numbers.rows,
+                num_distinct=slot.values.num_distinct,
+                is_exact=slot.values.is_exact,
+                top=tuple((texts[index].get(key, hex(key)), count) for key, count in slot.top),
+                undercount=slot.values.undercount,
+            )
+            for index, (name, slot) in enumerate(zip(schema.slots, slots, strict=True))
+        ),
+        has_exact_percentiles=numbers.is_exact,
+    )
 
 
 def schema_of(
@@ -202,75 +225,24 @@ def number_profile(stats: NumberStats, column: int, name: str) -> NumberProfile:
     )
 
 
-class _Columns:
-    """Statistics of the columns so far.
+class _SlotStats:
+    """The values of a slot so far, and the number of rows that have one."""
 
-    Attributes:
-        schema: Schema for reading: unscaled numbers, with an indicator for each.
-        stats: Of the numbers.
-    """
+    def __init__(self, number: int) -> None:
+        self.values = ValueCounts()
+        self.present = 0
+        self._missing_key = np.uint64(key_of(number, ""))
 
-    def __init__(self, schema: Schema) -> None:
-        self._given = schema
-        self.schema = replace(
-            schema,
-            dense=tuple(
-                DenseColumn(name=column.name, missing_indicator=True) for column in schema.dense
-            ),
-        )
-        self.stats = NumberStats(len(schema.dense))
-        num_slots = len(schema.slots)
-        self._missing_keys = [np.uint64(key_of(number, "")) for number in schema.slot_numbers]
-        self._values = [ValueCounts() for _ in schema.slots]
-        self._present = [0] * num_slots  # rows with a value
-        self._clicks: float | None = None  # None: rows without labels
+    @property
+    def top(self) -> list[tuple[int, int]]:
+        return self.values.top(_NUM_TOP)
 
-    def add(self, rows: Batch) -> None:
-        """Adds rows."""
-        num_columns = len(self.schema.dense)
-        numbers = rows.dense[:, :num_columns].astype(np.float64)
-        numbers[rows.dense[:, num_columns:] == 1] = np.nan
-        self.stats.add(numbers)
-        for slot in range(rows.num_slots):
-            self._add_slot(slot, rows)
-        if rows.labels is not None:
-            self._clicks = (self._clicks or 0.0) + float(rows.labels.sum())
-
-    def _add_slot(self, slot: int, rows: Batch) -> None:
-        selected = select_slots(rows, (slot,))
-        is_there = selected.keys != self._missing_keys[slot]
-        present = selected.keys[is_there]
-        self._values[slot].add(present)
-        before = np.concatenate([[0], np.cumsum(is_there)])[selected.offsets]  # [B + 1]
-        self._present[slot] += int(np.count_nonzero(np.diff(before)))
-
-    def profile(self, files: Sequence[str], format: str | None, bad_rows: int) -> Profile:
-        """Returns the profile; shows values as their text if the format of `files` has it, else as keys."""
-        tops = [values.top(_NUM_TOP) for values in self._values]
-        wanted = [{key for key, _ in top} for top in tops]
-        texts = _value_texts(files, self.schema, wanted, format)
-        return Profile(
-            schema=self._given,
-            rows=self.stats.rows,
-            bad_rows=bad_rows,
-            click_rate=None if self._clicks is None else self._clicks / self.stats.rows,
-            numbers=tuple(
-                number_profile(self.stats, index, column.name)
-                for index, column in enumerate(self.schema.dense)
-            ),
-            slots=tuple(
-                SlotProfile(
-                    name=name,
-                    missing_rate=1 - self._present[slot] / self.stats.rows,
-                    num_distinct=self._values[slot].num_distinct,
-                    is_exact=self._values[slot].is_exact,
-                    top=tuple((texts[slot].get(key, hex(key)), count) for key, count in tops[slot]),
-                    undercount=self._values[slot].undercount,
-                )
-                for slot, name in enumerate(self.schema.slots)
-            ),
-            has_exact_percentiles=self.stats.is_exact,
-        )
+    def add(self, rows: SlotKeys) -> None:
+        """Adds the keys of rows."""
+        is_there = rows.keys != self._missing_key
+        self.values.add(rows.keys[is_there])
+        before = np.concatenate([[0], np.cumsum(is_there)])[rows.offsets]  # [B + 1]
+        self.present += int(np.count_nonzero(np.diff(before)))
 
 
 def _value_texts(

@@ -127,11 +127,7 @@ class Proposal:
     leaks: tuple[str, ...] = ()
 
     def schema(self) -> Schema:
-        """Returns the schema of the proposal.
-
-        Raises:
-            UsageError: If no column is a slot.
-        """
+        """Returns the schema of the proposal; raises UsageError if no column is a slot."""
         if not self.slots:
             listed = "; ".join(f"{each.name!r}: {each.why}" for each in self.ignored)
             raise UsageError(

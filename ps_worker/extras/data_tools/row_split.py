@@ -115,11 +115,7 @@ def split_rows(
 
 
 def parse_ratio(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a ratio such as "9:1".
-
-    Raises:
-        UsageError: If the form is invalid.
-    """
+    """Returns the numbers of a ratio such as "9:1"; raises UsageError if the form is invalid."""
     try:
         return tuple(int(number) for number in text.split(":"))
     except ValueError as error:

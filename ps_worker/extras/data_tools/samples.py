@@ -94,12 +94,7 @@ def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
 
 
 def names_of(path: str, format: str | None = None) -> list[str]:
-    """Returns the names of a file's columns.
-
-    Raises:
-        UsageError: If it has none, or holds keys.
-        DataError: If it cannot be read.
-    """
+    """Returns the names of a file's columns; raises UsageError if it has none or holds keys, or DataError."""
     _require_names(path, format)
     name = format or format_of(path)
     if name == "csv":

@@ -210,11 +210,7 @@ def _status_of(error: CtrPsError) -> grpc.StatusCode:
 
 
 def tensors_in(request: Any) -> list[Tensor]:
-    """Returns the tensors of a ModelInferRequest.
-
-    Raises:
-        DataError: If one has values of another number or type than it says.
-    """
+    """Returns the tensors of a ModelInferRequest; raises DataError if one is not what it says."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise DataError(

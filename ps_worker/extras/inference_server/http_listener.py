@@ -74,13 +74,10 @@ class HttpListener:
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
-        """Binds and listens; port 0 takes a free one.
+        """Binds and listens; port 0 takes a free one. Raises BindError.
 
         One connection more than `max_connections` gets the place of one that is silent, or is closed. The
         options are those of `web.RequestHandler`.
-
-        Raises:
-            BindError: If the address cannot be bound.
         """
         self.server = server
         self._max = max_connections

@@ -268,9 +268,7 @@ class _Asked:
     def decode(self) -> Request:
         """Returns the request; afterwards the rest of this is known.
 
-        Raises:
-            DataError: If the request is not as the protocol says.
-            HTTPRequestEntityTooLarge: If its JSON is too large.
+        Raises DataError if it is not as the protocol says, or HTTPRequestEntityTooLarge if its JSON is.
         """
         encoding = self._headers.get("Content-Encoding", "identity")
         if encoding.strip().lower() not in ("", "identity"):
@@ -296,8 +294,7 @@ class _Asked:
 def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
     """Returns the tensors of a request: of its JSON, and of the bytes behind it for inputs that say so.
 
-    Raises:
-        DataError: If the request is not as the protocol says.
+    Raises DataError if the request is not as the protocol says.
     """
     tensors, at = [], 0
     for each in _list(head, "inputs"):
@@ -369,8 +366,7 @@ def _parameters(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def _flat(name: str, shape: Sequence[Any], data: Any) -> list[Any]:
     """Returns the values of a list that is flat, or nested exactly as the shape.
 
-    Raises:
-        DataError: If it is neither: values would move to other rows.
+    Raises DataError if it is neither: values would move to other rows.
     """
     if not isinstance(data, list):
         raise DataError(f"tensor {name!r}: 'data' is {type(data).__name__}, expected a list")

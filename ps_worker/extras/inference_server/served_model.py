@@ -102,10 +102,9 @@ class ServedModel:
         allow_code: bool = False,
         maps: bool = False,
     ) -> None:
-        """Loads it; `max_rows` is of a request, `threads` predict, for the others see `Predictor.load`.
+        """Loads it; raises CtrPsError if there is no checkpoint, or it cannot be loaded.
 
-        Raises:
-            CtrPsError: If there is no checkpoint, or it cannot be loaded.
+        `max_rows` is of a request, `threads` predict, for the others see `Predictor.load`.
         """
         self.name = name
         self.counts = Counts()
@@ -135,11 +134,7 @@ class ServedModel:
         return outputs_of(self.current.predictor.tasks)
 
     def meant(self, name: str, version: str = "") -> Current:
-        """Returns the model that answers, if it is the one that is meant; an empty version is any.
-
-        Raises:
-            UnknownModelError: If it is not.
-        """
+        """Returns the model that answers; raises UnknownModelError if another is meant. "" is any version."""
         current = self.current
         if name != self.name:
             raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
@@ -152,11 +147,7 @@ class ServedModel:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Counts a request for the time of the block, before its body is read.
-
-        Raises:
-            OverloadedError: If too many wait.
-        """
+        """Counts a request, before its body is read, for a block; raises OverloadedError if too many wait."""
         if self.num_waiting >= MAX_WAITING:
             raise OverloadedError(
                 f"{self.num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
@@ -170,11 +161,7 @@ class ServedModel:
             self.num_waiting -= 1
 
     async def infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
-        """Predicts the rows of a request, in a thread of the pool.
-
-        Args:
-            current: The model that was meant.
-            decode: Returns the request, in that thread: one of 16 MiB takes long.
+        """Predicts the rows of a request that meant `current`, and is decoded, too, in a thread of the pool.
 
         Raises:
             DataError: If the request is not as the protocol says, or does not fit the model.

@@ -92,8 +92,7 @@ def outputs_of(tasks: Sequence[str]) -> list[TensorType]:
 def tensor_of_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> Tensor:
     """Returns a tensor whose values are bytes as the protocol lays them out.
 
-    Raises:
-        DataError: If they are of another number than the shape, or the type is none.
+    Raises DataError if they are of another number than the shape, or the type is none.
     """
     count = _count(name, shape)
     if datatype == BYTES:
@@ -114,8 +113,7 @@ def tensor_of_values(
 ) -> Tensor:
     """Returns a tensor of values in a flat sequence.
 
-    Raises:
-        DataError: If they are of another number or type, or the type is none.
+    Raises DataError if they are of another number or type, or the type is none.
     """
     count = _count(name, shape)
     if len(values) != count:
@@ -149,11 +147,7 @@ def samples_of(
 ) -> list[Sample]:
     """Returns the samples of tensors in any order: one a column, and lengths.
 
-    Args:
-        tensors: Of a request.
-        schema: The model's.
-        max_rows: Most rows of a request.
-        values: What the values of slots were in the training data.
+    `values` are what those of slots were in the training data.
 
     Raises:
         DataError: If a tensor is missing, unknown, twice, or does not fit its column or the others.

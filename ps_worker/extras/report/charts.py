@@ -61,13 +61,7 @@ _MAX_LABEL = 29
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A named row of points.
-
-    Attributes:
-        name: In the legend.
-        number: Chooses colour and dashes, from 0.
-        points: (x, y), ascending by x.
-    """
+    """A named row of points, ascending by x; from 0, its number chooses colour and dashes."""
 
     name: str
     number: int
@@ -87,14 +81,9 @@ def lines(
     levels: Sequence[tuple[str, float]] = (),
     is_from_zero: bool = False,
 ) -> str:
-    """Returns a chart of lines; values far above all others lie outside.
+    """Returns a chart of lines, with at least one point in all; values far above all others lie outside.
 
-    Args:
-        series: At least one point in all.
-        x: Label of the axis, with its unit.
-        y: Likewise.
-        levels: Named values to compare with, drawn as dashed lines.
-        is_from_zero: The vertical axis begins at 0.
+    `levels` are named values to compare with, drawn as dashed lines.
     """
     figure, axes = _figure(x, y)
     for each in series:
@@ -138,12 +127,7 @@ def rows(
 ) -> str:
     """Returns a chart with a row a label: bars from 0, or dots on an axis that need not begin there.
 
-    Args:
-        labelled: The rows, from the top.
-        names: Of the series.
-        x: Label of the axis, with its unit.
-        is_bars: Bars, else dots.
-        levels: Named values to compare with.
+    Labels stand from the top, `names` are of the series, `levels` named values to compare with.
     """
     height = 0.8 + len(labelled) * (0.16 + 0.08 * len(names))
     figure, axes = _figure(x, "", height=height)

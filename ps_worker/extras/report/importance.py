@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 class FeatureImportance:
     """What a model loses without the values of one slot or dense column.
 
-    Attributes:
-        name: Of the slot or column.
-        auc_lost: AUC with the values minus AUC without; nan with one class only.
-        log_loss_gained: Log loss without the values minus log loss with them.
+    `auc_lost` is nan with one class only.
     """
 
     name: str
@@ -49,14 +46,7 @@ class FeatureImportance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importance:
-    """Importance of all features of a model.
-
-    Attributes:
-        features: Those that lose most first.
-        examples: Among which values were permuted.
-        auc: Of these examples as they are; nan with one class only.
-        log_loss: Likewise, mean.
-    """
+    """Importance of features, the largest first, among so many examples with this AUC and log loss."""
 
     features: tuple[FeatureImportance, ...]
     examples: int
@@ -75,15 +65,8 @@ def importance_of_features(
 ) -> Importance:
     """Returns the importance of each slot and dense column over the first `rows` examples.
 
-    They stay in memory, and are predicted once for each feature and once as they are.
-
-    Args:
-        store: The parameters; only read.
-        model: Predicts with them.
-        schema: Names of slots and columns.
-        batches: Examples; those without labels are passed over, and no more are read than needed.
-        rows: Most examples to take.
-        batch_size: Examples that are predicted at a time.
+    They stay in memory, and are predicted once for each feature and once as they are. Examples without labels
+    are passed over, and no more are read than needed.
 
     Raises:
         DataError: If there are fewer than 2 labelled examples.

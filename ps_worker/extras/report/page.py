@@ -16,14 +16,9 @@ Cell = object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One chart with its words.
+    """One chart with its words: its body is HTML, all others are texts and numbers.
 
-    Attributes:
-        title: Text.
-        body: HTML: a chart, or what is missing.
-        note: Text below it.
-        headers: Of the table of its figures; empty: no table.
-        cells: Rows of that table: texts, numbers, None.
+    Headers and cells are the table of its figures; without headers there is none.
     """
 
     title: str
@@ -39,7 +34,6 @@ class Section:
 
     Attributes:
         lead: Text below its title: what it shows.
-        cards: Charts.
         missing: Texts on what runs have not measured, and how they would.
         is_wide: Cards take the whole width.
     """

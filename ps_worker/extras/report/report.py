@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def report(
     folders: Sequence[Path], output: Path, *, importance_rows: int, allow_code: bool = False
 ) -> dict[str, Any]:
-    """Writes a page about runs.
+    """Writes a page about runs, and returns its path, their number, and that of those with importance.
 
     Args:
         folders: The `run.dir` of each run.
@@ -51,9 +51,6 @@ def report(
         importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
             0: it is not.
         allow_code: Run the model's file and the command for data that a checkpoint names.
-
-    Returns:
-        The path of the page, and the numbers of runs and of runs with importance.
 
     Raises:
         CtrPsError: If a folder is not that of a run, or the page cannot be written.

@@ -109,15 +109,7 @@ def passes(runs: Runs) -> Section:
 def _curves(
     runs: Runs, kind: str, figures: Sequence[tuple[str, str]], *, lead: str, why_missing: str
 ) -> Section:
-    """Returns charts with a line a run, without those that no run has figures for.
-
-    Args:
-        runs: Each a line.
-        kind: Of the records that have the figures.
-        figures: Key and name of each.
-        lead: What is shown.
-        why_missing: Why a run has no such records.
-    """
+    """Returns charts of figures, given by key and name, with a line a run, if one has it."""
     key_of_x, x = ("epoch", "pass") if kind == "pass" else ("step", "step")
     cards = []
     for key, y in figures:

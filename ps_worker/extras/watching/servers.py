@@ -41,11 +41,7 @@ class Servers:
     """Servers to look at, until the end of a `with`. For one thread."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        """Opens a channel to each server, whether it answers or not.
-
-        Raises:
-            UsageError: If the credentials of this process cannot be used.
-        """
+        """Opens a channel to each server, whether it answers or not; raises UsageError for credentials."""
         self.endpoints = tuple(endpoints)
         credentials = Credentials.from_environment()
         credentials.metadata()  # raises where there is no token
