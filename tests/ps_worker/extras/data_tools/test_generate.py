@@ -228,10 +228,6 @@ def test_row_is_label_numbers_and_values_with_tabs_between() -> None:
     assert text == b"1\t0\t\t10\t68fd1e64\t\n0\t\t7\t4611686018427387904\t\t0000000a\n"
 
 
-def test_no_rows_are_no_text() -> None:
-    assert criteo_text(np.empty(0, bool), np.empty((0, 3)), np.empty((0, 2), np.int64)) == b""
-
-
 def test_widest_row_fits() -> None:
     clicks, numbers = np.ones(2, bool), np.full((2, 2), 9e18)
     values = np.full((2, 2), 2**32 - 1)
@@ -284,31 +280,3 @@ def test_logit_is_a_sum_over_values_and_scaled_numbers(monkeypatch: pytest.Monke
 
     assert features.shape[1] < 250
     np.testing.assert_allclose(features @ weights, logits, atol=1e-5)
-
-
-def test_numbers_are_counts_spread_as_the_schema_scales_them() -> None:
-    rows = draw(1)
-    present = rows.numbers[~np.isnan(rows.numbers)]
-    scaled = criteo_schema().scale_dense(rows.numbers)
-
-    assert (present >= 0).all()
-    assert (present == np.rint(present)).all()
-    assert (np.abs(scaled.mean(axis=0)) < 0.5).all()
-
-
-def test_some_numbers_and_some_values_are_missing() -> None:
-    rows = draw(1)
-
-    for is_missing in (np.isnan(rows.numbers), rows.values < 0):
-        rates = is_missing.mean(axis=0)
-        assert 0 < (rates > 0).sum() < len(rates)
-        assert rates.max() < 0.55
-
-
-def test_vocabularies_grow_from_slot_to_slot() -> None:
-    rows = draw(1)
-
-    sizes = [len(np.unique(column)) for column in rows.values.T]
-
-    assert sizes[0] <= 5
-    assert sizes[-1] > 1000

@@ -139,22 +139,6 @@ def test_files_with_and_without_labels_are_refused_by_name(tmp_path: Path) -> No
         profile_files([str(with_labels), str(without)], TWO)
 
 
-@pytest.mark.parametrize(
-    ("transform", "expected"),
-    [
-        ("none", {"shift": 3.75, "scale": np.std([5, 7, 6, -3])}),
-        ("min_max", {"min": -3.0, "max": 7.0}),
-    ],
-)
-def test_schema_has_the_settings_of_the_transform(
-    tmp_path: Path, transform: Transform, expected: dict[str, float]
-) -> None:
-    visits = schema_of(profile_of(tmp_path, ROWS), transform).dense[1]
-
-    assert visits.transform == transform
-    assert {name: getattr(visits, name) for name in expected} == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("transform", ["none", "log1p", "min_max", "quantile"])
 def test_written_schema_scales_the_data_as_the_transform_should(
     tmp_path: Path, transform: Transform

@@ -40,9 +40,9 @@ from ctr_ps.ps_worker.extras.inference_server.served_model import Counts, Served
 from ctr_ps.ps_worker.extras.inference_server.tensors import DTYPES, Tensor
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from tests.ps_worker.conftest import OfParquet
-from tests.ps_worker.extras.inference_server.conftest import Trained
-from tests.ps_worker.extras.inference_server.request_bodies import (
+from tests.ps_worker.extras.inference_server.conftest import (
     NUM_ROWS,
+    Trained,
     grpc_request,
     json_request,
 )
@@ -654,28 +654,6 @@ def test_too_many_requests_are_refused_with_the_time_to_come_again(
     run(body)
 
 
-def test_place_of_a_request_is_free_again_after_an_error(
-    model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served_model, "MAX_WAITING", 1)
-    wrong = grpc_request(trained, raw=True)
-    del wrong.raw_input_contents[-1]
-
-    async def body() -> None:
-        async with http_client(model) as client:
-            for request, status in ((b"{", 400), (b"{", 400), (json_request(trained), 200)):
-                content = request if isinstance(request, bytes) else json.dumps(request)
-                response = await client.post("/v2/models/ctr/infer", data=content)
-                assert response.status == status
-        async with grpc_channel(model) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call(channel, "ModelInfer", wrong)
-            await call(channel, "ModelInfer", grpc_request(trained, raw=True))
-
-    run(body)
-    assert model.num_waiting == 0
-
-
 def test_newer_checkpoint_is_served_once_it_is_whole(
     model: ServedModel, trained: Trained, folder: Path
 ) -> None:
@@ -919,13 +897,15 @@ def test_metrics_tell_requests_rows_and_the_version(model: ServedModel, trained:
     assert samples[count, "404", "http", "unknown"] == 1
     assert samples["ctr_serve_rows_total",] == NUM_ROWS
     assert samples["ctr_serve_model_info", "ctr", "epoch-1"] == 1
-    assert metrics.status().figures["version"] == "epoch-1"
 
 
-def test_durations_of_requests_are_in_seconds(model: ServedModel) -> None:
+def test_page_and_metrics_show_each_figure_under_its_name(model: ServedModel) -> None:
     metrics = RequestMetrics(model)
-
+    model.counts = Counts(rows=70, reloads=5, failed_reloads=3)
     metrics.ended("http", "ModelInfer", "200", 0.02)
+
+    with model.place():
+        status = metrics.status()
 
     samples = {
         (each.name, each.labels.get("le")): each.value
@@ -935,15 +915,6 @@ def test_durations_of_requests_are_in_seconds(model: ServedModel) -> None:
     name = "ctr_serve_request_duration_seconds"
     assert samples[f"{name}_sum", None] == 0.02
     assert [samples[f"{name}_bucket", le] for le in ("0.01", "0.025", "+Inf")] == [0, 1, 1]
-
-
-def test_page_shows_each_figure_under_its_name(model: ServedModel) -> None:
-    metrics = RequestMetrics(model)
-    model.counts = Counts(rows=70, reloads=5, failed_reloads=3)
-    metrics.ended("http", "ModelInfer", "200", 0.02)
-
-    with model.place():
-        status = metrics.status()
 
     figures = {**status.figures}
     figures.pop("seconds since it was loaded")
