@@ -182,7 +182,7 @@ async def _run(
     """Serves until SIGTERM or SIGINT; see the options of the command."""
     # Late: numba.
     from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService
-    from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
+    from ctr_ps.ps_worker.extras.inference_server.served_model import RequestMetrics
 
     for option, address in (("--http", http), ("--grpc", grpc)):
         if address:

@@ -19,10 +19,10 @@ from ctr_ps.protos.wire.grpc_status import details_of, status_of
 from ctr_ps.protos.wire.health import HealthService
 from ctr_ps.protos.wire.security.authorization import Method, interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials
-from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
 from ctr_ps.ps_worker.extras.inference_server.served_model import (
     MAX_WAITING,
     Request,
+    RequestMetrics,
     ServedModel,
     UnknownModelError,
 )

@@ -35,8 +35,11 @@ from ctr_ps.ps_worker.extras.inference_server.http_service import (
     HttpService,
 )
 from ctr_ps.ps_worker.extras.inference_server.http_service import tensors_in as http_tensors_in
-from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
-from ctr_ps.ps_worker.extras.inference_server.served_model import Counts, ServedModel
+from ctr_ps.ps_worker.extras.inference_server.served_model import (
+    Counts,
+    RequestMetrics,
+    ServedModel,
+)
 from ctr_ps.ps_worker.extras.inference_server.tensors import DTYPES, Tensor
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from tests.ps_worker.conftest import OfParquet
