@@ -92,7 +92,13 @@ def generate(
     model = PlantedModel(seed, num_slots=num_slots, zipf_exponent=zipf_exponent)
     report_path = folder / "planted.json"
     try:
-        _refuse_files_of_others(folder, is_own=report_path.exists())
+        is_own = report_path.exists()
+        for path in sorted(folder.glob("t*/part-*")):
+            if not is_own or not re.fullmatch(r"part-\d{3,}\.tsv", path.name):
+                raise UsageError(
+                    f"{str(path)!r} was not written by this command, which replaces only files of its own: "
+                    f"give an empty folder"
+                )
         folder.mkdir(parents=True, exist_ok=True)
         report_path.write_bytes(b"")  # says that the folder is ours, until the report is written
         _write_files(folder / "train", model, [seed, 1], rows, files)
@@ -114,16 +120,6 @@ def generate(
     except OSError as error:
         raise DataError(f"cannot write to {str(folder)!r}: {error}") from error
     return report
-
-
-def _refuse_files_of_others(folder: Path, *, is_own: bool) -> None:
-    """Raises UsageError if the folder has data that no earlier call wrote."""
-    for path in sorted(folder.glob("t*/part-*")):
-        if not is_own or not re.fullmatch(r"part-\d{3,}\.tsv", path.name):
-            raise UsageError(
-                f"{str(path)!r} was not written by this command, which replaces only files of its own: give "
-                f"an empty folder"
-            )
 
 
 def _write_files(

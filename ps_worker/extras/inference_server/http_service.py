@@ -127,15 +127,18 @@ class HttpService:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuses strangers, makes answers of errors, and counts; once it ends, closes connections."""
+        """Answers and counts; once the process ends, closes connections."""
         self._num_in_flight += 1
         self._is_idle.clear()
+        start, status = time.perf_counter(), 500
         try:
             response = await self._answer(request, handler)
+            status = response.status
             if not self._is_ready():
                 response.force_close()
             return response
         finally:
+            self._metrics.ended("http", _method(request), str(status), time.perf_counter() - start)
             self._num_in_flight -= 1
             if not self._num_in_flight:
                 self._is_idle.set()
@@ -145,33 +148,24 @@ class HttpService:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        start, status = time.perf_counter(), 500
+        """Refuses strangers, and makes answers of errors."""
         try:
             if why := self._refusal(request):
-                response: web.StreamResponse = _error(401, why)
-            else:
-                response = await handler(request)
-            status = response.status
+                return _error(401, why)
+            return await handler(request)
         except web.RequestPayloadError as error:
-            status = 400
-            return _error(status, f"the body of the request cannot be read: {error}")
+            return _error(400, f"the body of the request cannot be read: {error}")
         except web.HTTPException as error:  # no such path, a method that it has not, too large
-            status = error.status
             limit = f": {_SIZE}" if isinstance(error, web.HTTPRequestEntityTooLarge) else ""
-            response = _error(status, f"{error.reason} ({request.method} {request.path}){limit}")
+            text = f"{error.reason} ({request.method} {request.path}){limit}"
+            response = _error(error.status, text)
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
             return response
         except CtrPsError as error:
-            status = _status_of(error)
-            return _error(status, str(error), error)
+            return _error(_status_of(error), str(error), error)
         except MemoryError as error:
-            status = 503
-            return _error(status, str(memory_error_of(error)))
-        else:
-            return response
-        finally:
-            self._metrics.ended("http", _method(request), str(status), time.perf_counter() - start)
+            return _error(503, str(memory_error_of(error)))
 
     def _refusal(self, request: web.Request) -> str:
         if request.path in OPEN_PATHS:

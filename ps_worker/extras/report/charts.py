@@ -100,7 +100,8 @@ def lines(
         axes.set_ylim(min(kept) - margin, max(kept) + margin)
     if is_from_zero:
         axes.set_ylim(bottom=0)
-    return _chart(figure, f"{y} by {x}", _named(series), levels)
+    named = [(each.number, each.name) for each in series]
+    return _chart(figure, f"{y} by {x}", named, levels)
 
 
 @mpl.rc_context(_STYLE)
@@ -112,8 +113,8 @@ def calibration(series: Sequence[Series]) -> str:
     axes.axline((0, 0), slope=1, color=_LEVEL, linestyle="--", linewidth=1)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    equal = [("calibrated", 1.0)]
-    return _chart(figure, "click rate by mean prediction", _named(series), equal)
+    named = [(each.number, each.name) for each in series]
+    return _chart(figure, "click rate by mean prediction", named, [("calibrated", 1.0)])
 
 
 @mpl.rc_context(_STYLE)
@@ -218,10 +219,6 @@ def _chart(
     ]
     legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
     return f'{legend}{tag}role="img" aria-label="{escape(label)}" {drawing}'
-
-
-def _named(series: Sequence[Series]) -> list[tuple[int, str]]:
-    return [(each.number, each.name) for each in series]
 
 
 def _colour(number: int) -> str:

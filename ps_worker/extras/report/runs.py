@@ -42,7 +42,6 @@ class RunRecords:
     """
 
     name: str
-    folder: Path
     records: tuple[Record, ...]
     job: Job | None
 
@@ -110,12 +109,7 @@ def _read(folder: Path, name: str) -> RunRecords:
         ) from error
     *lines, _torn = content.split(b"\n")  # what follows the last whole line is being written
     records = [_record(line, metrics, row) for row, line in enumerate(lines, 1) if line.strip()]
-    return RunRecords(
-        name=name,
-        folder=folder,
-        records=tuple(_without_repeated(records)),
-        job=_job(folder / JOB),
-    )
+    return RunRecords(name=name, records=tuple(_without_repeated(records)), job=_job(folder / JOB))
 
 
 def _record(line: bytes, path: Path, row: int) -> Record:
