@@ -27,6 +27,7 @@ from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import format_of
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
 from ctr_ps.ps_worker.extras.data_tools.generate import (
     MIN_TEST_ROWS,
@@ -321,9 +322,6 @@ def convert_command(
 
     Columns have the names of the schema. Numbers are unscaled, so the scaling of the schema may change.
     """
-    # Imported late: it needs Parquet, which no other command does.
-    from ctr_ps.ps_worker.extras.data_tools.convert import convert
-
     converted = convert(
         matching_files(patterns),
         out,

@@ -182,21 +182,21 @@ class GrpcService:
     async def _model_infer(self, request: Any) -> Any:
         current = self._model.meant(request.model_name, request.model_version)
         with self._model.place():
-            answer = await self._model.infer(
+            outputs = await self._model.infer(
                 current,
                 lambda: Request(tensors_in(request), [output.name for output in request.outputs]),
             )
         return messages.ModelInferResponse(
             model_name=self._model.name,
-            model_version=answer.version,
+            model_version=current.version,
             id=request.id,
             outputs=[
                 messages.ModelInferResponse.InferOutputTensor(
                     name=each.name, datatype=each.datatype, shape=each.shape
                 )
-                for each, _ in answer.outputs
+                for each, _ in outputs
             ],
-            raw_output_contents=[raw_of(values) for _, values in answer.outputs],
+            raw_output_contents=[raw_of(values) for _, values in outputs],
         )
 
 

@@ -204,9 +204,9 @@ class HttpService:
         current = self._meant(request)
         with self._model.place():
             asked = _Asked(await _body(request), request.headers)
-            answer = await self._model.infer(current, asked.decode)
+            found = await self._model.infer(current, asked.decode)
         outputs, raw = [], []
-        for each, values in answer.outputs:
+        for each, values in found:
             output: dict[str, Any] = {
                 "name": each.name,
                 "datatype": each.datatype,
@@ -220,7 +220,7 @@ class HttpService:
             outputs.append(output)
         answered: dict[str, Any] = {
             "model_name": self._model.name,
-            "model_version": answer.version,
+            "model_version": current.version,
             "outputs": outputs,
         }
         if asked.id is not None:

@@ -70,12 +70,8 @@ class Request:
     outputs: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Outputs of a request, at least one, and the version that has computed them."""
-
-    version: str
-    outputs: Sequence[tuple[TensorType, NDArray[np.float32]]]
+Outputs = Sequence[tuple[TensorType, NDArray[np.float32]]]
+"""Of a request; at least one."""
 
 
 @dataclass(slots=True)
@@ -166,7 +162,7 @@ class ServedModel:
         finally:
             self.num_waiting -= 1
 
-    async def infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+    async def infer(self, current: Current, decode: Callable[[], Request]) -> Outputs:
         """Predicts the rows of a request that meant `current`, and is decoded, too, in a thread of the pool.
 
         Raises:
@@ -174,11 +170,11 @@ class ServedModel:
             UnknownModelError: If there is no output that it asks for.
         """
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._threads, self._infer, current, decode)
-        self.counts.rows += len(answer.outputs[0][1])
-        return answer
+        outputs = await loop.run_in_executor(self._threads, self._infer, current, decode)
+        self.counts.rows += len(outputs[0][1])
+        return outputs
 
-    def _infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+    def _infer(self, current: Current, decode: Callable[[], Request]) -> Outputs:
         predictor, request = current.predictor, decode()
         types = outputs_of(predictor.tasks)
         if unknown := set(request.outputs) - {each.name for each in types}:
@@ -193,12 +189,11 @@ class ServedModel:
         )
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T
-        found = [
+        return [
             (TensorType(each.name, each.datatype, (len(samples),)), column)
             for each, column in zip(types, columns, strict=True)
             if not request.outputs or each.name in request.outputs
         ]
-        return Answer(current.version, found)
 
     async def reload_every(self, seconds: float) -> None:
         """Looks for a newer checkpoint every so many seconds, for ever."""

@@ -56,15 +56,6 @@ def test_rows_are_dealt_evenly_over_the_files(tmp_path: Path) -> None:
     }
 
 
-def test_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
-    small(tmp_path / "a")
-    small(tmp_path / "b")
-    small(tmp_path / "c", seed=6)
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert contents(tmp_path / "a") != contents(tmp_path / "c")
-
-
 def test_files_differ_from_each_other(tmp_path: Path) -> None:
     small(tmp_path, rows=400, files=2, test_rows=200)
 

@@ -242,14 +242,11 @@ def test_table_shows_every_column(tmp_path: Path) -> None:
     assert len(lines) == 7
 
 
-def test_brackets_of_a_value_are_shown(tmp_path: Path) -> None:
-    assert "[bold]a[/nothing]" in printed(profile_of(tmp_path, "1\t1\t2\t[bold]a[/nothing]\tx\n"))
-
-
-def test_value_says_nothing_to_a_terminal(tmp_path: Path) -> None:
-    text = printed(profile_of(tmp_path, "1\t1\t2\t\x1b]0;x\x07\u202e\tx\n"))
+def test_value_is_shown_with_its_brackets_and_says_nothing_to_a_terminal(tmp_path: Path) -> None:
+    text = printed(profile_of(tmp_path, "1\t1\t2\t\x1b]0;x\x07\u202e\t[bold]a[/nothing]\n"))
 
     assert r"\x1b]0;x\x07\u202e" in text
+    assert "[bold]a[/nothing]" in text
 
 
 def test_table_says_what_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

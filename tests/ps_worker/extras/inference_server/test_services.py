@@ -294,8 +294,8 @@ def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained)
     current = with_tasks(model, predictions)
 
     async def outputs(*asked: str) -> dict[str, list[float]]:
-        answer = await model.infer(current, lambda: served_model.Request(tensors, asked))
-        return {each.name: values.tolist() for each, values in answer.outputs}
+        found = await model.infer(current, lambda: served_model.Request(tensors, asked))
+        return {each.name: values.tolist() for each, values in found}
 
     async def body() -> None:
         click, bought = predictions.T.tolist()
@@ -736,8 +736,8 @@ def test_mapped_files_that_change_are_an_error_of_the_server(
         def decoded() -> served_model.Request:
             return served_model.Request(tensors_in(request), [])
 
-        answer = await served.infer(served.current, decoded)
-        assert np.array_equal(answer.outputs[0][1], expected)
+        outputs = await served.infer(served.current, decoded)
+        assert np.array_equal(outputs[0][1], expected)
         for file in folder.glob("epoch-1/data-*/table.*"):
             os.truncate(file, 100)
         with pytest.raises(CheckpointError, match="was changed while it was mapped"):
@@ -799,9 +799,8 @@ def test_request_for_a_version_is_answered_by_it_though_a_newer_one_comes(
         current = model.meant("ctr", "epoch-1")
         trained.publish(2, folder)
         assert model.reload()
-        answer = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
-        assert answer.version == "epoch-1"
-        assert np.array_equal(answer.outputs[0][1], expected)
+        outputs = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
+        assert np.array_equal(outputs[0][1], expected)
 
     run(body)
 

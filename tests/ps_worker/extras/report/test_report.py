@@ -81,6 +81,17 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [each for each in map(json.loads, lines) if each["kind"] == kind]
 
 
+def write_metrics(folder: Path, *records: dict[str, Any]) -> None:
+    lines = [f"{json.dumps(record)}\n" for record in records]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+
+
+def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
+    """Writes metrics: of each line kind, epoch, step and log loss."""
+    names = ("kind", "epoch", "step", "log_loss")
+    write_metrics(folder, *(dict(zip(names, each, strict=True)) for each in lines))
+
+
 @pytest.fixture(scope="module")
 def page(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Of both runs."""
@@ -219,7 +230,7 @@ def test_model_of_another_run_has_no_importance_here(
     job["run"]["dir"] = str(other)
     (other / "job.json").write_text(json.dumps(job))
     start = {"kind": "start", "time": time.time(), "epoch": 0, "step": 0}
-    (later / "metrics.jsonl").write_text(json.dumps(start) + "\n")
+    write_metrics(later, start)
 
     result = report([runs[0], other, later], tmp_path / "page.html", importance_rows=100)
 
@@ -243,7 +254,7 @@ def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
 
 def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
     shutil.copy("tests/ps_worker/job/files/job.flat_strategy.json", tmp_path / "job.json")
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "step": 0}\n')
+    write_metrics(tmp_path, {"kind": "start", "step": 0})
 
     (run,) = read_runs([tmp_path])
 
@@ -252,13 +263,13 @@ def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    lines = [
+    write_metrics(
+        tmp_path,
         {"kind": "train", "step": 1, "loss": None, "auc": None},
         {"kind": "train", "step": 2, "loss": 0.5, "auc": None},
         {"kind": "pass", "step": 2, "epoch": 1, "log_loss": 0.5, "tables": None, "seconds": {}},
         {"kind": "test", "step": 2, "calibration_buckets": [{"predicted": None}], "slices": {}},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    )
 
     report([tmp_path], tmp_path / "page.html", importance_rows=0)
 
@@ -266,25 +277,17 @@ def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
 
 
 def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
-    lines = [
+    write_metrics(
+        tmp_path,
         {"kind": "start", "step": 0},
         *({"kind": "train", "step": step, "loss": 0.1 * step} for step in (10, 20, 30)),
         {"kind": "start", "step": 20},
         *({"kind": "train", "step": step, "loss": 0.2 * step} for step in (30, 40)),
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    )
 
     (run,) = read_runs([tmp_path / "metrics.jsonl"])
 
     assert run.points("train", "step", "loss") == [(10, 1.0), (20, 2.0), (30, 6.0), (40, 8.0)]
-
-
-def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
-    """Writes metrics: of each line kind, epoch, step and log loss."""
-    names = ("kind", "epoch", "step", "log_loss")
-    folder.joinpath("metrics.jsonl").write_text(
-        "".join(json.dumps(dict(zip(names, each, strict=True))) + "\n" for each in lines)
-    )
 
 
 def test_lines_that_a_resumed_run_writes_again_replace_those_of_the_process_before(
