@@ -21,8 +21,6 @@ import math
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.features import mix64
@@ -31,6 +29,7 @@ from ctr_ps.ps_worker.data.blocks.row_hash import write_row_hashes
 MAX_SAMPLE = 1 << 17
 MAX_EXACT = 1 << 16
 
+_PENDING_KEYS = 1 << 18
 _SEED = 95
 _INDEX_BITS = 14
 _NUM_REGISTERS = 1 << _INDEX_BITS
@@ -146,37 +145,26 @@ class NumberStats:
 
 
 class ValueCounts:
-    """Counts of uint64 keys. For one thread.
-
-    Attributes:
-        undercount: The largest error of the counts of `top`, which may be too small; 0 while exact.
-    """
+    """Counts of uint64 keys. For one thread."""
 
     def __init__(self) -> None:
-        self.undercount = 0
+        self._undercount = 0
         self._keys = np.empty(0, np.uint64)
         self._counts = np.empty(0, np.int64)
+        self._pending: list[NDArray[np.uint64]] = []
         self._registers = np.zeros(_NUM_REGISTERS, np.uint8)
 
     def add(self, keys: NDArray[np.uint64]) -> None:
         """Counts keys, uint64[n]."""
-        found = pc.value_counts(pa.array(keys, pa.uint64()))
-        new_keys, new_counts = (found.field(name).to_numpy() for name in ("values", "counts"))
-        self._add_to_sketch(new_keys)
-        both = pa.table(
-            {
-                "key": np.concatenate([self._keys, new_keys]),
-                "count": np.concatenate([self._counts, new_counts]),
-            }
-        )
-        merged = both.group_by("key", use_threads=False).aggregate([("count", "sum")])
-        self._keys, self._counts = merged["key"].to_numpy(), merged["count_sum"].to_numpy()
-        if len(self._keys) > MAX_EXACT:
-            place = len(self._keys) - MAX_EXACT // 2 - 1
-            subtracted = int(np.partition(self._counts, place)[place])
-            self.undercount += subtracted
-            is_left = self._counts > subtracted
-            self._keys, self._counts = self._keys[is_left], self._counts[is_left] - subtracted
+        self._pending.append(keys)
+        if sum(map(len, self._pending)) >= _PENDING_KEYS:
+            self._merge()
+
+    @property
+    def undercount(self) -> int:
+        """The largest error of the counts of `top`, which may be too small; 0 while exact."""
+        self._merge()
+        return self._undercount
 
     @property
     def is_exact(self) -> bool:
@@ -190,8 +178,27 @@ class ValueCounts:
 
     def top(self, num_keys: int) -> list[tuple[int, int]]:
         """Returns the most frequent keys and their counts, in descending order."""
+        self._merge()
         order = np.lexsort((self._keys, -self._counts))[:num_keys]
         return [(int(self._keys[i]), int(self._counts[i])) for i in order]
+
+    def _merge(self) -> None:
+        """Counts the pending keys."""
+        if not self._pending:
+            return
+        new_keys, new_counts = np.unique(np.concatenate(self._pending), return_counts=True)
+        self._pending = []
+        self._add_to_sketch(new_keys)
+        both = np.concatenate([self._keys, new_keys])
+        self._keys, places = np.unique(both, return_inverse=True)
+        sums = np.bincount(places, np.concatenate([self._counts, new_counts]))  # exact below 2^53
+        self._counts = sums.astype(np.int64)
+        if len(self._keys) > MAX_EXACT:
+            place = len(self._keys) - MAX_EXACT // 2 - 1
+            subtracted = int(np.partition(self._counts, place)[place])
+            self._undercount += subtracted
+            is_left = self._counts > subtracted
+            self._keys, self._counts = self._keys[is_left], self._counts[is_left] - subtracted
 
     def _add_to_sketch(self, keys: NDArray[np.uint64]) -> None:
         """The first bits of a hash choose a register, the rank is 1 + the zeros at the head of the others."""
