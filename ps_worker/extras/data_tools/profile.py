@@ -288,12 +288,8 @@ def _find_texts(
             key = int(keys[place])
             if key in missing[slot]:  # else another value with the same key
                 missing[slot].remove(key)
-                texts[slot][key] = _text_of(values[int(place)].as_py())
-
-
-def _text_of(value: bytes) -> str:
-    text = value.decode(errors="backslashreplace")
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+                text = values[int(place)].as_py().decode(errors="backslashreplace")
+                texts[slot][key] = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def profile_table(profile: Profile) -> Group:

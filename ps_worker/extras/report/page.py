@@ -35,13 +35,11 @@ class Section:
     Attributes:
         lead: Text below its title: what it shows.
         missing: Texts on what runs have not measured, and how they would.
-        is_wide: Cards take the whole width.
     """
 
     lead: str
     cards: Sequence[Card] = ()
     missing: Sequence[str] = ()
-    is_wide: bool = False
 
 
 def page(title: str, sections: Mapping[str, Section]) -> str:
@@ -97,11 +95,10 @@ def _anchor(title: str) -> str:
 
 def _section(title: str, section: Section) -> str:
     missing = "".join(f'<p class="missing">{escape(each)}</p>' for each in section.missing)
-    wide = " wide" if section.is_wide else ""
     return (
         f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>'
         f'<p class="lead">{escape(section.lead)}</p>{missing}'
-        f'<div class="cards{wide}">{"".join(map(_card, section.cards))}</div></section>'
+        f'<div class="cards">{"".join(map(_card, section.cards))}</div></section>'
     )
 
 
@@ -150,7 +147,7 @@ nav a:hover { text-decoration: underline; }
 .cards {
   display: grid; gap: 16px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr));
 }
-.cards.wide { grid-template-columns: minmax(0, 1fr); }
+article:only-child { grid-column: 1 / -1; }
 article {
   background: var(--card); border: 1px solid var(--border); border-radius: 10px; padding: 16px;
   min-width: 0;

@@ -27,11 +27,7 @@ def overview(runs: Runs) -> Section:
         note="AUC, log loss and calibration are of data.test; without it, of the last validation (valid) or "
         "of the last pass, each example predicted before it was trained on (pass).",
     )
-    return Section(
-        lead="What was trained, and how well it predicts.",
-        cards=[card],
-        is_wide=True,
-    )
+    return Section(lead="What was trained, and how well it predicts.", cards=[card])
 
 
 def _row(run: RunRecords) -> list[object]:
