@@ -78,21 +78,17 @@ def json_request(trained: Trained, num_rows: int = NUM_ROWS) -> dict[str, Any]:
     return {"id": "42", "inputs": inputs}
 
 
-def grpc_request(trained: Trained, num_rows: int = NUM_ROWS, *, raw: bool = True) -> Any:
+def grpc_request(trained: Trained) -> Any:
     request = messages.ModelInferRequest(model_name="ctr", id="42")
-    for name, values in columns(trained, num_rows):
-        is_number = name[0] == "I"
-        tensor = request.inputs.add(
-            name=name, datatype="FP32" if is_number else "BYTES", shape=[num_rows]
-        )
-        numbers = [np.nan if value is None else value for value in values] if is_number else []
-        texts = [] if is_number else [value.encode() for value in values]
-        if not raw:
-            tensor.contents.fp32_contents.extend(numbers)
-            tensor.contents.bytes_contents.extend(texts)
-        elif is_number:
-            request.raw_input_contents.append(np.array(numbers, "<f4").tobytes())
+    for name, values in columns(trained):
+        datatype = "FP32" if name[0] == "I" else "BYTES"
+        request.inputs.add(name=name, datatype=datatype, shape=[NUM_ROWS])
+        if datatype == "FP32":
+            raw = np.array(
+                [np.nan if value is None else value for value in values], "<f4"
+            ).tobytes()
         else:
-            parts = [struct.pack("<I", len(text)) + text for text in texts]
-            request.raw_input_contents.append(b"".join(parts))
+            texts = [value.encode() for value in values]
+            raw = b"".join(struct.pack("<I", len(text)) + text for text in texts)
+        request.raw_input_contents.append(raw)
     return request

@@ -131,7 +131,7 @@ def expected(trained: Trained) -> np.ndarray:
     return predictor.predict_samples(trained.samples[:NUM_ROWS])
 
 
-def test_json_gives_what_the_predictor_says(
+def test_answer_is_what_the_predictor_says_and_names_request_model_and_version(
     model: ServedModel, trained: Trained, expected: np.ndarray
 ) -> None:
     async def body() -> None:
@@ -146,6 +146,11 @@ def test_json_gives_what_the_predictor_says(
             of_version = "/v2/models/ctr/versions/epoch-1/infer"
             again = await client.post(of_version, json=json_request(trained))
             assert (await again.json())["outputs"] == answer["outputs"]
+        async with grpc_channel(model) as channel:
+            answer = await call(channel, "ModelInfer", grpc_request(trained))
+        assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
+        assert [each.name for each in answer.outputs] == ["probability"]
+        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
 
     run(body)
 
@@ -182,20 +187,6 @@ def test_values_of_grpc_are_in_the_field_of_their_type(datatype: str) -> None:
 
     assert list(found.values) == values
     assert found.values.dtype == DTYPES[datatype]
-
-
-@pytest.mark.parametrize("raw", [True, False])
-def test_grpc_gives_what_the_predictor_says(
-    model: ServedModel, trained: Trained, expected: np.ndarray, raw: bool
-) -> None:
-    async def body() -> None:
-        async with grpc_channel(model) as channel:
-            answer = await call(channel, "ModelInfer", grpc_request(trained, raw=raw))
-        assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
-        assert [each.name for each in answer.outputs] == ["probability"]
-        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
-
-    run(body)
 
 
 def tensors_of(samples: list[Any]) -> list[tuple[str, str, list[int], list[Any]]]:
@@ -289,7 +280,7 @@ def with_tasks(model: ServedModel, predictions: np.ndarray) -> served_model.Curr
 
 
 def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained) -> None:
-    tensors = tensors_in(grpc_request(trained, raw=True))
+    tensors = tensors_in(grpc_request(trained))
     predictions = np.arange(2 * NUM_ROWS, dtype=np.float32).reshape(NUM_ROWS, 2)
     current = with_tasks(model, predictions)
 
@@ -509,7 +500,7 @@ def test_request_that_is_no_http_is_refused_without_a_traceback(
 
 
 def test_statuses_of_grpc_are_those_of_the_error(model: ServedModel, trained: Trained) -> None:
-    unknown, wrong = grpc_request(trained, raw=True), grpc_request(trained, raw=True)
+    unknown, wrong = grpc_request(trained), grpc_request(trained)
     unknown.model_name = "other"
     del wrong.raw_input_contents[-1]
 
@@ -554,12 +545,12 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
                 ("ServerMetadata", messages.ServerMetadataRequest()),
                 ("ModelMetadata", messages.ModelMetadataRequest(name="ctr")),
                 ("ModelReady", messages.ModelReadyRequest(name="ctr")),
-                ("ModelInfer", grpc_request(trained, raw=True)),
+                ("ModelInfer", grpc_request(trained)),
             ):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await call(channel, name, request)
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            await call(channel, "ModelInfer", grpc_request(trained, raw=True), TOKEN)
+            await call(channel, "ModelInfer", grpc_request(trained), TOKEN)
 
     run(body)
 
@@ -651,7 +642,7 @@ def test_too_many_requests_are_refused_with_the_time_to_come_again(
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
         async with grpc_channel(model) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(channel, "ModelInfer", grpc_request(trained, raw=True))
+                await call(channel, "ModelInfer", grpc_request(trained))
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     run(body)
@@ -730,7 +721,7 @@ def test_mapped_files_that_change_are_an_error_of_the_server(
     trained: Trained, folder: Path, expected: np.ndarray
 ) -> None:
     served = ServedModel(str(folder), name="ctr", max_rows=100, threads=1, maps=True)
-    request = grpc_request(trained, raw=True)
+    request = grpc_request(trained)
 
     async def body() -> None:
         def decoded() -> served_model.Request:
@@ -793,7 +784,7 @@ def test_newer_model_that_takes_or_gives_other_tensors_is_not_served(
 def test_request_for_a_version_is_answered_by_it_though_a_newer_one_comes(
     model: ServedModel, trained: Trained, folder: Path, expected: np.ndarray
 ) -> None:
-    request = grpc_request(trained, raw=True)
+    request = grpc_request(trained)
 
     async def body() -> None:
         current = model.meant("ctr", "epoch-1")
@@ -849,9 +840,7 @@ def test_faults_and_calls_given_up_are_no_successes(
             for infer in (fails, waits):
                 monkeypatch.setattr(model, "infer", infer)
                 with pytest.raises((grpc.aio.AioRpcError, TimeoutError)):
-                    await asyncio.wait_for(
-                        call(channel, "ModelInfer", grpc_request(trained, raw=True)), 1
-                    )
+                    await asyncio.wait_for(call(channel, "ModelInfer", grpc_request(trained)), 1)
             while len(statuses()) < 2:
                 await asyncio.sleep(0.01)
         await server.stop(None)
