@@ -94,7 +94,7 @@ class Launch:
     watch_command: tuple[str, ...] = (
         sys.executable,
         "-m",
-        "ctr_ps.ps_worker.extras.watching.versions",
+        "ctr_ps.ps_worker.extras.watching.servers",
     )
     as_json: bool = False
     grace_seconds: float = 10.0

@@ -1,25 +1,40 @@
-"""Example jobs are valid for the models that they name."""
+"""Example jobs: all are valid for the models that they name; DIN and ESMM learn what they are there for."""
 
+import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.job import load_job
 from ctr_ps.ps_worker.job.checks import require_life, require_optimizers
 from ctr_ps.ps_worker.job.model import model_of
 from ctr_ps.ps_worker.job.specs import specs_of
+from ctr_ps.ps_worker.predict import Predictor
+from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.training_job.summary import Summary
+from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from tests.support.commands import ROOT, run
+from tests.support.formats import rows_of
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
-@pytest.mark.parametrize(
-    "example", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem
-)
-def test_example_is_a_job(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs name schemas and models relative to it."""
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_example_is_a_job(example: Path) -> None:
     if example.stem.startswith("torch_"):
         pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
-    monkeypatch.chdir(ROOT)
 
     job = load_job(example)
 
@@ -27,3 +42,88 @@ def test_example_is_a_job(example: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     require_optimizers(job, model)
     require_life(specs_of(model, job))
     assert "part-*" in str(job.data.train)
+
+
+def made_by(program: str, folder: Path) -> Path:
+    """Returns the folder with the data of an example's program."""
+    done = run(sys.executable, EXAMPLES / program, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def trained(example: str, data: Path, *settings: str) -> Summary:
+    files = [f"data.{name}={data}/{name}/part-*" for name in ("train", "test")]
+    return train_job(plan_of(load_job(EXAMPLES / example, [*files, *settings])), ParameterStore())
+
+
+def auc_of(example: str, data: Path, *settings: str) -> float:
+    auc = trained(example, data, *settings).auc
+    assert auc is not None
+    return auc
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clicks for which the best AUC is about 0.8."""
+    return made_by("history_clicks.py", tmp_path_factory.mktemp("clicks"))
+
+
+def test_attention_learns_what_a_sum_of_the_history_does_not(clicks: Path) -> None:
+    total = auc_of("din.toml", clicks, "model={name='ctr_dnn', dim=8, hidden=[32], init_range=0.1}")
+
+    attention = auc_of("din.toml", clicks)
+
+    assert attention > 0.77
+    assert attention > total + 0.05
+
+
+def test_module_of_pytorch_learns_the_same(clicks: Path) -> None:
+    pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
+
+    assert auc_of("torch_din.toml", clicks) > 0.77
+
+
+def test_trained_model_predicts_samples_with_histories(clicks: Path, tmp_path: Path) -> None:
+    auc_of("din.toml", clicks, f"checkpoint.dir={tmp_path}/checkpoints")
+
+    predictor = Predictor.load(tmp_path / "checkpoints")
+
+    assert predictor.schema.shares == {"history": "item"}
+    seen, unseen = (
+        predictor.predict_samples(
+            (None, [], [f"item-{n}", [f"item-{n + 1}", f"item-{n + step}", f"item-{n + 2}"]])
+            for n in range(90)
+        )
+        for step in (0, 5)
+    )
+    assert seen.mean() > unseen.mean() + 0.3
+
+
+@pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
+def test_histories_keep_their_order(
+    clicks: Path, kind: type[QueueDataset | InMemoryDataset]
+) -> None:
+    file = clicks / "test/part-0.parquet"
+    dataset = kind(Schema.load("examples/schemas/histories.toml"), 64)
+    dataset.set_filelist([file])
+
+    keys = rows_of(dataset).keys.tolist()
+
+    columns = pq.read_table(file).to_pydict()
+    assert keys == [
+        key_of(1, value)
+        for item, history in zip(columns["item"], columns["history"], strict=True)
+        for value in (item, *history)
+    ]
+
+
+def test_each_task_is_learnt(tmp_path: Path) -> None:
+    """The best AUCs are 0.837 for clicks, 0.838 for conversions of clicked rows, and 0.856 for both."""
+    tasks = trained("esmm.toml", made_by("conversions.py", tmp_path)).tasks
+
+    assert tasks is not None
+    assert {name: figures["auc"] for name, figures in tasks.items()} == {
+        "click": pytest.approx(0.83, abs=0.01),
+        "conversion": pytest.approx(0.83, abs=0.02),
+        "click_and_conversion": pytest.approx(0.85, abs=0.01),
+    }

@@ -8,7 +8,6 @@ ps-data split 'data/planted/train/*.tsv' --out data/split --ratio 9:1 --seed 1
 ps-data convert 'data/planted/train/*.tsv' --out data/planted/parquet
 """
 
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +27,25 @@ from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import format_of
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.extras.data_tools.generate import MIN_TEST_ROWS, generate
-from ctr_ps.ps_worker.extras.data_tools.planted import NUM_SLOTS, ZIPF_EXPONENT
-from ctr_ps.ps_worker.extras.data_tools.profiling.profile import profile_files, schema_of
-from ctr_ps.ps_worker.extras.data_tools.profiling.profile_table import number_table, profile_table
-from ctr_ps.ps_worker.extras.data_tools.proposal.first_job import write_first_job
-from ctr_ps.ps_worker.extras.data_tools.proposal.leaks import LEAK
-from ctr_ps.ps_worker.extras.data_tools.proposal.roles import Proposal, propose
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import FORMATS as NAMED_FORMATS
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import sample_of
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
+from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
+from ctr_ps.ps_worker.extras.data_tools.generate import (
+    MIN_TEST_ROWS,
+    NUM_SLOTS,
+    ZIPF_EXPONENT,
+    generate,
+)
+from ctr_ps.ps_worker.extras.data_tools.labels import LEAK
+from ctr_ps.ps_worker.extras.data_tools.profile import (
+    number_table,
+    profile_files,
+    profile_table,
+    schema_of,
+)
+from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
 from ctr_ps.ps_worker.extras.data_tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
+from ctr_ps.ps_worker.extras.data_tools.samples import FORMATS as NAMED_FORMATS
+from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 
 _FILE_WIDTH = 200  # characters per line of a table written to a file or a pipe
 
@@ -153,12 +161,6 @@ def check_command(
 def profile_command(
     patterns: Patterns,
     schema: SchemaName = "",
-    columns: Annotated[
-        str,
-        typer.Option(
-            help="Column counts instead of a schema: numbers=13,slots=26 means I1, ..., I13, C1, ..., C26."
-        ),
-    ] = "",
     out: Annotated[Path | None, typer.Option(help="Schema file to write, with scaling.")] = None,
     transform: Annotated[
         Transform,
@@ -180,21 +182,8 @@ def profile_command(
     Reads the files once, in bounded memory; estimates are marked and have their error.
     """
     console = _console()
-    if schema and columns:
-        raise UsageError(
-            f"--schema {schema} and --columns {columns} both name the columns: omit one of them"
-        )
     files, proposal = matching_files(patterns), None
-    if (label or ignore) and (schema or columns or not _name_their_columns(files, format_name)):
-        raise UsageError(
-            "--label and --ignore are for Parquet, ORC and CSV without --schema and --columns: name the "
-            "columns in a schema instead"
-        )
-    if columns:
-        names = _numbered(columns)
-    elif schema or not _name_their_columns(files, format_name):
-        names = _schema(schema or "criteo")
-    else:
+    if not schema and all((format_name or format_of(path)) in NAMED_FORMATS for path in files):
         sample = sample_of(files, format_name or None)
         proposal = propose(sample, label=label, ignore=_names(ignore), needs_label=False)
         if not proposal.slots and out is None:  # nor a schema to read all rows with
@@ -203,6 +192,13 @@ def profile_command(
             _print_proposal(console, proposal)
             return
         names = proposal.schema()
+    elif label or ignore:
+        raise UsageError(
+            "--label and --ignore are for Parquet, ORC and CSV without --schema: name the columns in a "
+            "schema instead"
+        )
+    else:
+        names = _schema(schema or "criteo")
     read = names if proposal is None or proposal.label is not None else without_label(names)
     profile = profile_files(files, read, format=format_name or None, bad_row_limit=bad_row_limit)
     console.print(profile_table(profile))
@@ -326,9 +322,6 @@ def convert_command(
 
     Columns have the names of the schema. Numbers are unscaled, so the scaling of the schema may change.
     """
-    # Imported late: it needs Parquet, which no other command does.
-    from ctr_ps.ps_worker.extras.data_tools.convert import convert
-
     converted = convert(
         matching_files(patterns),
         out,
@@ -353,18 +346,20 @@ def _console() -> Console:
 
 def _print_proposal(console: Console, proposal: Proposal) -> None:
     """Prints column, role and reason, a line each; then why there is no label, and what may leak it."""
-    lines: list[tuple[str, str, str]] = []
-    if label := proposal.label:
-        lines.append((label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1"))
-    lines += [(each.name, "number", each.why) for each in proposal.numbers]
-    lines += [(each.name, "slot", each.why) for each in proposal.slots]
-    lines += [(each.name, "ignored", each.why) for each in proposal.ignored]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("column", no_wrap=True)
     table.add_column("taken as", no_wrap=True)
     table.add_column("because", overflow="fold")
-    for line in lines:  # no markup: a name may contain brackets
-        table.add_row(*(Text(printable(each)) for each in line))
+
+    def add(name: str, role: str, why: str) -> None:
+        table.add_row(Text(printable(name)), role, Text(printable(why)))  # names may have brackets
+
+    if label := proposal.label:
+        add(label.name, "label", f"0 and 1, {label.click_rate:.2%} are 1")
+    taken = {"number": proposal.numbers, "slot": proposal.slots, "ignored": proposal.ignored}
+    for role, columns in taken.items():
+        for column in columns:
+            add(column.name, role, column.why)
     console.print(table)
     if proposal.no_label:
         typer.echo(printable(f"no label: {proposal.no_label}"))
@@ -377,23 +372,11 @@ def _names(options: list[str] | None) -> list[str]:
     return [name for names in options or [] for name in names.split(",")]
 
 
-def _name_their_columns(files: list[str], format_name: str) -> bool:
-    return all((format_name or format_of(path)) in NAMED_FORMATS for path in files)
-
-
 def _schema(source: str) -> Schema:
     try:
         return Schema.load(source)
     except SchemaError as error:
         raise UsageError(str(error)) from error
-
-
-def _numbered(columns: str) -> Schema:
-    """Returns the schema of "numbers=13,slots=26"."""
-    found = re.fullmatch(r"numbers=(\d+),slots=([1-9]\d*)", columns)
-    if found is None:
-        raise UsageError(f"columns is {columns!r}, expected the form numbers=13,slots=26")
-    return Schema.numbered(int(found[1]), int(found[2]))
 
 
 def main() -> None:

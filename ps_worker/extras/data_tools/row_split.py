@@ -41,13 +41,7 @@ _OWN_NAME = re.compile(r"part-\d{5}\..+")
 
 @dataclass(frozen=True, slots=True)
 class WrittenSet:
-    """One of the sets.
-
-    Attributes:
-        name: One of `SETS`.
-        rows: In all of its files.
-        files: In the order of the rows.
-    """
+    """One of the sets: its name, the rows of all its files, and the files in the order of the rows."""
 
     name: str
     rows: int
@@ -73,7 +67,7 @@ def split_rows(
         ratio: Sizes of train and validation, or train, validation and test.
         seed: Of the hash.
         rows_per_file: Rows of all files of a set but the last.
-        suffix: Suffix of the sets' files, such as ".tsv", ".tsv.gz" or ".tsv.zst"; "": that of the format.
+        suffix: Of the sets' files, as ".tsv.zst"; "": that of the format.
         format: Of `files`; None: determined by the suffix.
 
     Raises:
@@ -94,14 +88,18 @@ def split_rows(
                 f"{path!r} is in the folder of a set to be written: choose another folder"
             )
     for each in folders:
-        _refuse_foreign_files(each)
+        for found in sorted(each.glob("part-*")):
+            if not _OWN_NAME.fullmatch(found.name):  # it would join the set
+                raise UsageError(
+                    f"{str(found)!r} would be taken for a file of the set {each.name!r}: choose another "
+                    f"folder"
+                )
     try:
         with ExitStack() as stack:
             writers = [
                 stack.enter_context(_SetWriter(each, rows_per_file, suffix)) for each in folders
             ]
-            deal = _deal_tables if suffix == ".parquet" else _deal
-            deal(kinds, seed, _limits(ratio), writers)
+            _deal(kinds, seed, _limits(ratio), writers)
             num_rows = sum(writer.rows for writer in writers)
             for writer in writers:
                 if writer.rows == 0:
@@ -116,11 +114,7 @@ def split_rows(
 
 
 def parse_ratio(text: str) -> tuple[int, ...]:
-    """Returns the numbers of a ratio such as "9:1".
-
-    Raises:
-        UsageError: If the form is invalid.
-    """
+    """Returns the numbers of a ratio such as "9:1"; raises UsageError if the form is invalid."""
     try:
         return tuple(int(number) for number in text.split(":"))
     except ValueError as error:
@@ -156,15 +150,6 @@ def _require_same_format(path: str, kind: str, suffix: str) -> None:
         )
 
 
-def _refuse_foreign_files(folder: Path) -> None:
-    """Refuses a folder with part-* files that `split_rows` did not write, because they would join the set."""
-    for path in sorted(folder.glob("part-*")):
-        if not _OWN_NAME.fullmatch(path.name):
-            raise UsageError(
-                f"{str(path)!r} would be taken for a file of the set {folder.name!r}: choose another folder"
-            )
-
-
 def _limits(ratio: Sequence[int]) -> NDArray[np.uint64]:
     """Returns the first hash of each set except the first."""
     starts = np.cumsum(ratio)[:-1].tolist()
@@ -184,27 +169,26 @@ def _deal(
     files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
 ) -> None:
     first_row = 0
+    fields: pa.Schema | None = None
     first, *_ = files
     header = _header_of(first, files[first])
     for writer in writers:
         writer.header = header
     for path, kind in files.items():
-        is_empty = True
         if _header_of(path, kind) != header:
             raise DataError(f"{path}: its header is not that of {first}: split them separately")
-        for block, position in line_blocks(FileSplit(path)):
-            if position == 0:
-                block = block[len(header) :]  # noqa: PLW2901
-            if not len(block):
-                continue
-            is_empty = False
-            ends = np.flatnonzero(block == _NEWLINE) + 1
-            sets = _sets_of_rows(seed, first_row, len(ends), limits)
-            first_row += len(ends)
-            sets_of_bytes = np.repeat(sets, np.diff(ends, prepend=0))
+        row_before = first_row
+        for rows in _tables(path, kind) if kind in _TABLES else _lines(path, len(header)):
+            fields = fields or rows.schema
+            if not rows.schema.equals(fields):
+                raise DataError(
+                    f"{path}: its columns are not those of {first}: split them separately"
+                )
+            sets = _sets_of_rows(seed, first_row, len(rows), limits)
+            first_row += len(rows)
             for number, writer in enumerate(writers):
-                writer.write(block[sets_of_bytes == number], int((sets == number).sum()))
-        if is_empty:
+                writer.write(rows.filter(pa.array(sets == number)))
+        if first_row == row_before:
             logger.warning("a file has no rows: file=%s", path)
 
 
@@ -217,23 +201,15 @@ def _header_of(path: str, kind: str) -> bytes:
     return b"" if first is None else first[0].tobytes().partition(b"\n")[0] + b"\n"
 
 
-def _deal_tables(
-    files: Mapping[str, str], seed: int, limits: NDArray[np.uint64], writers: Sequence["_SetWriter"]
-) -> None:
-    first_row = 0
-    fields: pa.Schema | None = None
-    first, *_ = files
-    for path, kind in files.items():
-        for table in _tables(path, kind):
-            fields = fields or table.schema
-            if not table.schema.equals(fields):
-                raise DataError(
-                    f"{path}: its columns are not those of {first}: split them separately"
-                )
-            sets = _sets_of_rows(seed, first_row, len(table), limits)
-            first_row += len(table)
-            for number, writer in enumerate(writers):
-                writer.write_table(table.filter(pa.array(sets == number)))
+def _lines(path: str, header_bytes: int) -> Iterator[pa.Table]:
+    """Yields the lines behind the header of a file of text, as one column with their line breaks."""
+    for block, position in line_blocks(FileSplit(path)):
+        content = block[header_bytes:] if position == 0 else block
+        if len(content):
+            ends = np.flatnonzero(content == _NEWLINE) + 1
+            buffers = [None, pa.py_buffer(np.concatenate([[0], ends])), pa.py_buffer(content)]
+            lines = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends), buffers)
+            yield pa.table({"line": lines})
 
 
 def _tables(path: str, kind: str) -> Iterator[pa.Table]:
@@ -252,10 +228,7 @@ def _tables(path: str, kind: str) -> Iterator[pa.Table]:
 class _SetWriter:
     """Writes one set to temporary files, which `finish` renames; without it they are removed.
 
-    Attributes:
-        folder: Of the files.
-        rows: Number of rows written so far.
-        header: With which each file of text begins.
+    A file of text begins with the `header`.
     """
 
     def __init__(self, folder: Path, rows_per_file: int, suffix: str) -> None:
@@ -277,31 +250,15 @@ class _SetWriter:
         for path in self._paths:
             temporary_path(path).unlink(missing_ok=True)
 
-    def write(self, content: NDArray[np.uint8], num_rows: int) -> None:
-        """Appends rows."""
-        while num_rows:
+    def write(self, rows: pa.Table) -> None:
+        """Appends rows of a table, or lines."""
+        while len(rows):
             room = self._rows_per_file - self.rows % self._rows_per_file
             if self._file is None or room == self._rows_per_file:
-                self._next_file()
-            assert self._file is not None
-            count = min(room, num_rows)
-            stop = len(content)
-            if count < num_rows:
-                stop = int(np.flatnonzero(content == _NEWLINE)[count - 1]) + 1
-            self._file.write(content[:stop].data)
-            content = content[stop:]
-            num_rows -= count
-            self.rows += count
-
-    def write_table(self, table: pa.Table) -> None:
-        """Appends the rows of a table; files are Parquet."""
-        while len(table):
-            room = self._rows_per_file - self.rows % self._rows_per_file
-            if self._tables is None or room == self._rows_per_file:
-                self._tables = pq.ParquetWriter(self._next_file(), table.schema)
-            self._tables.write_table(table[:room])
-            self.rows += min(room, len(table))
-            table = table[room:]
+                self._next_file(rows.schema)
+            self._put(rows[:room])
+            self.rows += min(room, len(rows))
+            rows = rows[room:]
 
     def finish(self) -> tuple[Path, ...]:
         """Replaces the files of an earlier call, and returns the new ones."""
@@ -312,12 +269,24 @@ class _SetWriter:
             temporary_path(path).replace(path)
         return tuple(self._paths)
 
-    def _next_file(self) -> BinaryIO:
+    def _next_file(self, fields: pa.Schema) -> None:
         self._close()
         self._paths.append(self.folder / f"part-{len(self._paths):05d}{self._suffix}")
         self._file = open_to_write(temporary_path(self._paths[-1]))
-        self._file.write(self.header)
-        return self._file
+        if self._suffix == ".parquet":
+            self._tables = pq.ParquetWriter(self._file, fields)
+        else:
+            self._file.write(self.header)
+
+    def _put(self, rows: pa.Table) -> None:
+        assert self._file is not None
+        if self._tables is not None:
+            self._tables.write_table(rows)
+            return
+        for lines in rows.column(0).chunks:
+            _, bounds, content = lines.buffers()
+            places = np.frombuffer(bounds, np.int64, len(lines) + 1, lines.offset * 8)
+            self._file.write(content[places[0] : places[-1]])
 
     def _close(self) -> None:
         if self._tables is not None:

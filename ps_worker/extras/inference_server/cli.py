@@ -12,7 +12,8 @@ import re
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +38,8 @@ from ctr_ps.protos.wire.security.credentials import (
 )
 
 if TYPE_CHECKING:
-    from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
+    from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService
+    from ctr_ps.ps_worker.extras.inference_server.http_service import HttpService
     from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -50,24 +52,7 @@ GRACE_S = 10.0
 PORTS = 2
 """That share the connections of the process: HTTP and gRPC."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a model is served; see the options of the command."""
-
-    model: str
-    name: str
-    http: str
-    grpc: str
-    metrics: str
-    reload_s: float
-    max_rows: int
-    threads: int
-    verify: bool
-    allow_code: bool
-    maps: bool
-    drain_s: float
-    grpc_debug: bool
+End = Callable[[], Awaitable[object]]
 
 
 @app.command()
@@ -146,51 +131,60 @@ def serve(
         credentials = Credentials.from_environment()
         if insecure:
             credentials = replace(credentials, is_insecure=True)
-        settings = Settings(
-            model=model,
-            name=name,
-            http=http,
-            grpc=grpc,
-            metrics=metrics_address(metrics),
-            reload_s=reload_every,
-            max_rows=max_rows,
-            threads=threads or num_processors(),
-            verify=verify,
-            allow_code=allow_code,
-            maps=maps,
-            drain_s=drain,
-            grpc_debug=grpc_debug,
-        )
         if not (http or grpc):
             raise UsageError("--http and --grpc are both empty: give at least one address")
         if not re.fullmatch(r"[\w.-]+", name):
             raise UsageError(f"--name is {name!r}, expected letters, digits, and _ . -")
         if http:
-            _require_extra()
+            try:
+                import aiohttp  # noqa: F401
+            except ImportError as error:
+                raise UsageError("ps-serve needs the extra: pip install 'ctr-ps[serve]'") from error
+
+        def load() -> "ServedModel":
+            from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
+
+            return ServedModel(
+                model,
+                name=name,
+                max_rows=max_rows,
+                threads=threads or num_processors(),
+                verify=verify,
+                allow_code=allow_code,
+                maps=maps,
+            )
+
+        serving = _run(
+            load,
+            credentials,
+            http=http,
+            grpc=grpc,
+            metrics=metrics_address(metrics),
+            reload_s=reload_every,
+            drain_s=drain,
+            debug=DebugServices() if grpc_debug else None,
+        )
         with threadpool_limits(1):  # each thread of the pool is one
-            asyncio.run(run(settings, credentials))
+            asyncio.run(serving)
 
 
-def _require_extra() -> None:
-    try:
-        import aiohttp  # noqa: F401
-    except ImportError as error:
-        raise UsageError("ps-serve needs the extra: pip install 'ctr-ps[serve]'") from error
-
-
-async def run(settings: Settings, credentials: Credentials) -> None:
-    """Serves until SIGTERM or SIGINT.
-
-    Raises:
-        UsageError: If an address is invalid, or not loopback and without credentials.
-        BindError: If an address cannot be bound.
-        CtrPsError: If the model cannot be loaded.
-    """
+async def _run(
+    load: Callable[[], "ServedModel"],
+    credentials: Credentials,
+    *,
+    http: str,
+    grpc: str,
+    metrics: str,
+    reload_s: float,
+    drain_s: float,
+    debug: DebugServices | None,
+) -> None:
+    """Serves until SIGTERM or SIGINT; see the options of the command."""
     # Late: numba.
-    from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
-    from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
+    from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService
+    from ctr_ps.ps_worker.extras.inference_server.served_model import RequestMetrics
 
-    for option, address in (("--http", settings.http), ("--grpc", settings.grpc)):
+    for option, address in (("--http", http), ("--grpc", grpc)):
         if address:
             host, _ = parse_address(address, option)
             require_protection(host, credentials, "ask the model")
@@ -198,86 +192,54 @@ async def run(settings: Settings, credentials: Credentials) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
+
+    def is_ready() -> bool:
+        return not ended.is_set()
+
     with ExitStack() as stack:
-        model = ServedModel(
-            settings.model,
-            name=settings.name,
-            max_rows=settings.max_rows,
-            threads=settings.threads,
-            verify=settings.verify,
-            allow_code=settings.allow_code,
-            maps=settings.maps,
-        )
+        model = load()
         stack.callback(model.close)
-        metrics = RequestMetrics(model)
-        if settings.metrics:
-            stack.enter_context(
-                open_metrics_port(settings.metrics, metrics, metrics.status, credentials)
-            )
-        served = _Served(model, metrics, ended, credentials)
-        ends: list[Callable[[], Awaitable[object]]] = []
+        figures = RequestMetrics(model)
+        if metrics:
+            stack.enter_context(open_metrics_port(metrics, figures, figures.status, credentials))
+        by_grpc = GrpcService(model, figures, is_ready, debug=debug)
+        ends: list[End] = []
         try:
-            if settings.grpc:
-                ends.append(await _start_grpc(served, settings))
-            if settings.http:
-                ends.append(await _start_http(served, settings.http))
-            if settings.reload_s:
-                reloading = asyncio.create_task(model.reload_every(settings.reload_s))
+            if grpc:
+                ends.append(await _start_grpc(by_grpc, grpc, credentials))
+            if http:
+                from ctr_ps.ps_worker.extras.inference_server.http_service import HttpService
+
+                by_http = HttpService(model, figures, is_ready, Readers(credentials))
+                ends.append(await _start_http(by_http, http, credentials))
+            if reload_s:
+                reloading = asyncio.create_task(model.reload_every(reload_s))
                 stack.callback(reloading.cancel)
             await ended.wait()
+            by_grpc.tell_end()
             logger.info("finishing the requests in flight")
-            await asyncio.sleep(settings.drain_s)
+            await asyncio.sleep(drain_s)
         finally:
             await asyncio.gather(*(end() for end in ends))
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """What both protocols serve, and for whom."""
-
-    model: "ServedModel"
-    metrics: "RequestMetrics"
-    ended: asyncio.Event
-    credentials: Credentials
-
-    def is_ready(self) -> bool:
-        return not self.ended.is_set()
-
-
-async def _start_grpc(served: _Served, settings: Settings) -> Callable[[], Awaitable[object]]:
+async def _start_grpc(service: "GrpcService", address: str, credentials: Credentials) -> End:
     """Serves over gRPC; returns what ends that."""
-    from ctr_ps.ps_worker.extras.inference_server.grpc_service import GrpcService
-
-    debug = DebugServices() if settings.grpc_debug else None
-    service = GrpcService(served.model, served.metrics, served.is_ready, debug=debug)
-    server = service.server(served.credentials, ports=PORTS)
-    host, port = parse_address(settings.grpc)
-    port = bind(server, address_to_bind(host, port), served.credentials)
+    server = service.server(credentials, ports=PORTS)
+    host, port = parse_address(address)
+    port = bind(server, address_to_bind(host, port), credentials)
     await server.start()
-    telling = asyncio.create_task(_tell_end(served.ended, service.tell_end))
     logger.info("gRPC at %s", address_to_bind(host, port))
-
-    async def end() -> None:
-        telling.cancel()
-        await server.stop(GRACE_S)
-
-    return end
+    return partial(server.stop, GRACE_S)
 
 
-async def _tell_end(ended: asyncio.Event, tell: Callable[[], None]) -> None:
-    await ended.wait()
-    tell()
-
-
-async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[object]]:
+async def _start_http(service: "HttpService", address: str, credentials: Credentials) -> End:
     """Serves over HTTP; returns what ends that."""
     from aiohttp import web  # of an extra
 
     from ctr_ps.ps_worker.extras.inference_server.http_listener import HttpListener
-    from ctr_ps.ps_worker.extras.inference_server.http_service import RUNNER_OPTIONS, HttpService
+    from ctr_ps.ps_worker.extras.inference_server.http_service import RUNNER_OPTIONS
 
-    readers = Readers(served.credentials)
-    service = HttpService(served.model, served.metrics, served.is_ready, readers)
     runner = web.AppRunner(service.application(), shutdown_timeout=GRACE_S, **RUNNER_OPTIONS)
     await runner.setup()
     assert runner.server is not None
@@ -288,7 +250,7 @@ async def _start_http(served: _Served, address: str) -> Callable[[], Awaitable[o
             host,
             port,
             max_connections=connection_limit() // PORTS,
-            tls=server_context(served.credentials),
+            tls=server_context(credentials),
             **RUNNER_OPTIONS,
         )
     except CtrPsError:

@@ -19,10 +19,10 @@ from ctr_ps.protos.wire.grpc_status import details_of, status_of
 from ctr_ps.protos.wire.health import HealthService
 from ctr_ps.protos.wire.security.authorization import Method, interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials
-from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
 from ctr_ps.ps_worker.extras.inference_server.served_model import (
     MAX_WAITING,
     Request,
+    RequestMetrics,
     ServedModel,
     UnknownModelError,
 )
@@ -182,18 +182,21 @@ class GrpcService:
     async def _model_infer(self, request: Any) -> Any:
         current = self._model.meant(request.model_name, request.model_version)
         with self._model.place():
-            answer = await self._model.infer(current, lambda: _decoded(request))
+            outputs = await self._model.infer(
+                current,
+                lambda: Request(tensors_in(request), [output.name for output in request.outputs]),
+            )
         return messages.ModelInferResponse(
             model_name=self._model.name,
-            model_version=answer.version,
+            model_version=current.version,
             id=request.id,
             outputs=[
                 messages.ModelInferResponse.InferOutputTensor(
                     name=each.name, datatype=each.datatype, shape=each.shape
                 )
-                for each, _ in answer.outputs
+                for each, _ in outputs
             ],
-            raw_output_contents=[raw_of(values) for _, values in answer.outputs],
+            raw_output_contents=[raw_of(values) for _, values in outputs],
         )
 
 
@@ -206,16 +209,8 @@ def _status_of(error: CtrPsError) -> grpc.StatusCode:
     return status_of(error)
 
 
-def _decoded(request: Any) -> Request:
-    return Request(tensors_in(request), [output.name for output in request.outputs])
-
-
 def tensors_in(request: Any) -> list[Tensor]:
-    """Returns the tensors of a ModelInferRequest.
-
-    Raises:
-        DataError: If one has values of another number or type than it says.
-    """
+    """Returns the tensors of a ModelInferRequest; raises DataError if one is not what it says."""
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise DataError(

@@ -74,18 +74,10 @@ class HttpListener:
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
-        """Binds and listens.
+        """Binds and listens; port 0 takes a free one. Raises BindError.
 
-        Args:
-            server: That of aiohttp.
-            host: To bind.
-            port: 0 takes a free one.
-            max_connections: At once; one more gets the place of one that is silent, or is closed.
-            tls: None: without TLS.
-            options: See `web.RequestHandler`.
-
-        Raises:
-            BindError: If the address cannot be bound.
+        One connection more than `max_connections` gets the place of one that is silent, or is closed. The
+        options are those of `web.RequestHandler`.
         """
         self.server = server
         self._max = max_connections

@@ -24,10 +24,10 @@ from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
 from ctr_ps.protos.metrics.metrics_port import Readers
 from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.runtime.malloc import memory_error_of
-from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
 from ctr_ps.ps_worker.extras.inference_server.served_model import (
     Current,
     Request,
+    RequestMetrics,
     ServedModel,
     UnknownModelError,
 )
@@ -117,7 +117,7 @@ class HttpService:
         for versions, suffix in (("", ""), ("/versions/{version}", "OfVersion")):
             model = f"/v2/models/{{name}}{versions}"
             router.add_get(model, self._model_metadata, name=f"ModelMetadata{suffix}")
-            router.add_get(f"{model}/ready", self._model_ready, name=f"ModelReady{suffix}")
+            router.add_get(f"{model}/ready", self._ready, name=f"ModelReady{suffix}")
             router.add_post(f"{model}/infer", self._infer, name=f"ModelInfer{suffix}")
         return application
 
@@ -127,15 +127,18 @@ class HttpService:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuses strangers, makes answers of errors, and counts; once it ends, closes connections."""
+        """Answers and counts; once the process ends, closes connections."""
         self._num_in_flight += 1
         self._is_idle.clear()
+        start, status = time.perf_counter(), 500
         try:
             response = await self._answer(request, handler)
+            status = response.status
             if not self._is_ready():
                 response.force_close()
             return response
         finally:
+            self._metrics.ended("http", _method(request), str(status), time.perf_counter() - start)
             self._num_in_flight -= 1
             if not self._num_in_flight:
                 self._is_idle.set()
@@ -145,33 +148,24 @@ class HttpService:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        start, status = time.perf_counter(), 500
+        """Refuses strangers, and makes answers of errors."""
         try:
             if why := self._refusal(request):
-                response: web.StreamResponse = _error(401, why)
-            else:
-                response = await handler(request)
-            status = response.status
+                return _error(401, why)
+            return await handler(request)
         except web.RequestPayloadError as error:
-            status = 400
-            return _error(status, f"the body of the request cannot be read: {error}")
+            return _error(400, f"the body of the request cannot be read: {error}")
         except web.HTTPException as error:  # no such path, a method that it has not, too large
-            status = error.status
             limit = f": {_SIZE}" if isinstance(error, web.HTTPRequestEntityTooLarge) else ""
-            response = _error(status, f"{error.reason} ({request.method} {request.path}){limit}")
+            text = f"{error.reason} ({request.method} {request.path}){limit}"
+            response = _error(error.status, text)
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
             return response
         except CtrPsError as error:
-            status = _status_of(error)
-            return _error(status, str(error), error)
+            return _error(_status_of(error), str(error), error)
         except MemoryError as error:
-            status = 503
-            return _error(status, str(memory_error_of(error)))
-        else:
-            return response
-        finally:
-            self._metrics.ended("http", _method(request), str(status), time.perf_counter() - start)
+            return _error(503, str(memory_error_of(error)))
 
     def _refusal(self, request: web.Request) -> str:
         if request.path in OPEN_PATHS:
@@ -189,13 +183,8 @@ class HttpService:
         return web.json_response({"live": True})
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return self._readiness()
-
-    async def _model_ready(self, request: web.Request) -> web.Response:
-        self._meant(request)
-        return self._readiness()
-
-    def _readiness(self) -> web.Response:
+        if "name" in request.match_info:
+            self._meant(request)
         is_ready = self._is_ready()
         return web.json_response({"ready": is_ready}, status=200 if is_ready else 503)
 
@@ -215,9 +204,9 @@ class HttpService:
         current = self._meant(request)
         with self._model.place():
             asked = _Asked(await _body(request), request.headers)
-            answer = await self._model.infer(current, asked.decode)
+            found = await self._model.infer(current, asked.decode)
         outputs, raw = [], []
-        for each, values in answer.outputs:
+        for each, values in found:
             output: dict[str, Any] = {
                 "name": each.name,
                 "datatype": each.datatype,
@@ -231,7 +220,7 @@ class HttpService:
             outputs.append(output)
         answered: dict[str, Any] = {
             "model_name": self._model.name,
-            "model_version": answer.version,
+            "model_version": current.version,
             "outputs": outputs,
         }
         if asked.id is not None:
@@ -273,9 +262,7 @@ class _Asked:
     def decode(self) -> Request:
         """Returns the request; afterwards the rest of this is known.
 
-        Raises:
-            DataError: If the request is not as the protocol says.
-            HTTPRequestEntityTooLarge: If its JSON is too large.
+        Raises DataError if it is not as the protocol says, or HTTPRequestEntityTooLarge if its JSON is.
         """
         encoding = self._headers.get("Content-Encoding", "identity")
         if encoding.strip().lower() not in ("", "identity"):
@@ -299,14 +286,9 @@ class _Asked:
 
 
 def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
-    """Returns the tensors of a request.
+    """Returns the tensors of a request: of its JSON, and of the bytes behind it for inputs that say so.
 
-    Args:
-        head: Its JSON.
-        binary: What follows: the bytes of those inputs that say so, in their order.
-
-    Raises:
-        DataError: If the request is not as the protocol says.
+    Raises DataError if the request is not as the protocol says.
     """
     tensors, at = [], 0
     for each in _list(head, "inputs"):
@@ -346,10 +328,7 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
     except json.JSONDecodeError as error:
         near = error.doc[max(0, error.pos - 20) : error.pos + 20]
         raise DataError(f"the request is no JSON: {error}, near {near!r}") from error
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # no UTF-8, numbers without end, nested without end
+    except (ValueError, RecursionError) as error:  # no UTF-8; numbers or nesting without end
         raise DataError(f"the request is no JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict):
         raise DataError(f"the request is {type(head).__name__}, expected an object of JSON")
@@ -381,8 +360,7 @@ def _parameters(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def _flat(name: str, shape: Sequence[Any], data: Any) -> list[Any]:
     """Returns the values of a list that is flat, or nested exactly as the shape.
 
-    Raises:
-        DataError: If it is neither: values would move to other rows.
+    Raises DataError if it is neither: values would move to other rows.
     """
     if not isinstance(data, list):
         raise DataError(f"tensor {name!r}: 'data' is {type(data).__name__}, expected a list")

@@ -4,13 +4,13 @@
     folder  --every few seconds-----> a newer checkpoint? --> a predictor of its own --> answers from now on
 
 A request has one predictor from its beginning to its end. A checkpoint that cannot be loaded is logged once,
-and the one before goes on.
+and the one before goes on. What requests took, Prometheus and the status page are told.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +18,12 @@ from pathlib import PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client import Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
+from ctr_ps.protos.metrics.status import Series, Status
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
     Tensor,
@@ -38,6 +42,8 @@ wait are still wanted."""
 
 RETRY_AFTER_S = 1.0
 
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+
 
 class UnknownModelError(CtrPsError):
     """A request asks for a model, version or output that is not served here."""
@@ -45,13 +51,9 @@ class UnknownModelError(CtrPsError):
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The model that answers.
+    """The model that answers: its version is the name of its checkpoint, its token that of the save.
 
-    Attributes:
-        predictor: It.
-        version: Name of its checkpoint, the last part of its URL.
-        token: Of the save that wrote it.
-        since: When it was loaded, in seconds since 1970.
+    `since` is when it was loaded, in seconds since 1970.
     """
 
     predictor: Predictor
@@ -68,24 +70,13 @@ class Request:
     outputs: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Outputs of a request, its rows, and the version that has computed them."""
-
-    version: str
-    outputs: Sequence[tuple[TensorType, NDArray[np.float32]]]
-    num_rows: int
+Outputs = Sequence[tuple[TensorType, NDArray[np.float32]]]
+"""Of a request; at least one."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a served model has done.
-
-    Attributes:
-        rows: Predicted.
-        reloads: Newer models that were loaded.
-        failed_reloads: Of those that were not.
-    """
+    """What a served model has done: rows predicted, and newer models that were loaded or could not be."""
 
     rows: int = 0
     reloads: int = 0
@@ -98,6 +89,8 @@ class ServedModel:
     Attributes:
         name: By which requests ask for it.
         counts: What it has done.
+        current: The model that answers.
+        num_waiting: Requests that have a thread, or wait for one.
     """
 
     def __init__(
@@ -111,25 +104,15 @@ class ServedModel:
         allow_code: bool = False,
         maps: bool = False,
     ) -> None:
-        """Loads it.
+        """Loads it; raises CtrPsError if there is no checkpoint, or it cannot be loaded.
 
-        Args:
-            url: See `Predictor.load`.
-            name: By which requests ask for it.
-            max_rows: Most rows of a request.
-            threads: That predict.
-            verify: Compare all checksums of a checkpoint before it answers; see `Predictor.load`.
-            allow_code: See `Predictor.load`.
-            maps: Map the files of rows instead of reading them; likewise.
-
-        Raises:
-            CtrPsError: If there is no checkpoint, or it cannot be loaded.
+        `max_rows` is of a request, `threads` predict, for the others see `Predictor.load`.
         """
         self.name = name
         self.counts = Counts()
         self._url = url
         self._max_rows = max_rows
-        self._num_waiting = 0
+        self.num_waiting = 0
         self._fault = ""  # of the newest checkpoint; told once
         self._allow_code = allow_code
         self._verify, self._maps = verify, maps
@@ -143,11 +126,6 @@ class ServedModel:
         )
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that have a thread, or wait for one."""
-        return self._num_waiting
-
-    @property
     def inputs(self) -> list[TensorType]:
         """What the model takes."""
         return inputs_of(self.current.predictor.schema)
@@ -158,11 +136,7 @@ class ServedModel:
         return outputs_of(self.current.predictor.tasks)
 
     def meant(self, name: str, version: str = "") -> Current:
-        """Returns the model that answers, if it is the one that is meant; an empty version is any.
-
-        Raises:
-            UnknownModelError: If it is not.
-        """
+        """Returns the model that answers; raises UnknownModelError if another is meant. "" is any version."""
         current = self.current
         if name != self.name:
             raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
@@ -175,40 +149,32 @@ class ServedModel:
 
     @contextmanager
     def place(self) -> Iterator[None]:
-        """Counts a request for the time of the block, before its body is read.
-
-        Raises:
-            OverloadedError: If too many wait.
-        """
-        if self._num_waiting >= MAX_WAITING:
+        """Counts a request, before its body is read, for a block; raises OverloadedError if too many wait."""
+        if self.num_waiting >= MAX_WAITING:
             raise OverloadedError(
-                f"{self._num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
+                f"{self.num_waiting} requests wait for this process: try again in {RETRY_AFTER_S:g} s, or "
                 f"use more processes",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
             yield
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
 
-    async def infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
-        """Predicts the rows of a request, in a thread of the pool.
-
-        Args:
-            current: The model that was meant.
-            decode: Returns the request, in that thread: one of 16 MiB takes long.
+    async def infer(self, current: Current, decode: Callable[[], Request]) -> Outputs:
+        """Predicts the rows of a request that meant `current`, and is decoded, too, in a thread of the pool.
 
         Raises:
             DataError: If the request is not as the protocol says, or does not fit the model.
             UnknownModelError: If there is no output that it asks for.
         """
         loop = asyncio.get_running_loop()
-        answer = await loop.run_in_executor(self._threads, self._infer, current, decode)
-        self.counts.rows += answer.num_rows
-        return answer
+        outputs = await loop.run_in_executor(self._threads, self._infer, current, decode)
+        self.counts.rows += len(outputs[0][1])
+        return outputs
 
-    def _infer(self, current: Current, decode: Callable[[], Request]) -> Answer:
+    def _infer(self, current: Current, decode: Callable[[], Request]) -> Outputs:
         predictor, request = current.predictor, decode()
         types = outputs_of(predictor.tasks)
         if unknown := set(request.outputs) - {each.name for each in types}:
@@ -223,12 +189,11 @@ class ServedModel:
         )
         predictions = predictor.predict_samples(samples)
         columns = predictions.reshape(len(samples), len(types)).T
-        found = [
+        return [
             (TensorType(each.name, each.datatype, (len(samples),)), column)
             for each, column in zip(types, columns, strict=True)
             if not request.outputs or each.name in request.outputs
         ]
-        return Answer(current.version, found, len(samples))
 
     async def reload_every(self, seconds: float) -> None:
         """Looks for a newer checkpoint every so many seconds, for ever."""
@@ -251,7 +216,12 @@ class ServedModel:
                 self._fault = ""  # what was wrong is over, and told if it comes again
                 return False
             loaded = self._load(newest)
-            _require_same_tensors(self.current.predictor, loaded.predictor)
+            old, new = self.current.predictor, loaded.predictor
+            if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
+                raise UsageError(
+                    f"{new.url} has another schema or other tasks than {old.url}, so clients would send the "
+                    f"wrong tensors: start another ps-serve for it"
+                )
         except Exception as error:  # a checkpoint of anybody's, with code of the user's
             fault = str(error) if isinstance(error, CtrPsError) else repr(error)
             if fault != self._fault:
@@ -273,7 +243,9 @@ class ServedModel:
         predictor = Predictor.load(
             checkpoint.url, verify=self._verify, map=self._maps, allow_code=self._allow_code
         )
-        _warm_up(predictor)
+        # Of missing values: kernels are compiled, and the model can predict, before the first request.
+        schema = predictor.schema
+        predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
         return Current(predictor, PurePosixPath(checkpoint.url).name, checkpoint.token)
 
     def close(self) -> None:
@@ -281,15 +253,72 @@ class ServedModel:
         self._threads.shutdown()
 
 
-def _warm_up(predictor: Predictor) -> None:
-    """Predicts a row of missing values: kernels are compiled, and the model can, before the first request."""
-    schema = predictor.schema
-    predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])
+class RequestMetrics(Collector):
+    """Counts requests, and collects what there is to know of a served model. Thread-safe."""
 
+    def __init__(self, model: ServedModel) -> None:
+        """Has seen no request."""
+        self._model = model
+        self._durations = Histogram(
+            "ctr_serve_request_duration_seconds",
+            "From the arrival of a request to its answer.",
+            ["protocol", "method", "status"],
+            buckets=BOUNDS_S,
+            registry=None,
+        )
+        self._num_requests = 0
 
-def _require_same_tensors(old: Predictor, new: Predictor) -> None:
-    if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
-        raise UsageError(
-            f"{new.url} has another schema or other tasks than {old.url}, so clients would send the wrong "
-            f"tensors: start another ps-serve for it"
+    def ended(self, protocol: str, method: str, status: str, seconds: float) -> None:
+        """A request ended with a status of its protocol."""
+        self._num_requests += 1
+        self._durations.labels(protocol, method, status).observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics as of now."""
+        yield from self._durations.collect()
+        model, counts = self._model, self._model.counts
+        yield CounterMetricFamily("ctr_serve_rows", "Rows predicted.", value=counts.rows)
+        yield GaugeMetricFamily(
+            "ctr_serve_waiting_requests",
+            "Requests that have a thread, or wait for one.",
+            value=model.num_waiting,
+        )
+        reloads = CounterMetricFamily(
+            "ctr_serve_reloads", "Newer models that were found.", labels=["result"]
+        )
+        reloads.add_metric(["served"], counts.reloads)
+        reloads.add_metric(["failed"], counts.failed_reloads)
+        yield reloads
+        served = GaugeMetricFamily(
+            "ctr_serve_model_info", "1, of the model that answers.", labels=["model", "version"]
+        )
+        served.add_metric([model.name, model.current.version], 1)
+        yield served
+        yield GaugeMetricFamily(
+            "ctr_serve_model_age_seconds",
+            "Since the model that answers was loaded.",
+            value=time.time() - model.current.since,
+        )
+
+    def describe(self) -> Iterable[Metric]:
+        """Says nothing, so that registering collects nothing."""
+        return ()
+
+    def status(self) -> Status:
+        """Returns what the status page shows."""
+        model, counts = self._model, self._model.counts
+        return Status(
+            title=f"ps-serve {model.name}",
+            figures={
+                "version": model.current.version,
+                "seconds since it was loaded": round(time.time() - model.current.since),
+                "rows": counts.rows,
+                "reloads": counts.reloads,
+                "reloads that failed": counts.failed_reloads,
+                "requests that wait": model.num_waiting,
+            },
+            series=[
+                Series(name="requests a second", value=self._num_requests, kind="rate"),
+                Series(name="rows a second", value=counts.rows, kind="rate"),
+            ],
         )

@@ -61,14 +61,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor.
-
-    Attributes:
-        name: Of a column.
-        datatype: In the words of the protocol.
-        shape: Of `values`.
-        values: All values, row by row: numbers of the datatype, or a list of bytes.
-    """
+    """A tensor of a column: all values, row by row, as numbers of the datatype or a list of bytes."""
 
     name: str
     datatype: str
@@ -99,8 +92,7 @@ def outputs_of(tasks: Sequence[str]) -> list[TensorType]:
 def tensor_of_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes) -> Tensor:
     """Returns a tensor whose values are bytes as the protocol lays them out.
 
-    Raises:
-        DataError: If they are of another number than the shape, or the type is none.
+    Raises DataError if they are of another number than the shape, or the type is none.
     """
     count = _count(name, shape)
     if datatype == BYTES:
@@ -121,8 +113,7 @@ def tensor_of_values(
 ) -> Tensor:
     """Returns a tensor of values in a flat sequence.
 
-    Raises:
-        DataError: If they are of another number or type, or the type is none.
+    Raises DataError if they are of another number or type, or the type is none.
     """
     count = _count(name, shape)
     if len(values) != count:
@@ -154,13 +145,9 @@ def raw_of(values: NDArray[np.float32]) -> bytes:
 def samples_of(
     tensors: Sequence[Tensor], schema: Schema, *, max_rows: int, values: SlotValues
 ) -> list[Sample]:
-    """Returns the samples that tensors are.
+    """Returns the samples of tensors in any order: one a column, and lengths.
 
-    Args:
-        tensors: One for each column of the schema, in any order, and any number of lengths.
-        schema: The model's.
-        max_rows: Most rows of a request.
-        values: What the values of slots were in the training data.
+    `values` are what those of slots were in the training data.
 
     Raises:
         DataError: If a tensor is missing, unknown, twice, or does not fit its column or the others.
@@ -230,11 +217,7 @@ def _values(
 ) -> Sequence[Value | list[Value]]:
     """Returns the values of a slot, row by row; see above."""
     num_rows = tensor.shape[0]
-    if (
-        tensor.datatype.startswith("FP")
-        or tensor.datatype == "BOOL"
-        or len(tensor.shape) not in (1, 2)
-    ):
+    if tensor.datatype in ("FP32", "FP64", "BOOL") or len(tensor.shape) not in (1, 2):
         raise DataError(
             f"tensor {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, expected {BYTES} or "
             f"whole numbers of shape [{num_rows}] or [{num_rows}, L]: it is a slot"

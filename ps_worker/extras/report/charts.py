@@ -1,11 +1,11 @@
-"""Charts as SVG, drawn by Matplotlib, with HTML legends: lines, rows, columns, stacked bars, calibration.
+"""Charts as SVG, drawn by Matplotlib, with HTML legends: lines, rows of bars or dots, calibration.
 
 A colour in the drawing stands for a variable of the page's style sheet, which has values for light and dark
 screens. Text remains text, in the font of the page. From the seventh series on, lines are dashed as well.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -25,9 +25,8 @@ _VARIABLES = {
     "#0000d0": "var(--muted)",
     "#0000d1": "var(--grid)",
     "#0000d2": "var(--level)",
-    "#0000d3": "var(--on)",
 }
-*_SERIES, _MUTED, _GRID, _LEVEL, _ON = _VARIABLES
+*_SERIES, _MUTED, _GRID, _LEVEL = _VARIABLES
 
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
@@ -58,19 +57,11 @@ _DOTTED = 40
 _OUTLIER_SPANS = 1.5
 _FEW = 8
 _MAX_LABEL = 29
-_LEAST_SHARE = 8
-"""Smallest share of a stacked bar, in percent, that is written into it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A named row of points.
-
-    Attributes:
-        name: In the legend.
-        number: Chooses colour and dashes, from 0.
-        points: (x, y), ascending by x.
-    """
+    """A named row of points, ascending by x; from 0, its number chooses colour and dashes."""
 
     name: str
     number: int
@@ -90,14 +81,9 @@ def lines(
     levels: Sequence[tuple[str, float]] = (),
     is_from_zero: bool = False,
 ) -> str:
-    """Returns a chart of lines; values far above all others lie outside.
+    """Returns a chart of lines, with at least one point in all; values far above all others lie outside.
 
-    Args:
-        series: At least one point in all.
-        x: Label of the axis, with its unit.
-        y: Likewise.
-        levels: Named values to compare with, drawn as dashed lines.
-        is_from_zero: The vertical axis begins at 0.
+    `levels` are named values to compare with, drawn as dashed lines.
     """
     figure, axes = _figure(x, y)
     for each in series:
@@ -114,7 +100,8 @@ def lines(
         axes.set_ylim(min(kept) - margin, max(kept) + margin)
     if is_from_zero:
         axes.set_ylim(bottom=0)
-    return _chart(figure, f"{y} by {x}", _named(series), levels)
+    named = [(each.number, each.name) for each in series]
+    return _chart(figure, f"{y} by {x}", named, levels)
 
 
 @mpl.rc_context(_STYLE)
@@ -126,8 +113,8 @@ def calibration(series: Sequence[Series]) -> str:
     axes.axline((0, 0), slope=1, color=_LEVEL, linestyle="--", linewidth=1)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    equal = [("calibrated", 1.0)]
-    return _chart(figure, "click rate by mean prediction", _named(series), equal)
+    named = [(each.number, each.name) for each in series]
+    return _chart(figure, "click rate by mean prediction", named, [("calibrated", 1.0)])
 
 
 @mpl.rc_context(_STYLE)
@@ -136,69 +123,32 @@ def rows(
     names: Sequence[str],
     *,
     x: str,
-    is_bars: bool,
+    is_bars: bool = True,
     levels: Sequence[tuple[str, float]] = (),
 ) -> str:
     """Returns a chart with a row a label: bars from 0, or dots on an axis that need not begin there.
 
-    Args:
-        labelled: The rows, from the top.
-        names: Of the series.
-        x: Label of the axis, with its unit.
-        is_bars: Bars, else dots.
-        levels: Named values to compare with.
+    Labels stand from the top, `names` are of the series, `levels` named values to compare with.
     """
     height = 0.8 + len(labelled) * (0.16 + 0.08 * len(names))
     figure, axes = _figure(x, "", height=height)
-    for colour, places, values, thickness in _groups(labelled, len(names)):
+    thickness = 0.8 / len(names)
+    for number in range(len(names)):
+        shift = thickness * (number - (len(names) - 1) / 2)
+        places, values = [], []
+        for index, figures in enumerate(labelled.values()):
+            if (value := figures[number]) is not None:
+                places.append(index + shift)
+                values.append(value)
         if is_bars:
-            axes.barh(places, values, thickness, color=colour)
+            axes.barh(places, values, thickness, color=_colour(number))
         else:
-            axes.plot(values, places, "o", color=colour)
+            axes.plot(values, places, "o", color=_colour(number))
     for _, level in levels:
         axes.axvline(level, color=_LEVEL, linestyle="--", linewidth=1)
     axes.set_yticks(range(len(labelled)), [_short(each) for each in labelled])
     axes.set_ylim(len(labelled) - 0.5, -0.5)
     return _chart(figure, x, enumerate(names), levels)
-
-
-@mpl.rc_context(_STYLE)
-def columns(labelled: Labelled, names: Sequence[str], *, x: str, y: str) -> str:
-    """Returns a chart with a group of columns a label, one for each series that has a value."""
-    figure, axes = _figure(x, y)
-    for colour, places, values, thickness in _groups(labelled, len(names)):
-        axes.bar(places, values, thickness, color=colour)
-    axes.set_xticks(range(len(labelled)), list(labelled))
-    return _chart(figure, f"{y} by {x}", enumerate(names))
-
-
-@mpl.rc_context(_STYLE)
-def stacked(
-    totals: Sequence[tuple[str, Mapping[str, float]]], parts: Sequence[str], *, x: str
-) -> str:
-    """Returns a bar for each run, divided into its parts, with their shares where there is room.
-
-    Args:
-        totals: Name of each run, and its values by part.
-        parts: All parts, in the order in which they are drawn.
-        x: Label of the axis, with its unit.
-    """
-    figure, axes = _figure(x, "", height=0.8 + 0.4 * len(totals))
-    runs = range(len(totals))
-    ends = [0.0 for _ in runs]
-    for number, part in enumerate(parts):
-        values = [of.get(part, 0.0) for _, of in totals]
-        bars = axes.barh(runs, values, 0.6, left=ends, color=_colour(number))
-        shares = [
-            100 * value / (sum(of.values()) or 1.0)
-            for value, (_, of) in zip(values, totals, strict=True)
-        ]
-        labels = [f"{share:.0f} %" if share >= _LEAST_SHARE else "" for share in shares]
-        axes.bar_label(bars, labels, label_type="center", color=_ON)
-        ends = [end + value for end, value in zip(ends, values, strict=True)]
-    axes.set_yticks(runs, [_short(name) for name, _ in totals])
-    axes.set_ylim(len(totals) - 0.5, -0.5)
-    return _chart(figure, x, enumerate(parts))
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
@@ -243,26 +193,6 @@ def _draw(axes: Axes, series: Series, *, is_dotted: bool) -> None:
     axes.plot(across, up, dashes, color=_colour(series.number), marker="o" if is_dotted else "")
 
 
-def _groups(
-    labelled: Labelled, count: int
-) -> Iterator[tuple[str, list[float], list[float], float]]:
-    """Yields colour, places, values and thickness of the marks of each of `count` series."""
-    thickness = 0.8 / count
-    for number in range(count):
-        shift = thickness * (number - (count - 1) / 2)
-        marks = [
-            (index + shift, value)
-            for index, values in enumerate(labelled.values())
-            if (value := values[number]) is not None
-        ]
-        yield (
-            _colour(number),
-            [place for place, _ in marks],
-            [value for _, value in marks],
-            thickness,
-        )
-
-
 def _chart(
     figure: Figure,
     label: str,
@@ -289,10 +219,6 @@ def _chart(
     ]
     legend = f'<div class="legend">{"".join(keys)}</div>' if len(keys) > 1 else ""
     return f'{legend}{tag}role="img" aria-label="{escape(label)}" {drawing}'
-
-
-def _named(series: Sequence[Series]) -> list[tuple[int, str]]:
-    return [(each.number, each.name) for each in series]
 
 
 def _colour(number: int) -> str:

@@ -36,10 +36,7 @@ logger = logging.getLogger(__name__)
 class FeatureImportance:
     """What a model loses without the values of one slot or dense column.
 
-    Attributes:
-        name: Of the slot or column.
-        auc_lost: AUC with the values minus AUC without; nan with one class only.
-        log_loss_gained: Log loss without the values minus log loss with them.
+    `auc_lost` is nan with one class only.
     """
 
     name: str
@@ -49,14 +46,7 @@ class FeatureImportance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Importance:
-    """Importance of all features of a model.
-
-    Attributes:
-        features: Those that lose most first.
-        examples: Among which values were permuted.
-        auc: Of these examples as they are; nan with one class only.
-        log_loss: Likewise, mean.
-    """
+    """Importance of features, the largest first, among so many examples with this AUC and log loss."""
 
     features: tuple[FeatureImportance, ...]
     examples: int
@@ -75,15 +65,8 @@ def importance_of_features(
 ) -> Importance:
     """Returns the importance of each slot and dense column over the first `rows` examples.
 
-    They stay in memory, and are predicted once for each feature and once as they are.
-
-    Args:
-        store: The parameters; only read.
-        model: Predicts with them.
-        schema: Names of slots and columns.
-        batches: Examples; those without labels are passed over, and no more are read than needed.
-        rows: Most examples to take.
-        batch_size: Examples that are predicted at a time.
+    They stay in memory, and are predicted once for each feature and once as they are. Examples without labels
+    are passed over, and no more are read than needed.
 
     Raises:
         DataError: If there are fewer than 2 labelled examples.
@@ -101,11 +84,22 @@ def importance_of_features(
         counted(kept.size, "row"),
         num_features + 1,
     )
-    progress = _Progress(kept.size * (num_features + 1))
+    predictions = kept.size * (num_features + 1)
+    done, logged_at = 0, time.monotonic()
+
+    def predicted(batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Logs how far it is: each batch has been predicted when the next one is asked for."""
+        nonlocal done, logged_at
+        for batch in batches:
+            yield batch
+            done += batch.size
+            if time.monotonic() - logged_at >= LOG_EVERY_S:
+                logged_at, share = time.monotonic(), 100 * done / predictions
+                logger.info("feature importance: %.0f %% of %d predictions", share, predictions)
 
     def measured(*, slot: int | None = None, inputs: Sequence[int] = ()) -> ClickMetrics:
         examples = _examples(kept, order, batch_size, slot=slot, inputs=inputs)
-        return evaluate(store, model, progress.watch(examples), batch_size=batch_size)
+        return evaluate(store, model, predicted(examples), batch_size=batch_size)
 
     whole = measured()
 
@@ -125,29 +119,6 @@ def importance_of_features(
     return Importance(
         features=tuple(features), examples=kept.size, auc=whole.auc(), log_loss=whole.log_loss()
     )
-
-
-class _Progress:
-    """Logs the share of predictions that are made."""
-
-    def __init__(self, predictions: int) -> None:
-        """Takes the number of all."""
-        self._all = predictions
-        self._done = 0
-        self._logged_at = time.monotonic()
-
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields the batches, each of which has been predicted when the next one is asked for."""
-        for batch in batches:
-            yield batch
-            self._done += batch.size
-            if time.monotonic() - self._logged_at >= LOG_EVERY_S:
-                self._logged_at = time.monotonic()
-                logger.info(
-                    "feature importance: %.0f %% of %d predictions",
-                    100 * self._done / self._all,
-                    self._all,
-                )
 
 
 def _first(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:

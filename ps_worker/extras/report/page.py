@@ -5,7 +5,7 @@ A page is one file: no script, no link to anything, so it opens offline and can 
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -16,14 +16,9 @@ Cell = object
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One chart with its words.
+    """One chart with its words: its body is HTML, all others are texts and numbers.
 
-    Attributes:
-        title: Text.
-        body: HTML: a chart, or what is missing.
-        note: Text below it.
-        headers: Of the table of its figures; empty: no table.
-        cells: Rows of that table: texts, numbers, None.
+    Headers and cells are the table of its figures; without headers there is none.
     """
 
     title: str
@@ -38,39 +33,26 @@ class Section:
     """A part of the page.
 
     Attributes:
-        anchor: Its id in the page.
-        title: Text.
-        lead: Text below the title: what it shows.
-        cards: Charts.
+        lead: Text below its title: what it shows.
         missing: Texts on what runs have not measured, and how they would.
-        is_wide: Cards take the whole width.
     """
 
-    anchor: str
-    title: str
     lead: str
     cards: Sequence[Card] = ()
     missing: Sequence[str] = ()
-    is_wide: bool = False
 
 
-def page(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """Returns the page.
-
-    Args:
-        title: Text.
-        subtitle: Text.
-        sections: In their order.
-    """
-    links = "".join(f'<a href="#{each.anchor}">{escape(each.title)}</a>' for each in sections)
+def page(title: str, sections: Mapping[str, Section]) -> str:
+    """Returns the page of sections with titles."""
+    links = "".join(f'<a href="#{_anchor(each)}">{escape(each)}</a>' for each in sections)
     return printable_lines(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<header><h1>{escape(title)}</h1><p>{escape(subtitle)}</p>"
+        f"<header><h1>{escape(title)}</h1><p>Training report</p>"
         f"<nav>{links}</nav></header>\n<main>\n"
-        + "\n".join(map(_section, sections))
+        + "\n".join(_section(*each) for each in sections.items())
         + "\n</main>\n</body>\n</html>\n"
     )
 
@@ -107,13 +89,16 @@ def _cell(value: Cell) -> str:
     return f"<td>{escape(shown(value))}</td>"
 
 
-def _section(section: Section) -> str:
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def _section(title: str, section: Section) -> str:
     missing = "".join(f'<p class="missing">{escape(each)}</p>' for each in section.missing)
-    wide = " wide" if section.is_wide else ""
     return (
-        f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>'
+        f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>'
         f'<p class="lead">{escape(section.lead)}</p>{missing}'
-        f'<div class="cards{wide}">{"".join(map(_card, section.cards))}</div></section>'
+        f'<div class="cards">{"".join(map(_card, section.cards))}</div></section>'
     )
 
 
@@ -128,13 +113,13 @@ def _card(card: Card) -> str:
 _STYLE = """
 :root {
   --page: #f6f7f9; --card: #ffffff; --text: #1c2430; --muted: #5a6675; --grid: #e3e7ec;
-  --border: #dfe3e8; --level: #7a8594; --on: #ffffff;
+  --border: #dfe3e8; --level: #7a8594;
   --c0: #2469b3; --c1: #c2570c; --c2: #17803d; --c3: #8a3fc0; --c4: #b8246b; --c5: #7a6a10;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #12161c; --card: #1b2129; --text: #e6eaf0; --muted: #9aa7b6; --grid: #2c3540;
-    --border: #2c3540; --level: #8a97a6; --on: #10151b;
+    --border: #2c3540; --level: #8a97a6;
     --c0: #6db3f2; --c1: #f2994a; --c2: #5fd08a; --c3: #c79bf2; --c4: #f285b5; --c5: #d8c65a;
   }
 }
@@ -162,7 +147,7 @@ nav a:hover { text-decoration: underline; }
 .cards {
   display: grid; gap: 16px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr));
 }
-.cards.wide { grid-template-columns: minmax(0, 1fr); }
+article:only-child { grid-column: 1 / -1; }
 article {
   background: var(--card); border: 1px solid var(--border); border-radius: 10px; padding: 16px;
   min-width: 0;

@@ -22,7 +22,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
 )
 from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files
-from ctr_ps.ps_worker.extras.report import curves, distributions
+from ctr_ps.ps_worker.extras.report import sections
 from ctr_ps.ps_worker.extras.report.importance import Importance, importance_of_features
 from ctr_ps.ps_worker.extras.report.page import Section, page
 from ctr_ps.ps_worker.extras.report.runs import RunRecords, number, read_runs
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 def report(
     folders: Sequence[Path], output: Path, *, importance_rows: int, allow_code: bool = False
 ) -> dict[str, Any]:
-    """Writes a page about runs.
+    """Writes a page about runs, and returns its path, their number, and that of those with importance.
 
     Args:
         folders: The `run.dir` of each run.
@@ -51,9 +51,6 @@ def report(
         importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
             0: it is not.
         allow_code: Run the model's file and the command for data that a checkpoint names.
-
-    Returns:
-        The path of the page, and the numbers of runs and of runs with importance.
 
     Raises:
         CtrPsError: If a folder is not that of a run, or the page cannot be written.
@@ -68,21 +65,21 @@ def report(
         )
     runs = read_runs(folders)
     importance = [_importance(run, importance_rows, allow_code) for run in runs]
+    parts: dict[str, Callable[[], Section]] = {
+        "Runs": lambda: sections.overview(runs),
+        "Training": lambda: sections.training(runs),
+        "Validation": lambda: sections.validation(runs),
+        "Progressive validation": lambda: sections.passes(runs),
+        "Calibration": lambda: sections.calibrated(runs),
+        "AUC by slot value": lambda: sections.by_slot_value(runs),
+        "Feature importance": lambda: sections.importance(runs, importance),
+        "Table growth": lambda: sections.tables(runs),
+        "Staleness": lambda: sections.staleness(runs),
+        "Time by part of a step": lambda: sections.time_by_part(runs),
+    }
     html = page(
         " · ".join(run.name for run in runs) if len(runs) <= _NAMED else f"{len(runs)} runs",
-        "Training report",
-        [
-            _part("Runs", lambda: curves.overview(runs)),
-            _part("Training", lambda: curves.training(runs)),
-            _part("Validation", lambda: curves.validation(runs)),
-            _part("Progressive validation", lambda: curves.passes(runs)),
-            _part("Calibration", lambda: distributions.calibrated(runs)),
-            _part("AUC by slot value", lambda: distributions.by_slot_value(runs)),
-            _part("Feature importance", lambda: distributions.importance(runs, importance)),
-            _part("Table growth", lambda: curves.tables(runs)),
-            _part("Staleness", lambda: distributions.staleness(runs)),
-            _part("Time by part of a step", lambda: distributions.time_by_part(runs)),
-        ],
+        {title: _made(title, make) for title, make in parts.items()},
     )
     with atomic_file(output) as file:
         file.write(html.encode())
@@ -93,44 +90,49 @@ def report(
     }
 
 
-def _part(title: str, make: Callable[[], Section]) -> Section:
+def _made(title: str, make: Callable[[], Section]) -> Section:
     """Returns a section, or what failed in its place: records of a run may be of any process that wrote."""
     try:
         return make()
     except Exception as error:
         logger.exception("the part %r of the report failed", title)
         fault = f"This part failed: {type(error).__name__}: {error}"
-        return Section(
-            anchor=title.lower().replace(" ", "-"), title=title, lead="", missing=[fault]
-        )
+        return Section(lead="", missing=[fault])
 
 
 def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | str:
     """Returns the importance of a run's features, or why there is none."""
     if not rows:
         return "not measured: give --importance-rows above 0."
-    if run.job is None:
+    job = run.job
+    if job is None:
         return "no job.json that can be read; it names model and data."
-    if not run.job.checkpoint.dir:
+    if not job.checkpoint.dir:
         return "no saved model: train with checkpoint.dir."
-    if not run.job.data.test and not run.job.data.valid:
+    if not job.data.test and not job.data.valid:
         return "no rows to predict: train with data.test or data.valid."
     try:
-        return _measured(run, rows, allow_code)
+        return _measured(run, job, rows, allow_code)
     except Exception as error:  # of a model's own code, too
         is_ours = isinstance(error, CtrPsError)
         logger.warning("%s: no feature importance: %s", run.name, error, exc_info=not is_ours)
         return f"not measured: {error if is_ours else f'{type(error).__name__}: {error}'}"
 
 
-def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
+def _measured(run: RunRecords, of_run: Job, rows: int, allow_code: bool) -> Importance:
     """Predicts with the best model of a run, or the last one if none was validated."""
-    assert run.job is not None  # as the caller has seen
-    root, data = run.job.checkpoint.dir, run.job.data
+    root, data = of_run.checkpoint.dir, of_run.data
     best = best_in(root)
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
-    _require_of_run(run, checkpoint, job)
+    other = f"the model in {root} is of another run"
+    if Path(job.run.dir).resolve() != Path(of_run.run.dir).resolve():
+        raise CheckpointError(
+            f"{other}, with run.dir = {job.run.dir!r}: give each run a checkpoint.dir of its own"
+        )
+    begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
+    if begun is not None and checkpoint.manifest.created < begun:
+        raise CheckpointError(f"{other}: it is older than this run, which has saved none yet")
     require_consent(checkpoint.url, job, ["model.name", "data.pipe_command"], allow_code=allow_code)
     dataset = streamed(job, schema)
     dataset.set_filelist(matching_files(data.test or data.valid))
@@ -145,16 +147,3 @@ def _measured(run: RunRecords, rows: int, allow_code: bool) -> Importance:
             rows=rows,
             batch_size=max(job.train.batch_size, _BATCH_SIZE),
         )
-
-
-def _require_of_run(run: RunRecords, checkpoint: Checkpoint, saved: Job) -> None:
-    """Refuses the model of another run, which has saved it into the same folder before or since."""
-    assert run.job is not None  # as the caller has seen
-    other = f"the model in {run.job.checkpoint.dir} is of another run"
-    if Path(saved.run.dir).resolve() != Path(run.job.run.dir).resolve():
-        raise CheckpointError(
-            f"{other}, with run.dir = {saved.run.dir!r}: give each run a checkpoint.dir of its own"
-        )
-    begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
-    if begun is not None and checkpoint.manifest.created < begun:
-        raise CheckpointError(f"{other}: it is older than this run, which has saved none yet")

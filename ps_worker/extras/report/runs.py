@@ -34,17 +34,14 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
-    """What one run has measured.
+    """What one run has measured, by a name that no other run has.
 
     Attributes:
-        name: Of the run, different from those of the other runs.
-        folder: Its `run.dir`.
         records: In the order of training; without those that a later process of the run has replaced.
         job: The job as it was trained; None: it is not there, or of another release.
     """
 
     name: str
-    folder: Path
     records: tuple[Record, ...]
     job: Job | None
 
@@ -79,10 +76,7 @@ def number(value: object) -> float | None:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
-    """Reads runs.
-
-    Args:
-        folders: Each the `run.dir` of a run, or its metrics.jsonl.
+    """Reads runs, each by its `run.dir` or its metrics.jsonl.
 
     Raises:
         UsageError: If a folder is not that of a run, or given twice.
@@ -115,12 +109,7 @@ def _read(folder: Path, name: str) -> RunRecords:
         ) from error
     *lines, _torn = content.split(b"\n")  # what follows the last whole line is being written
     records = [_record(line, metrics, row) for row, line in enumerate(lines, 1) if line.strip()]
-    return RunRecords(
-        name=name,
-        folder=folder,
-        records=tuple(_without_repeated(records)),
-        job=_job(folder / JOB),
-    )
+    return RunRecords(name=name, records=tuple(_without_repeated(records)), job=_job(folder / JOB))
 
 
 def _record(line: bytes, path: Path, row: int) -> Record:

@@ -42,12 +42,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of the servers at one moment.
-
-    Attributes:
-        at_s: The moment, in seconds.
-        servers: Of each server, its status, or why there is none.
-    """
+    """What was seen at one moment, in seconds: of each server its status, or why there is none."""
 
     at_s: float
     servers: Sequence[ServerStatus | CtrPsError]
@@ -63,12 +58,7 @@ class Look:
 
 
 def drawn(endpoints: Sequence[str], looks: Sequence[Look]) -> Group:
-    """Returns the screen.
-
-    Args:
-        endpoints: host:port of each server.
-        looks: What was seen, at least once; the last one is shown, the others are for the rates.
-    """
+    """Returns the screen: what the last look saw of the endpoints, and rates between all looks."""
     statuses = looks[-1].statuses
     parts: list[Text | Table] = [_headline(looks[-1])]
     if rates := _rates(looks):

@@ -163,7 +163,7 @@ def test_option_comes_before_the_variable() -> None:
         "ctr_ps.ps_worker.cli",
         "ctr_ps.ps_worker.extras.inference_server.cli",
         "ctr_ps.ps_worker.extras.watching.top",
-        "ctr_ps.ps_worker.extras.watching.versions",
+        "ctr_ps.ps_worker.extras.watching.servers",
         "ctr_ps.ps_worker.fleet",
     ],
 )

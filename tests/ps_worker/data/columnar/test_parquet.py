@@ -18,8 +18,8 @@ from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import sample_of
 from ctr_ps.ps_worker.extras.data_tools.row_split import split_rows
+from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))

@@ -13,8 +13,15 @@ from sklearn.metrics import log_loss, roc_auc_score
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.extras.data_tools.generate import PlantedReport, criteo_text, generate
-from ctr_ps.ps_worker.extras.data_tools.planted import PlantedModel, PlantedRows
+from ctr_ps.ps_worker.extras.data_tools.generate import (
+    CLICK_RATE,
+    LOGIT_DEVIATION,
+    PlantedModel,
+    PlantedReport,
+    PlantedRows,
+    criteo_text,
+    generate,
+)
 
 
 def small(folder: Path, **changes: int) -> PlantedReport:
@@ -47,15 +54,6 @@ def test_rows_are_dealt_evenly_over_the_files(tmp_path: Path) -> None:
         "train/part-002.tsv": 167,
         "test/part-000.tsv": 200,
     }
-
-
-def test_same_arguments_give_the_same_bytes(tmp_path: Path) -> None:
-    small(tmp_path / "a")
-    small(tmp_path / "b")
-    small(tmp_path / "c", seed=6)
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    assert contents(tmp_path / "a") != contents(tmp_path / "c")
 
 
 def test_files_differ_from_each_other(tmp_path: Path) -> None:
@@ -221,10 +219,6 @@ def test_row_is_label_numbers_and_values_with_tabs_between() -> None:
     assert text == b"1\t0\t\t10\t68fd1e64\t\n0\t\t7\t4611686018427387904\t\t0000000a\n"
 
 
-def test_no_rows_are_no_text() -> None:
-    assert criteo_text(np.empty(0, bool), np.empty((0, 3)), np.empty((0, 2), np.int64)) == b""
-
-
 def test_widest_row_fits() -> None:
     clicks, numbers = np.ones(2, bool), np.full((2, 2), 9e18)
     values = np.full((2, 2), 2**32 - 1)
@@ -232,3 +226,48 @@ def test_widest_row_fits() -> None:
     text = criteo_text(clicks, numbers, values)
 
     assert text == b"1\t9000000000000000000\t9000000000000000000\tffffffff\tffffffff\n" * 2
+
+
+def draw(seed: int, num_rows: int = 20_000, stream: int = 7) -> PlantedRows:
+    return PlantedModel(seed).draw(np.random.default_rng(stream), num_rows)
+
+
+def test_another_seed_is_another_truth() -> None:
+    """The same draws meet other values, and other weights."""
+    first, second = draw(3, 1000), draw(4, 1000)
+
+    assert not np.isin(first.values[first.values >= 0], second.values).any()
+    assert abs(np.corrcoef(first.probabilities, second.probabilities)[0, 1]) < 0.5
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_click_rate_and_deviation_of_the_logit_do_not_depend_on_the_seed(seed: int) -> None:
+    rows = draw(seed)
+
+    logits = np.log(rows.probabilities / (1 - rows.probabilities))
+    assert abs(rows.clicks.mean() - CLICK_RATE) < 0.02
+    assert abs(logits.std() - LOGIT_DEVIATION) < 0.1
+
+
+def test_clicks_come_at_their_probabilities() -> None:
+    rows = draw(1)
+    tenths = np.array_split(np.argsort(rows.probabilities), 10)
+
+    for tenth in tenths:
+        expected = rows.probabilities[tenth].mean()
+        deviation = np.sqrt(expected * (1 - expected) / len(tenth))
+        assert abs(rows.clicks[tenth].mean() - expected) < 4 * deviation
+
+
+def test_logit_is_a_sum_over_values_and_scaled_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Least squares over one-hot values and numbers leaves nothing over."""
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.data_tools.generate._LARGEST_VOCABULARY", 8)
+    rows = draw(2, 1000)
+    one_hot = [np.equal.outer(values, np.unique(values)) for values in rows.values.T]
+    features = np.hstack([*one_hot, criteo_schema().scale_dense(rows.numbers)])
+    logits = np.log(rows.probabilities / (1 - rows.probabilities))
+
+    weights, *_ = np.linalg.lstsq(features, logits, rcond=None)
+
+    assert features.shape[1] < 250
+    np.testing.assert_allclose(features @ weights, logits, atol=1e-5)

@@ -27,9 +27,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ctr_ps.protos.v1 import open_inference_pb2
 from ctr_ps.ps_worker.predict.predictor import Predictor
-from tests.ps_worker.extras.inference_server.conftest import NUM_EPOCHS, Trained
-from tests.ps_worker.extras.inference_server.request_bodies import (
+from tests.ps_worker.extras.inference_server.conftest import (
+    NUM_EPOCHS,
     NUM_ROWS,
+    Trained,
     grpc_request,
     json_request,
 )

@@ -35,14 +35,17 @@ from ctr_ps.ps_worker.extras.inference_server.http_service import (
     HttpService,
 )
 from ctr_ps.ps_worker.extras.inference_server.http_service import tensors_in as http_tensors_in
-from ctr_ps.ps_worker.extras.inference_server.request_metrics import RequestMetrics
-from ctr_ps.ps_worker.extras.inference_server.served_model import Counts, ServedModel
+from ctr_ps.ps_worker.extras.inference_server.served_model import (
+    Counts,
+    RequestMetrics,
+    ServedModel,
+)
 from ctr_ps.ps_worker.extras.inference_server.tensors import DTYPES, Tensor
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from tests.ps_worker.conftest import OfParquet
-from tests.ps_worker.extras.inference_server.conftest import Trained
-from tests.ps_worker.extras.inference_server.request_bodies import (
+from tests.ps_worker.extras.inference_server.conftest import (
     NUM_ROWS,
+    Trained,
     grpc_request,
     json_request,
 )
@@ -128,7 +131,7 @@ def expected(trained: Trained) -> np.ndarray:
     return predictor.predict_samples(trained.samples[:NUM_ROWS])
 
 
-def test_json_gives_what_the_predictor_says(
+def test_answer_is_what_the_predictor_says_and_names_request_model_and_version(
     model: ServedModel, trained: Trained, expected: np.ndarray
 ) -> None:
     async def body() -> None:
@@ -143,6 +146,11 @@ def test_json_gives_what_the_predictor_says(
             of_version = "/v2/models/ctr/versions/epoch-1/infer"
             again = await client.post(of_version, json=json_request(trained))
             assert (await again.json())["outputs"] == answer["outputs"]
+        async with grpc_channel(model) as channel:
+            answer = await call(channel, "ModelInfer", grpc_request(trained))
+        assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
+        assert [each.name for each in answer.outputs] == ["probability"]
+        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
 
     run(body)
 
@@ -179,20 +187,6 @@ def test_values_of_grpc_are_in_the_field_of_their_type(datatype: str) -> None:
 
     assert list(found.values) == values
     assert found.values.dtype == DTYPES[datatype]
-
-
-@pytest.mark.parametrize("raw", [True, False])
-def test_grpc_gives_what_the_predictor_says(
-    model: ServedModel, trained: Trained, expected: np.ndarray, raw: bool
-) -> None:
-    async def body() -> None:
-        async with grpc_channel(model) as channel:
-            answer = await call(channel, "ModelInfer", grpc_request(trained, raw=raw))
-        assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
-        assert [each.name for each in answer.outputs] == ["probability"]
-        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
-
-    run(body)
 
 
 def tensors_of(samples: list[Any]) -> list[tuple[str, str, list[int], list[Any]]]:
@@ -286,13 +280,13 @@ def with_tasks(model: ServedModel, predictions: np.ndarray) -> served_model.Curr
 
 
 def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained) -> None:
-    tensors = tensors_in(grpc_request(trained, raw=True))
+    tensors = tensors_in(grpc_request(trained))
     predictions = np.arange(2 * NUM_ROWS, dtype=np.float32).reshape(NUM_ROWS, 2)
     current = with_tasks(model, predictions)
 
     async def outputs(*asked: str) -> dict[str, list[float]]:
-        answer = await model.infer(current, lambda: served_model.Request(tensors, asked))
-        return {each.name: values.tolist() for each, values in answer.outputs}
+        found = await model.infer(current, lambda: served_model.Request(tensors, asked))
+        return {each.name: values.tolist() for each, values in found}
 
     async def body() -> None:
         click, bought = predictions.T.tolist()
@@ -506,7 +500,7 @@ def test_request_that_is_no_http_is_refused_without_a_traceback(
 
 
 def test_statuses_of_grpc_are_those_of_the_error(model: ServedModel, trained: Trained) -> None:
-    unknown, wrong = grpc_request(trained, raw=True), grpc_request(trained, raw=True)
+    unknown, wrong = grpc_request(trained), grpc_request(trained)
     unknown.model_name = "other"
     del wrong.raw_input_contents[-1]
 
@@ -551,12 +545,12 @@ def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
                 ("ServerMetadata", messages.ServerMetadataRequest()),
                 ("ModelMetadata", messages.ModelMetadataRequest(name="ctr")),
                 ("ModelReady", messages.ModelReadyRequest(name="ctr")),
-                ("ModelInfer", grpc_request(trained, raw=True)),
+                ("ModelInfer", grpc_request(trained)),
             ):
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await call(channel, name, request)
                 assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            await call(channel, "ModelInfer", grpc_request(trained, raw=True), TOKEN)
+            await call(channel, "ModelInfer", grpc_request(trained), TOKEN)
 
     run(body)
 
@@ -648,32 +642,10 @@ def test_too_many_requests_are_refused_with_the_time_to_come_again(
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
         async with grpc_channel(model) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(channel, "ModelInfer", grpc_request(trained, raw=True))
+                await call(channel, "ModelInfer", grpc_request(trained))
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
     run(body)
-
-
-def test_place_of_a_request_is_free_again_after_an_error(
-    model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served_model, "MAX_WAITING", 1)
-    wrong = grpc_request(trained, raw=True)
-    del wrong.raw_input_contents[-1]
-
-    async def body() -> None:
-        async with http_client(model) as client:
-            for request, status in ((b"{", 400), (b"{", 400), (json_request(trained), 200)):
-                content = request if isinstance(request, bytes) else json.dumps(request)
-                response = await client.post("/v2/models/ctr/infer", data=content)
-                assert response.status == status
-        async with grpc_channel(model) as channel:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await call(channel, "ModelInfer", wrong)
-            await call(channel, "ModelInfer", grpc_request(trained, raw=True))
-
-    run(body)
-    assert model.num_waiting == 0
 
 
 def test_newer_checkpoint_is_served_once_it_is_whole(
@@ -749,14 +721,14 @@ def test_mapped_files_that_change_are_an_error_of_the_server(
     trained: Trained, folder: Path, expected: np.ndarray
 ) -> None:
     served = ServedModel(str(folder), name="ctr", max_rows=100, threads=1, maps=True)
-    request = grpc_request(trained, raw=True)
+    request = grpc_request(trained)
 
     async def body() -> None:
         def decoded() -> served_model.Request:
             return served_model.Request(tensors_in(request), [])
 
-        answer = await served.infer(served.current, decoded)
-        assert np.array_equal(answer.outputs[0][1], expected)
+        outputs = await served.infer(served.current, decoded)
+        assert np.array_equal(outputs[0][1], expected)
         for file in folder.glob("epoch-1/data-*/table.*"):
             os.truncate(file, 100)
         with pytest.raises(CheckpointError, match="was changed while it was mapped"):
@@ -812,15 +784,14 @@ def test_newer_model_that_takes_or_gives_other_tensors_is_not_served(
 def test_request_for_a_version_is_answered_by_it_though_a_newer_one_comes(
     model: ServedModel, trained: Trained, folder: Path, expected: np.ndarray
 ) -> None:
-    request = grpc_request(trained, raw=True)
+    request = grpc_request(trained)
 
     async def body() -> None:
         current = model.meant("ctr", "epoch-1")
         trained.publish(2, folder)
         assert model.reload()
-        answer = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
-        assert answer.version == "epoch-1"
-        assert np.array_equal(answer.outputs[0][1], expected)
+        outputs = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
+        assert np.array_equal(outputs[0][1], expected)
 
     run(body)
 
@@ -869,9 +840,7 @@ def test_faults_and_calls_given_up_are_no_successes(
             for infer in (fails, waits):
                 monkeypatch.setattr(model, "infer", infer)
                 with pytest.raises((grpc.aio.AioRpcError, TimeoutError)):
-                    await asyncio.wait_for(
-                        call(channel, "ModelInfer", grpc_request(trained, raw=True)), 1
-                    )
+                    await asyncio.wait_for(call(channel, "ModelInfer", grpc_request(trained)), 1)
             while len(statuses()) < 2:
                 await asyncio.sleep(0.01)
         await server.stop(None)
@@ -919,13 +888,15 @@ def test_metrics_tell_requests_rows_and_the_version(model: ServedModel, trained:
     assert samples[count, "404", "http", "unknown"] == 1
     assert samples["ctr_serve_rows_total",] == NUM_ROWS
     assert samples["ctr_serve_model_info", "ctr", "epoch-1"] == 1
-    assert metrics.status().figures["version"] == "epoch-1"
 
 
-def test_durations_of_requests_are_in_seconds(model: ServedModel) -> None:
+def test_page_and_metrics_show_each_figure_under_its_name(model: ServedModel) -> None:
     metrics = RequestMetrics(model)
-
+    model.counts = Counts(rows=70, reloads=5, failed_reloads=3)
     metrics.ended("http", "ModelInfer", "200", 0.02)
+
+    with model.place():
+        status = metrics.status()
 
     samples = {
         (each.name, each.labels.get("le")): each.value
@@ -935,15 +906,6 @@ def test_durations_of_requests_are_in_seconds(model: ServedModel) -> None:
     name = "ctr_serve_request_duration_seconds"
     assert samples[f"{name}_sum", None] == 0.02
     assert [samples[f"{name}_bucket", le] for le in ("0.01", "0.025", "+Inf")] == [0, 1, 1]
-
-
-def test_page_shows_each_figure_under_its_name(model: ServedModel) -> None:
-    metrics = RequestMetrics(model)
-    model.counts = Counts(rows=70, reloads=5, failed_reloads=3)
-    metrics.ended("http", "ModelInfer", "200", 0.02)
-
-    with model.place():
-        status = metrics.status()
 
     figures = {**status.figures}
     figures.pop("seconds since it was loaded")

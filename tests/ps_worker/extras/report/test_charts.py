@@ -8,10 +8,8 @@ import pytest
 
 from ctr_ps.ps_worker.extras.report.charts import (
     Series,
-    columns,
     lines,
     rows,
-    stacked,
     thinned,
     without_outliers,
 )
@@ -79,7 +77,7 @@ def test_points_of_a_line_are_where_their_values_are() -> None:
 def test_bars_go_from_zero_to_either_side() -> None:
     labelled = {"a": [0.2], "b": [-0.1]}
 
-    first, second = paths(rows(labelled, ["run"], x="AUC lost", is_bars=True))
+    first, second = paths(rows(labelled, ["run"], x="AUC lost"))
 
     zero = min(x for x, _ in first)
     assert max(x for x, _ in second) == pytest.approx(zero, abs=0.01)
@@ -88,15 +86,9 @@ def test_bars_go_from_zero_to_either_side() -> None:
     )
 
 
-def test_shares_of_a_bar_are_written_into_it() -> None:
-    svg = stacked([("run", {"pull": 1.5, "push": 0.5})], ["pull", "push"], x="milliseconds")
-
-    assert re.findall(r">(\d+ %)<", svg) == ["75 %", "25 %"]
-
-
 def test_long_names_keep_the_end_in_which_they_differ() -> None:
     names = [f"2026-11-20-baseline-with-warmup-{number}" for number in (1, 2)]
-    svg = stacked([(name, {"pull": 1.0}) for name in names], ["pull"], x="milliseconds")
+    svg = rows({name: [1.0] for name in names}, ["run"], x="milliseconds")
 
     assert re.findall("2026[^<]*", svg) == [f"2026-11-20-bas…-with-warmup-{n}" for n in (1, 2)]
 
@@ -104,10 +96,9 @@ def test_long_names_keep_the_end_in_which_they_differ() -> None:
 @pytest.mark.parametrize(
     "chart",
     [
-        rows({"<a>": [-0.1, None]}, ["r", "<q>"], x="x", is_bars=True),
+        rows({"<a>": [-0.1, None]}, ["r", "<q>"], x="x"),
         rows({"<a>": [0.7, 0.8]}, ["r", "q"], x="x", is_bars=False),
-        columns({"3-4": [10.0, None]}, ["r", "q"], x="x", y="<y>"),
-        stacked([("<r> $1$ 中文", {"pull": 2.0, "push": 1.0})], ["pull", "push"], x="ms"),
+        rows({"<r> $1$ 中文": [2.0]}, ["r"], x="<x>"),
         lines(
             [Series(name="<a>", number=7, points=[(1, 0.5)])], x="x", y="y", levels=[("<l>", 0.4)]
         ),

@@ -18,13 +18,13 @@ SECTIONS = [
     "runs",
     "training",
     "validation",
-    "passes",
+    "progressive-validation",
     "calibration",
-    "slots",
-    "importance",
-    "tables",
+    "auc-by-slot-value",
+    "feature-importance",
+    "table-growth",
     "staleness",
-    "time",
+    "time-by-part-of-a-step",
 ]
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -81,6 +81,17 @@ def records(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [each for each in map(json.loads, lines) if each["kind"] == kind]
 
 
+def write_metrics(folder: Path, *records: dict[str, Any]) -> None:
+    lines = [f"{json.dumps(record)}\n" for record in records]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+
+
+def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
+    """Writes metrics: of each line kind, epoch, step and log loss."""
+    names = ("kind", "epoch", "step", "log_loss")
+    write_metrics(folder, *(dict(zip(names, each, strict=True)) for each in lines))
+
+
 @pytest.fixture(scope="module")
 def page(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Of both runs."""
@@ -115,13 +126,13 @@ def test_page_refers_to_nothing_outside(page: Page) -> None:
 
 def test_text_of_users_is_no_markup(page: Page) -> None:
     assert page.tags.isdisjoint({"b", "i"})
-    assert "<i>noise</i>" in page.texts["slots"]
-    assert "<i>noise</i>" in page.texts["importance"]
+    assert "<i>noise</i>" in page.texts["auc-by-slot-value"]
+    assert "<i>noise</i>" in page.texts["feature-importance"]
     assert "whole <b>" in page.texts["runs"]
 
 
 def test_text_of_users_has_no_control_characters() -> None:
-    assert r"<h1>a\x1b[2J\u202e</h1>" in whole_page("a\x1b[2J\u202e", "", ())
+    assert r"<h1>a\x1b[2J\u202e</h1>" in whole_page("a\x1b[2J\u202e", {})
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,7 @@ def test_text_of_users_has_no_control_characters() -> None:
     [
         ("training", "train", ["step", "loss", "auc", "examples_per_s"]),
         ("validation", "valid", ["step", "log_loss", "auc", "gauc", "calibration"]),
-        ("passes", "pass", ["epoch", "log_loss", "auc", "calibration"]),
+        ("progressive-validation", "pass", ["epoch", "log_loss", "auc", "calibration"]),
         ("runs", "test", ["auc", "log_loss", "base_log_loss", "calibration"]),
     ],
 )
@@ -152,27 +163,31 @@ def test_breakdowns_are_those_of_the_test_data(runs: tuple[Path, Path], page: Pa
     assert {each["predicted"] for each in buckets} <= set(page.values["calibration"])
     assert {each["click_rate"] for each in buckets} <= set(page.values["calibration"])
     for each in [*slices["site"], *slices["<i>noise</i>"]]:
-        assert each["value"] in page.texts["slots"]
-        assert {each["auc"], each["examples"]} - {None} <= set(page.values["slots"])
+        assert each["value"] in page.texts["auc-by-slot-value"]
+        assert {each["auc"], each["examples"]} - {None} <= set(page.values["auc-by-slot-value"])
 
 
 def test_tables_staleness_and_time_are_those_of_the_passes(
     runs: tuple[Path, Path], page: Page, page_of_one: Page
 ) -> None:
     passes = records(runs[0], "pass")
-    sizes = [each["tables"] for each in passes]
-    for each in sizes:
-        assert {table["rows"] for table in each.values()} <= set(page_of_one.values["tables"])
-        assert sum(table["rows"] for table in each.values()) in page.values["tables"]
+    for each in passes:
+        rows = {table["rows"] for table in each["tables"].values()}
+        assert rows <= set(page.values["table-growth"])
+        assert rows <= set(page_of_one.values["table-growth"])
+    (name,) = passes[0]["tables"]
+    assert f"whole <b>: {name}" in page.texts["table-growth"]
     assert set(passes[-1]["staleness"]["counts"].values()) <= set(page.values["staleness"])
     for part in ("read", "pull", "compute", "push", "wait"):
         seconds = sum(each["seconds"][part] for each in passes)
         expected = 1000 * seconds / passes[-1]["step"]
-        assert any(value == pytest.approx(expected) for value in page.values["time"])
+        assert any(
+            value == pytest.approx(expected) for value in page.values["time-by-part-of-a-step"]
+        )
 
 
 def test_runs_are_overlaid_and_named(page: Page) -> None:
-    for section in ("training", "passes", "tables", "staleness", "time"):
+    for section in SECTIONS:
         assert "whole <b>" in page.texts[section]
         assert "bare" in page.texts[section]
     assert [value for _, value in page.attributes if value and "stroke: var(--c0)" in value]
@@ -182,9 +197,9 @@ def test_runs_are_overlaid_and_named(page: Page) -> None:
 def test_what_is_missing_is_said_with_what_to_do(page: Page, page_of_one: Page) -> None:
     assert "bare: no validation: set data.valid" in page.texts["validation"]
     assert "bare: no calibration: set data.test or data.valid" in page.texts["calibration"]
-    assert "bare: no figures by slot value: name slots" in page.texts["slots"]
-    assert "bare: no saved model: train with checkpoint.dir" in page.texts["importance"]
-    assert "not measured: give --importance-rows" in page_of_one.texts["importance"]
+    assert "bare: no figures by slot value: name slots" in page.texts["auc-by-slot-value"]
+    assert "bare: no saved model: train with checkpoint.dir" in page.texts["feature-importance"]
+    assert "not measured: give --importance-rows" in page_of_one.texts["feature-importance"]
 
 
 def test_model_that_is_gone_leaves_the_rest_of_the_page(
@@ -200,7 +215,7 @@ def test_model_that_is_gone_leaves_the_rest_of_the_page(
 
     assert result["runs_with_importance"] == 0
     page = Page((tmp_path / "page.html").read_text())
-    assert "moved: not measured: " in page.texts["importance"]
+    assert "moved: not measured: " in page.texts["feature-importance"]
     assert page.values["training"]
 
 
@@ -215,12 +230,12 @@ def test_model_of_another_run_has_no_importance_here(
     job["run"]["dir"] = str(other)
     (other / "job.json").write_text(json.dumps(job))
     start = {"kind": "start", "time": time.time(), "epoch": 0, "step": 0}
-    (later / "metrics.jsonl").write_text(json.dumps(start) + "\n")
+    write_metrics(later, start)
 
     result = report([runs[0], other, later], tmp_path / "page.html", importance_rows=100)
 
     assert result["runs_with_importance"] == 1
-    said = Page((tmp_path / "page.html").read_text()).texts["importance"]
+    said = Page((tmp_path / "page.html").read_text()).texts["feature-importance"]
     model = job["checkpoint"]["dir"]
     assert f"other: not measured: the model in {model} is of another run, with run.dir" in said
     assert f"later: not measured: the model in {model} is of another run: it is older" in said
@@ -239,7 +254,7 @@ def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
 
 def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
     shutil.copy("tests/ps_worker/job/files/job.flat_strategy.json", tmp_path / "job.json")
-    (tmp_path / "metrics.jsonl").write_text('{"kind": "start", "step": 0}\n')
+    write_metrics(tmp_path, {"kind": "start", "step": 0})
 
     (run,) = read_runs([tmp_path])
 
@@ -248,13 +263,13 @@ def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    lines = [
+    write_metrics(
+        tmp_path,
         {"kind": "train", "step": 1, "loss": None, "auc": None},
         {"kind": "train", "step": 2, "loss": 0.5, "auc": None},
         {"kind": "pass", "step": 2, "epoch": 1, "log_loss": 0.5, "tables": None, "seconds": {}},
         {"kind": "test", "step": 2, "calibration_buckets": [{"predicted": None}], "slices": {}},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    )
 
     report([tmp_path], tmp_path / "page.html", importance_rows=0)
 
@@ -262,25 +277,17 @@ def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
 
 
 def test_steps_that_a_resumed_run_repeats_count_once(tmp_path: Path) -> None:
-    lines = [
+    write_metrics(
+        tmp_path,
         {"kind": "start", "step": 0},
         *({"kind": "train", "step": step, "loss": 0.1 * step} for step in (10, 20, 30)),
         {"kind": "start", "step": 20},
         *({"kind": "train", "step": step, "loss": 0.2 * step} for step in (30, 40)),
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    )
 
     (run,) = read_runs([tmp_path / "metrics.jsonl"])
 
     assert run.points("train", "step", "loss") == [(10, 1.0), (20, 2.0), (30, 6.0), (40, 8.0)]
-
-
-def write_lines(folder: Path, *lines: tuple[str, int, int, float]) -> None:
-    """Writes metrics: of each line kind, epoch, step and log loss."""
-    names = ("kind", "epoch", "step", "log_loss")
-    folder.joinpath("metrics.jsonl").write_text(
-        "".join(json.dumps(dict(zip(names, each, strict=True))) + "\n" for each in lines)
-    )
 
 
 def test_lines_that_a_resumed_run_writes_again_replace_those_of_the_process_before(
@@ -338,7 +345,7 @@ def test_part_that_fails_is_told_in_its_place(
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of <nothing>")
 
-    monkeypatch.setattr("ctr_ps.ps_worker.extras.report.report.curves.training", fail)
+    monkeypatch.setattr("ctr_ps.ps_worker.extras.report.sections.training", fail)
     monkeypatch.setattr("ctr_ps.ps_worker.extras.report.report.importance_of_features", fail)
 
     done = report([runs[0]], tmp_path / "report.html", importance_rows=50)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr_ps.ps_worker.extras.data_tools.proposal.leaks import predicts_label
+from ctr_ps.ps_worker.extras.data_tools.labels import predicts_label
 
 ROWS = 4000
 RNG = np.random.default_rng(1)

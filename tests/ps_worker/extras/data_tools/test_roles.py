@@ -5,6 +5,7 @@ import decimal
 import math
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,18 @@ from pyarrow import csv, orc
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CtrPsError, DataError, UsageError
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.extras.data_tools.proposal import first_job
-from ctr_ps.ps_worker.extras.data_tools.proposal.first_job import write_first_job
-from ctr_ps.ps_worker.extras.data_tools.proposal.roles import (
+from ctr_ps.ps_worker.extras.data_tools import first_job
+from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
+from ctr_ps.ps_worker.extras.data_tools.roles import (
     Ignored,
     Number,
     Proposal,
     Slot,
     propose,
+    why_numbers_are_times,
+    why_text_is_time,
 )
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import Sample, sample_of
+from ctr_ps.ps_worker.extras.data_tools.samples import Sample, sample_of
 from ctr_ps.ps_worker.job import load_job
 
 ROWS = 400
@@ -144,31 +147,25 @@ def sample_with(
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "suffix", "shown"),
     [
-        [1.0, 2.0, None],
-        [float("nan"), 12.0],
-        [decimal.Decimal(12), decimal.Decimal(13)],
+        ([1.0, 2.0, None, 7], ".parquet", "'1.0'"),
+        ([float("nan"), 12.0, 7], ".parquet", "'nan'"),
+        ([decimal.Decimal(12), decimal.Decimal(13), 7], ".parquet", "'12'"),
+        (["12.0", "7.0", ""], ".csv", "'12.0'"),
     ],
 )
-def test_ids_that_are_no_integers_are_left_out_and_said(tmp_path: Path, values: list[Any]) -> None:
+def test_ids_that_are_no_integers_are_left_out_and_said(
+    tmp_path: Path, values: list[Any], suffix: str, shown: str
+) -> None:
     """As numbers they would be scaled; slots take no floats."""
-    columns = {"slot": cycle(["p", "q"]), "user_id": cycle([*values, 7])}
+    columns = {"slot": cycle(["p", "q"]), "user_id": cycle(values)}
 
-    found = role_in(proposal_of(tmp_path, columns), "user_id")
+    found = role_in(proposal_of(tmp_path, columns, suffix), "user_id")
 
     assert isinstance(found, Ignored)
-    assert "an id by its name" in found.why
+    assert f"an id by its name, but no slot takes {shown}" in found.why
     assert "write it as integers or text" in found.why
-
-
-def test_ids_of_csv_with_decimals_are_left_out_and_said(tmp_path: Path) -> None:
-    columns = {"slot": cycle(["p", "q"]), "user_id": cycle(["12.0", "7.0", ""])}
-
-    found = role_in(proposal_of(tmp_path, columns, ".csv"), "user_id")
-
-    assert isinstance(found, Ignored)
-    assert "no slot takes '12.0'" in found.why
 
 
 @pytest.mark.parametrize("kind", ["whole numbers", "text", "csv"])
@@ -613,6 +610,55 @@ def test_paths_with_the_characters_of_patterns_are_read(tmp_path: Path) -> None:
 
     (pattern,) = tomllib.loads((tmp_path / "out/job.toml").read_text())["data"]["train"]
     assert [str(found) for found in Path("/").glob(pattern[1:])] == [str(path)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("ts", [1.6e9, 1.7e9], "since 1970"),
+        ("EVENT_TIME", [1.6e12, 1.7e12], "since 1970"),
+        ("created_at", [1.6e9, 1.7e9, 1.7e9 + 0.5, 1.65e9, 0], "since 1970"),  # 0 is unknown
+        ("hour", [14102100, 14102123], "in digits, as 14102100"),
+        ("dt", [20240101, 20241231], "in digits"),
+        ("eventDate", [2024010123, 2024123100], "in digits"),
+        ("day", [90101, 91231], "in digits"),  # of 2009
+        ("datetime", [20240101235959, 20240101000000], "in digits"),
+        ("hour", range(24), ""),
+        ("day", range(1, 32), ""),
+        ("dt", [20241301, 20240132], ""),  # no month 13, no day 32
+        ("campaign", [20240101, 20240102], ""),
+        ("candidate", [1.6e9, 1.7e9], ""),
+        ("update_count", [1.6e9 + 1, 5], ""),
+        ("time_spent", [3.5, 1200, 86399], ""),
+    ],
+)
+def test_numbers_of_times_are_told_and_those_that_come_again_or_measure_are_none(
+    name: str, values: Sequence[float], reason: str
+) -> None:
+    why = why_numbers_are_times(name, np.array(values, np.float64))
+
+    assert (reason in why, bool(why)) == (True, bool(reason))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("day", ["20240101", "20240102"], "in digits"),
+        ("DATE", ["20240101"] * 9 + ["unknown"], "in digits"),
+        ("ts", ["1600000000", "1600000001"], "since 1970"),
+        ("when", ["2026-01-01 10:00"] * 9 + ["unknown"], "times"),
+        ("day", ["Monday", "Tuesday"], ""),
+        ("campaign", ["20240101", "20240102"], ""),
+        ("hour", ["00", "23"], ""),
+        ("code", ["2026-01-01"] * 7 + ["a", "b", "c"], ""),
+    ],
+)
+def test_text_of_times_is_told_and_that_which_comes_again_is_none(
+    name: str, values: list[str], reason: str
+) -> None:
+    why = why_text_is_time(name, pa.array(values))
+
+    assert (reason in why, bool(why)) == (True, bool(reason))
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=6)

@@ -12,8 +12,8 @@ import pytest
 from pyarrow import orc
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.extras.data_tools.proposal import samples
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import sample_of
+from ctr_ps.ps_worker.extras.data_tools import samples
+from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 
 WORDS = ["a", "b", None]
 LISTS = [["a"], ["b", "a"], None]

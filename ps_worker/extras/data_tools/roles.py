@@ -25,26 +25,19 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     numbers,
 )
 from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
-from ctr_ps.ps_worker.extras.data_tools.profiling.number_stats import NumberStats
-from ctr_ps.ps_worker.extras.data_tools.profiling.profile import (
-    NumberProfile,
-    number_profile,
-    scaled,
-)
-from ctr_ps.ps_worker.extras.data_tools.proposal.labels import (
+from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats
+from ctr_ps.ps_worker.extras.data_tools.labels import (
+    LEAK,
     Label,
     first_values,
     follows_click,
     has_usual_name,
     label_of,
     labels_in,
+    predicts_label,
 )
-from ctr_ps.ps_worker.extras.data_tools.proposal.leaks import LEAK, predicts_label
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import Sample
-from ctr_ps.ps_worker.extras.data_tools.proposal.times import (
-    why_numbers_are_times,
-    why_text_is_time,
-)
+from ctr_ps.ps_worker.extras.data_tools.profile import NumberProfile, number_profile, scaled
+from ctr_ps.ps_worker.extras.data_tools.samples import Sample
 
 _OTHER_LABEL = (
     "named like a label: add it to the schema if it is known before the click, and no label"
@@ -72,38 +65,46 @@ _ID_NAME = re.compile(
     r"|brand|cat|cate|category|city|region)ids?$)"
 )
 
+_TIME_NAME = re.compile(
+    r"(?i:(^|[^a-z])(ts|dt|ds|time|timestamp|date|datetime|day|hour|epoch|created|updated)([^a-z]|$))"
+    r"|(?i:_at$|time$)|Time|Date|Day|Hour"
+)
+_DATE = r"^\d{4}[-/]\d{1,2}[-/]\d{1,2}([ T].*)?$|^\d{1,2}:\d{2}(:\d{2}.*)?$"
+# YYYYMMDD or YYMMDD, then HH, MM and SS or fewer; a number lacks the zero of the years before 2010.
+_TIME_DIGITS = (
+    r"^(\d{1,2}|(19|20)\d\d)(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])"
+    r"(([01]\d|2[0-3])([0-5]\d([0-5]\d)?)?)?$"
+)
+_MAX_TIME = 10**14
+_FIRST, _LAST = 946_684_800, 4_102_444_800  # the years 2000 to 2100, in seconds
+_UNITS = (1, 10**3, 10**6, 10**9)  # seconds, milli-, micro- and nanoseconds
+_MOST_TIMES = 0.8  # the others may be a word or a number for unknown times
+
+_REMEDY = "make features of them, as the hour or the day of the week"
+
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """A dense column: how it is scaled, why it is one, and its statistics in the sample."""
+class Role:
+    """What a column is, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Role):
+    """A dense column: how it is scaled, and its statistics in the sample."""
 
     column: DenseColumn
-    why: str
     profile: NumberProfile
 
-    @property
-    def name(self) -> str:
-        """Of the column."""
-        return self.column.name
+
+class Slot(Role):
+    """A slot."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A slot: its name, and why it is one."""
-
-    name: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """A column that is left out: its name, and why."""
-
-    name: str
-    why: str
-
-
-Role = Number | Slot | Ignored
+class Ignored(Role):
+    """A column that is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +114,8 @@ class Proposal:
     Attributes:
         label: None: no label was asked for, and none was found.
         no_label: Why there is no label, with the candidates; "" if there is one.
-        numbers: In the order of the files.
-        slots: In the order of the files.
-        ignored: In the order of the files, then what cannot be used at all.
+        numbers: In the order of the files, as slots are.
+        ignored: Likewise, then what cannot be used at all.
         leaks: Names of the ignored columns that predict the label almost perfectly.
     """
 
@@ -127,11 +127,7 @@ class Proposal:
     leaks: tuple[str, ...] = ()
 
     def schema(self) -> Schema:
-        """Returns the schema of the proposal.
-
-        Raises:
-            UsageError: If no column is a slot.
-        """
+        """Returns the schema of the proposal; raises UsageError if no column is a slot."""
         if not self.slots:
             listed = "; ".join(f"{each.name!r}: {each.why}" for each in self.ignored)
             raise UsageError(
@@ -188,7 +184,11 @@ def propose(
             roles.append(Ignored(name, _why_after_click(name, array, chosen)))
         else:
             role = _role_of(name, array, sample)
-            if labels is not None and _is_leak(role, array, labels):
+            if (
+                labels is not None
+                and not isinstance(role, Ignored)
+                and predicts_label(array, labels, is_number=isinstance(role, Number))
+            ):
                 leaks.append(name)
                 role = Ignored(name, f"{LEAK} ({role.why})")
             roles.append(role)
@@ -202,12 +202,6 @@ def propose(
         leaks=tuple(leaks),
     )
     return _with_a_slot(proposal, sample)
-
-
-def _is_leak(role: Role, array: pa.Array, labels: NDArray[np.float64]) -> bool:
-    if isinstance(role, Ignored):
-        return False
-    return predicts_label(array, labels, is_number=isinstance(role, Number))
 
 
 def _why_after_click(name: str, array: pa.Array, label: Label | None) -> str:
@@ -228,14 +222,11 @@ def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
         return Ignored(name, "no value in the sampled rows")
     if not (is_slot_type(kind) or is_number_type(kind)):
         why = "a time: make features of it, as the hour or the day of the week"
-        return Ignored(name, why if _is_time(kind) else f"of type {kind}, which no reader takes")
+        is_time = pa.types.is_temporal(kind)
+        return Ignored(name, why if is_time else f"of type {kind}, which no reader takes")
     if is_text_type(kind):
         return _role_of_text(name, array, sample)
     return _role_of_numbers(name, array, sample, is_whole=pa.types.is_integer(kind))
-
-
-def _is_time(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_temporal(kind))
 
 
 def _role_of_lists(name: str, array: pa.Array) -> Role:
@@ -300,9 +291,17 @@ def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bo
     # Of whole numbers the values themselves: as float64 neighbours above 2^53 are equal.
     distinct = _distinct(array) if is_whole else len(np.unique(present))
     has_missing = present.size < values.size
-    if why := _fault_of_numbers(present, distinct, is_name=is_whole and has_missing):
-        return Ignored(name, why)
-    if why := why_numbers_are_times(name, present):
+    if not present.size:
+        why = "no value in the sampled rows"
+    elif np.isinf(present).any():
+        why = "has infinite numbers, whose rows are malformed: leave them empty to use it"
+    elif distinct == 1 and not (
+        is_whole and has_missing
+    ):  # of a name, it or none may say something
+        why = f"always {present[0]:g} where it is not missing"
+    else:
+        why = why_numbers_are_times(name, present)
+    if why:
         return Ignored(name, why)
     if is_whole:
         role = _role_of_whole_numbers(name, present, distinct, sample)
@@ -314,17 +313,6 @@ def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bo
             name, f"an id by its name, but no slot takes {form}: write it as integers or text"
         )
     return _number(name, values, distinct)
-
-
-def _fault_of_numbers(present: NDArray[np.float64], distinct: int, *, is_name: bool) -> str:
-    """Returns why numbers say nothing; of a name, it alone or none may say something."""
-    if not present.size:
-        return "no value in the sampled rows"
-    if np.isinf(present).any():
-        return "has infinite numbers, whose rows are malformed: leave them empty to use it"
-    if distinct == 1 and not is_name:
-        return f"always {present[0]:g} where it is not missing"
-    return ""
 
 
 def _role_of_whole_numbers(
@@ -377,11 +365,8 @@ def _number(name: str, values: NDArray[np.float64], distinct: int) -> Number:
     column = replace(scaled(profile, transform), missing_indicator=has_missing)
     how = "logarithms, as the tail is long" if is_long else "standardised"
     missing = f", {profile.missing_rate:.1%} missing" if has_missing else ""
-    return Number(
-        column,
-        f"numbers from {profile.min:g} to {profile.max:g}{missing}, {distinct:,} distinct; {how}",
-        profile,
-    )
+    why = f"numbers from {profile.min:g} to {profile.max:g}{missing}, {distinct:,} distinct; {how}"
+    return Number(name, why, column, profile)
 
 
 def _with_a_slot(proposal: Proposal, sample: Sample) -> Proposal:
@@ -391,12 +376,12 @@ def _with_a_slot(proposal: Proposal, sample: Sample) -> Proposal:
     fitting = [
         number
         for number in proposal.numbers
-        if sample.is_text or pa.types.is_integer(sample.columns[number.column.name].type)
+        if sample.is_text or pa.types.is_integer(sample.columns[number.name].type)
     ]
     if not fitting:
         return proposal
-    chosen = min(fitting, key=lambda number: _distinct(sample.columns[number.column.name]))
-    name = chosen.column.name
+    chosen = min(fitting, key=lambda number: _distinct(sample.columns[number.name]))
+    name = chosen.name
     slot = Slot(name, f"{chosen.why.partition(';')[0]}; a slot, as models need one")
     return replace(
         proposal,
@@ -424,3 +409,29 @@ def _matches(values: pa.Array, pattern: str) -> pa.Array:
 
 def _distinct(values: pa.Array) -> int:
     return len(distinct_values(values.drop_null()))
+
+
+def why_text_is_time(name: str, values: pa.Array) -> str:
+    """Returns the reason to leave out a column of text without nulls; "": most of its values are no times.
+
+    Digits are times only if its name says so.
+    """
+    is_date = pc.match_substring_regex(values.cast(pa.large_binary()), _DATE)
+    if pc.mean(pc.cast(is_date, pa.float64())).as_py() >= _MOST_TIMES:
+        return f"times: {_REMEDY}"
+    return why_numbers_are_times(name, numbers(values)) if _TIME_NAME.search(name) else ""
+
+
+def why_numbers_are_times(name: str, present: NDArray[np.float64]) -> str:
+    """Returns the reason to leave out a column of numbers; "": its name or most of them are not of times."""
+    if not _TIME_NAME.search(name):
+        return ""
+    whole = present[(present >= 1) & (present < _MAX_TIME) & (present == np.floor(present))]
+    digits = pa.array(whole.astype(np.int64)).cast(pa.string())
+    num_times = pc.sum(pc.match_substring_regex(digits, _TIME_DIGITS)).as_py() or 0
+    if num_times >= _MOST_TIMES * present.size:
+        return f"times in digits, as {digits[0]}: {_REMEDY}"
+    for unit in _UNITS:
+        if ((present >= _FIRST * unit) & (present <= _LAST * unit)).mean() >= _MOST_TIMES:
+            return f"times since 1970: {_REMEDY}"
+    return ""

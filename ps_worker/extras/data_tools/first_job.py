@@ -15,9 +15,8 @@ from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
 from ctr_ps.ps_worker.data.formats import reader_of
-from ctr_ps.ps_worker.extras.data_tools.proposal.labels import Label
-from ctr_ps.ps_worker.extras.data_tools.proposal.roles import Proposal, propose
-from ctr_ps.ps_worker.extras.data_tools.proposal.samples import Sample, names_of, sample_of
+from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
+from ctr_ps.ps_worker.extras.data_tools.samples import Sample, names_of, sample_of
 
 SCHEMA_FILE, JOB_FILE, MODEL_FOLDER = "schema.toml", "job.toml", "model"
 
@@ -29,15 +28,9 @@ _MIN_BATCH, _MAX_BATCH = 16, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstJob:
-    """What was written, and why.
+    """What was written: paths of both files, the role of each column and the sample that tells it, the files.
 
-    Attributes:
-        schema_file: Path of the schema.
-        job_file: Path of the job.
-        proposal: The role of each column.
-        sample: The rows from which the roles were told.
-        train: Files to train on.
-        test: Files to evaluate on; empty: none.
+    Without files to test there is no test.
     """
 
     schema_file: Path
@@ -63,7 +56,7 @@ def write_first_job(
         patterns: Files to train on: Parquet, ORC, or CSV with a header. Without `test` the last of several
             is held out for the test.
         out: Folder of both files, made if necessary; the job saves its model there, too.
-        label: Name of the label's column; empty: a column of 0 and 1 with a usual name.
+        label: See `propose`; likewise `ignore`.
         ignore: Names of columns to leave out.
         test: Files to evaluate on.
         format: Of the files; None: determined by the suffix.
@@ -85,7 +78,11 @@ def write_first_job(
         raise UsageError("--test names all files: leave some to train on")
     sample = sample_of(train, format)
     proposal = propose(sample, label=label, ignore=ignore)
-    _require_both_classes(proposal, sample)
+    if (found := proposal.label) and sample.is_complete and found.click_rate in (0.0, 1.0):
+        raise UsageError(
+            f"the label {found.name!r} is {found.click_rate:g} in all {sample.num_rows:,} rows: there is "
+            f"nothing to learn"
+        )
     for tested in held_out:
         _require_rows(tested, proposal, format)
     first = FirstJob(
@@ -129,15 +126,6 @@ def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
 def _place_of(path: str) -> str:
     """Returns what two names of one file have in common."""
     return path if is_url(path) else str(Path(path).resolve())
-
-
-def _require_both_classes(proposal: Proposal, sample: Sample) -> None:
-    label = proposal.label
-    if label is not None and sample.is_complete and label.click_rate in (0.0, 1.0):
-        raise UsageError(
-            f"the label {label.name!r} is {label.click_rate:g} in all {sample.num_rows:,} rows: there is "
-            f"nothing to learn"
-        )
 
 
 def _schema_text(first: FirstJob) -> str:
@@ -192,8 +180,12 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
     if format:
         lines.append(f"format = {_text(format)}")
     if label is not None and label.missing_rate:
+        # Of a pass over the larger set.
+        train_size, test_size = (sum(map(size_of, files)) for files in (first.train, first.test))
+        most_rows = sample.total_rows * max(1.0, test_size / max(train_size, 1))
+        limit = math.ceil(2 * label.missing_rate * most_rows) + _BAD_ROWS
         lines.append(
-            f"bad_row_limit = {_bad_row_limit(first, label)} # {label.missing_rate:.1%} of the rows have no "
+            f"bad_row_limit = {limit} # {label.missing_rate:.1%} of the rows have no "
             f"label and are passed over; twice as many, and {_BAD_ROWS}, may be"
         )
     if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
@@ -201,7 +193,8 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
             "in_memory = true   # the rows fit",
             'shuffle = "local"  # files are often sorted, which a model must not notice',
         ]
-    batch_size = _batch_size(sample.total_rows)
+    wanted = max(sample.total_rows / _STEPS, 1)
+    batch_size = min(max(2 ** math.floor(math.log2(wanted)), _MIN_BATCH), _MAX_BATCH)
     lines += [
         "",
         "[train]",
@@ -216,13 +209,6 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _bad_row_limit(first: FirstJob, label: Label) -> int:
-    """Returns twice the rows without a label, of a pass over the larger set, and `_BAD_ROWS`."""
-    train, test = (sum(map(size_of, files)) for files in (first.train, first.test))
-    rows = first.sample.total_rows * max(1.0, test / max(train, 1))
-    return math.ceil(2 * label.missing_rate * rows) + _BAD_ROWS
-
-
 def _row_bytes(first: FirstJob) -> float:
     """Returns the mean size of a row in memory: label and numbers as float32, keys as uint64."""
     schema, columns = first.proposal.schema(), first.sample.columns
@@ -233,12 +219,6 @@ def _row_bytes(first: FirstJob) -> float:
     bounds = 8 + 2 * len(slots) if lists else 0  # of the keys of a row
     size: float = 4 * (1 + schema.num_dense) + 8 * num_keys + bounds
     return size
-
-
-def _batch_size(rows: int) -> int:
-    """Returns a power of two by which an epoch has `_STEPS` steps."""
-    wanted = max(rows / _STEPS, 1)
-    return int(min(max(2 ** math.floor(math.log2(wanted)), _MIN_BATCH), _MAX_BATCH))
 
 
 def _listed(files: Sequence[str]) -> str:

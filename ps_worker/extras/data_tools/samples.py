@@ -44,7 +44,6 @@ class Sample:
         unusable: Reason why a column has no values here, by name: two columns of one name, or not in all
             files.
         is_text: Whether the files are CSV, so that types have to be told from the text.
-        num_rows: Rows in the sample.
         total_rows: Rows of all files; estimated by their sizes unless `is_complete`.
         is_complete: Whether the sample is all rows.
     """
@@ -95,19 +94,19 @@ def sample_of(files: Sequence[str], format: str | None = None) -> Sample:
 
 
 def names_of(path: str, format: str | None = None) -> list[str]:
-    """Returns the names of a file's columns.
-
-    Raises:
-        UsageError: If it has none, or holds keys.
-        DataError: If it cannot be read.
-    """
+    """Returns the names of a file's columns; raises UsageError if it has none or holds keys, or DataError."""
     _require_names(path, format)
     name = format or format_of(path)
     if name == "csv":
         names = CsvReader(_ANY, silent_bad_rows()).names(path)
         if len(names) == 1:
             _refuse_criteo(path)
-            _refuse_separator(path, names[0])
+            for separator in _OTHER_SEPARATORS:
+                if separator in names[0]:
+                    raise UsageError(
+                        f"{path}: the header is one column, {names[0]!r}, as CSV is separated by commas: "
+                        f"write commas instead of {separator!r}"
+                    )
         return names
     fields = fields_of(path, name)
     if HASH_VERSION_KEY in (fields.metadata or {}):
@@ -147,16 +146,6 @@ def _refuse_criteo(path: str) -> None:
             f"header), whose schema comes with the package: write a job with data.schema = "
             f'"criteo" and data.format = "criteo", as `ps-worker example deepfm` does'
         )
-
-
-def _refuse_separator(path: str, header: str) -> None:
-    """Refuses a file that has another separator than a comma."""
-    for separator in _OTHER_SEPARATORS:
-        if separator in header:
-            raise UsageError(
-                f"{path}: the header is one column, {header!r}, as CSV is separated by commas: write commas "
-                f"instead of {separator!r}"
-            )
 
 
 def _common_names(by_file: Mapping[str, list[str]]) -> tuple[list[str], dict[str, str]]:
@@ -214,43 +203,37 @@ def _csv_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
 def _parquet_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
     splits = ParquetReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
     wanted = -(-num_rows // max(len(splits), 1))
+    tables = []
     with open_columnar(path, "Parquet") as source:
         file = pq.ParquetFile(source)
-        tables = []
         for split in splits:
-            stop = split.stop or file.metadata.num_row_groups
-            batches = file.iter_batches(
-                wanted, row_groups=list(range(split.start, stop)), columns=list(names)
-            )
-            first = next(batches, None)
+            groups = list(range(split.start, split.stop or file.num_row_groups))
+            first = next(file.iter_batches(wanted, row_groups=groups, columns=list(names)), None)
             if first is not None:
                 require_valid(first)
                 tables.append(pa.Table.from_batches([first]))
-        total = file.metadata.num_rows
-    read = sum(map(len, tables))
-    return _Pieces(tables, read / max(total, 1), read == total)
+        return _pieces_of(tables, file.metadata.num_rows)
 
 
 def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
     splits = OrcReader(_ANY, silent_bad_rows()).splits(path, _PIECES_PER_FILE)
     wanted = -(-num_rows // max(len(splits), 1))
+    tables = []
     with open_columnar(path, "ORC") as source:
         file = orc.ORCFile(source)
-        total = file.nrows
-        tables = [
-            _first_rows(file.read_stripe(split.start, columns=list(names)), wanted)
-            for split in splits
-            if split.start < file.nstripes
-        ]
+        for split in splits:
+            if split.start < file.nstripes:
+                stripe = file.read_stripe(split.start, columns=list(names))
+                require_valid(stripe)
+                rows = np.arange(min(wanted, len(stripe)))  # copied: a slice would keep the stripe
+                tables.append(pa.Table.from_batches([stripe]).take(rows))
+        return _pieces_of(tables, file.nrows)
+
+
+def _pieces_of(tables: list[pa.Table], num_rows: int) -> _Pieces:
+    """Returns pieces of a file of so many rows."""
     read = sum(map(len, tables))
-    return _Pieces(tables, read / max(total, 1), read == total)
-
-
-def _first_rows(stripe: pa.RecordBatch, num_rows: int) -> pa.Table:
-    """Returns a copy, as a slice would keep the whole stripe in memory."""
-    require_valid(stripe)
-    rows = np.arange(min(num_rows, len(stripe)))
-    return pa.Table.from_batches([stripe]).take(rows)
+    return _Pieces(tables, read / max(num_rows, 1), read == num_rows)
 
 
 def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Array]:

@@ -1,0 +1,344 @@
+"""Profiles: statistics of the columns of files, in one pass, tables of them, and a schema that scales.
+
+Works for every format with a reader, which provides unscaled numbers (as float32, with seven digits) and
+keys.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
+from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
+from ctr_ps.ctr_model.slots import SlotKeys, select_slots
+from ctr_ps.protos.errors import DataError, counted
+from ctr_ps.protos.runtime.logs import printable
+from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows, silent_bad_rows
+from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
+from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.data.columnar.record_batches import Columns
+from ctr_ps.ps_worker.data.columns import FORMATS, columns_of, slots_only
+from ctr_ps.ps_worker.data.distinct_values import keys_of
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import format_of, reader_of
+from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats, ValueCounts
+
+logger = logging.getLogger(__name__)
+
+NUM_BOUNDARIES = 21  # of "quantile": every 5 %
+_NUM_TOP = 5
+_MAX_SHOWN = 24
+_SHARES = np.linspace(0.0, 1.0, NUM_BOUNDARIES)
+_PERCENTILE_95 = NUM_BOUNDARIES - 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberProfile:
+    """Statistics of a dense column; all 0 if all numbers are missing. All are exact except percentiles.
+
+    Attributes:
+        missing_rate: Share of the rows, in [0, 1].
+        deviation: Population standard deviation.
+        log_mean: Mean of f(x) = sign(x) log(1 + |x|).
+        log_deviation: Deviation of f(x).
+        percentiles: The percentiles 0, 5, ..., 100.
+    """
+
+    name: str
+    missing_rate: float
+    min: float
+    max: float
+    mean: float
+    deviation: float
+    log_mean: float
+    log_deviation: float
+    percentiles: tuple[float, ...]
+
+    @property
+    def percentile_95(self) -> float:
+        """The 95th percentile, by which Paddle's tutorials normalise."""
+        return self.percentiles[_PERCENTILE_95]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotProfile:
+    """Statistics of a slot.
+
+    Attributes:
+        missing_rate: Share of the rows, in [0, 1], with an empty value or none.
+        num_distinct: Number of distinct values, without the missing one.
+        is_exact: Whether `num_distinct`, else with a standard error of 0.81 %, and `top` are exact.
+        top: The most frequent values and their counts.
+        undercount: The largest error of the counts of `top`, which may be too small.
+    """
+
+    name: str
+    missing_rate: float
+    num_distinct: int
+    is_exact: bool
+    top: tuple[tuple[str, int], ...]
+    undercount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Statistics of files: good and malformed rows, dense columns and slots.
+
+    Attributes:
+        schema: The columns, with the scaling that was given for them.
+        click_rate: None for rows without labels.
+        has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`column_stats`).
+    """
+
+    schema: Schema
+    rows: int
+    bad_rows: int
+    click_rate: float | None
+    numbers: tuple[NumberProfile, ...]
+    slots: tuple[SlotProfile, ...]
+    has_exact_percentiles: bool
+
+
+def profile_files(
+    files: Sequence[str], schema: Schema, *, format: str | None = None, bad_row_limit: int = 0
+) -> Profile:
+    """Returns the profile of files by a schema, whose scaling is ignored.
+
+    Values are shown as their text if the format of the files has it, else as keys.
+
+    Raises:
+        DataError: If a file cannot be read, there are no rows, or only some files have labels.
+        BadRowError: Names the malformed row that exceeded the limit.
+    """
+    bad_rows = BadRows(bad_row_limit)
+    labels = RowColumnCheck(schema)
+    unscaled = tuple(DenseColumn(name=each.name, missing_indicator=True) for each in schema.dense)
+    reading = replace(schema, dense=unscaled)
+    numbers = NumberStats(len(unscaled))
+    slots = [_SlotStats(number) for number in schema.slot_numbers]
+    clicks: float | None = None
+    for path in files:
+        rows_before = numbers.rows
+        for block in reader_of(path, reading, bad_rows, format).blocks(FileSplit(path)):
+            rows = block.rows
+            labels.require(path, rows)
+            values, is_missing = np.hsplit(rows.dense, 2)
+            numbers.add(np.where(is_missing == 1, np.nan, values.astype(np.float64)))
+            for index, slot in enumerate(slots):
+                slot.add(select_slots(rows, (index,)))
+            if rows.labels is not None:
+                clicks = (clicks or 0.0) + float(rows.labels.sum())
+        if numbers.rows == rows_before:
+            logger.warning("a file has no rows: file=%s", path)
+    if numbers.rows == 0:
+        raise DataError(f"no rows in {counted(len(files), 'file')} ({bad_rows.total} malformed)")
+    bad_rows.report(numbers.rows)
+    texts = _value_texts(files, reading, [{key for key, _ in slot.top} for slot in slots], format)
+    return Profile(
+        schema=schema,
+        rows=numbers.rows,
+        bad_rows=bad_rows.total,
+        click_rate=None if clicks is None else clicks / numbers.rows,
+        numbers=tuple(
+            number_profile(numbers, index, column.name) for index, column in enumerate(unscaled)
+        ),
+        slots=tuple(
+            SlotProfile(
+                name=name,
+                missing_rate=1 - slot.present / numbers.rows,
+                num_distinct=slot.values.num_distinct,
+                is_exact=slot.values.is_exact,
+                top=tuple((texts[index].get(key, hex(key)), count) for key, count in slot.top),
+                undercount=slot.values.undercount,
+            )
+            for index, (name, slot) in enumerate(zip(schema.slots, slots, strict=True))
+        ),
+        has_exact_percentiles=numbers.is_exact,
+    )
+
+
+def schema_of(
+    profile: Profile, transform: Transform, *, missing_indicators: bool = False
+) -> Schema:
+    """Returns a schema that scales the columns of a profile.
+
+    Args:
+        profile: Of the training data.
+        transform: "none" and "log1p" standardise; "min_max" uses the minimum and the 95th percentile, as
+            Paddle's tutorials do, without clipping; "quantile" uses the percentiles 0, 5, ..., 100.
+        missing_indicators: Whether to add indicators to columns with missing numbers.
+    """
+    return replace(
+        profile.schema,
+        dense=tuple(
+            replace(
+                scaled(column, transform),
+                missing_indicator=missing_indicators and column.missing_rate > 0,
+            )
+            for column in profile.numbers
+        ),
+    )
+
+
+def scaled(column: NumberProfile, transform: Transform) -> DenseColumn:
+    """Returns the column with the transform; a constant or always missing column is only shifted."""
+    name = column.name
+    # The squares of numbers below 1e-162 are 0, and so is their deviation: they count as constant.
+    divisor = {"log1p": column.log_deviation, "none": column.deviation}.get(transform)
+    if column.min == column.max or divisor == 0:
+        return DenseColumn(name=name, shift=column.min)
+    if transform == "min_max":
+        # By the maximum if 95 % of the numbers are the minimum, or that would be beyond float32.
+        high = column.percentile_95 if column.percentile_95 > column.min else column.max
+        if (column.max - column.min) / (high - column.min) > FLOAT32_MAX:
+            high = column.max
+        return DenseColumn(name=name, transform=transform, min=column.min, max=high)
+    if transform == "quantile":
+        return DenseColumn(name=name, transform=transform, boundaries=column.percentiles)
+    if transform == "log1p":
+        return DenseColumn(
+            name=name, transform=transform, shift=column.log_mean, scale=column.log_deviation
+        )
+    return DenseColumn(name=name, shift=column.mean, scale=column.deviation)
+
+
+def number_profile(stats: NumberStats, column: int, name: str) -> NumberProfile:
+    """Returns the profile of column number `column` of the statistics."""
+    count = int(stats.moments.counts[column])
+    percentiles = stats.percentiles(column, _SHARES) if count else np.zeros(NUM_BOUNDARIES)
+    return NumberProfile(
+        name=name,
+        missing_rate=1 - count / stats.rows,
+        min=float(percentiles[0]),
+        max=float(percentiles[-1]),
+        mean=float(stats.moments.means[column]),
+        deviation=float(stats.moments.deviations[column]),
+        log_mean=float(stats.log_moments.means[column]),
+        log_deviation=float(stats.log_moments.deviations[column]),
+        percentiles=tuple(percentiles.tolist()),
+    )
+
+
+class _SlotStats:
+    """The values of a slot so far, and the number of rows that have one."""
+
+    def __init__(self, number: int) -> None:
+        self.values = ValueCounts()
+        self.present = 0
+        self._missing_key = np.uint64(key_of(number, ""))
+
+    @property
+    def top(self) -> list[tuple[int, int]]:
+        return self.values.top(_NUM_TOP)
+
+    def add(self, rows: SlotKeys) -> None:
+        """Adds the keys of rows."""
+        is_there = rows.keys != self._missing_key
+        self.values.add(rows.keys[is_there])
+        before = np.concatenate([[0], np.cumsum(is_there)])[rows.offsets]  # [B + 1]
+        self.present += int(np.count_nonzero(np.diff(before)))
+
+
+def _value_texts(
+    files: Sequence[str],
+    schema: Schema,
+    wanted: Sequence[Collection[int]],
+    format: str | None,
+) -> list[dict[int, str]]:
+    """Returns the texts of keys by slot, from a second pass that ends when all are found.
+
+    Files of keys, or of a format without values, are passed over.
+    """
+    missing = [set(keys) for keys in wanted]
+    texts: list[dict[int, str]] = [{} for _ in wanted]
+    silent = silent_bad_rows()  # the first pass has said them
+    for path in files:
+        if (format or format_of(path)) not in FORMATS:
+            continue
+        for columns in columns_of(
+            path, slots_only(schema.slots), silent, format=format, layout=schema
+        ):
+            if columns.are_keys:
+                break
+            _find_texts(columns, schema.slot_numbers, missing, texts)
+            if not any(missing):
+                return texts
+    return texts
+
+
+def _find_texts(
+    columns: Columns,
+    slot_numbers: Sequence[int],
+    missing: list[set[int]],
+    texts: list[dict[int, str]],
+) -> None:
+    """Moves the keys of values in these rows from `missing` to `texts`."""
+    for slot, array in enumerate(columns.slots):
+        if not missing[slot]:
+            continue
+        values = distinct_values(array)
+        keys = keys_of(values, slot_numbers[slot])
+        for place in np.flatnonzero(np.isin(keys, np.array([*missing[slot]], np.uint64))):
+            key = int(keys[place])
+            if key in missing[slot]:  # else another value with the same key
+                missing[slot].remove(key)
+                text = values[int(place)].as_py().decode(errors="backslashreplace")
+                texts[slot][key] = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def profile_table(profile: Profile) -> Group:
+    """Returns the output of `ps-data profile`."""
+    slots = _table("slot", ("missing", "distinct"), "most frequent values")
+    for slot in profile.slots:
+        distinct = f"{'' if slot.is_exact else '~'}{slot.num_distinct:,}"
+        top = "  ".join(f"{text} {count / profile.rows:.2%}" for text, count in slot.top)
+        _add_row(slots, slot.name, f"{slot.missing_rate:.2%}", distinct, top)
+    clicks = "no labels" if profile.click_rate is None else f"click rate {profile.click_rate:.4f}"
+    head = f"{counted(profile.rows, 'row', ',')}, {clicks}, {counted(profile.bad_rows, 'malformed row', ',')}"
+    return Group(head, number_table(profile.numbers), slots, *_notes(profile))
+
+
+def number_table(numbers: Iterable[NumberProfile]) -> Table:
+    """Returns the statistics of dense columns, a line each."""
+    table = _table("column", ("missing", "min", "max", "mean", "deviation", "95th"))
+    for each in numbers:
+        figures = (each.min, each.max, each.mean, each.deviation, each.percentile_95)
+        shown = ["-" if each.missing_rate == 1 else f"{figure:,.6g}" for figure in figures]
+        _add_row(table, each.name, f"{each.missing_rate:.2%}", *shown)
+    return table
+
+
+def _table(name: str, figures: tuple[str, ...], *texts: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(name, no_wrap=True)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    for text in texts:
+        table.add_column(text, overflow="fold")
+    return table
+
+
+def _add_row(table: Table, *texts: str) -> None:
+    table.add_row(*(Text(printable(text)) for text in texts))  # no markup: names may have brackets
+
+
+def _notes(profile: Profile) -> list[str]:
+    """Returns the errors of figures that are not exact."""
+    notes = []
+    if not profile.has_exact_percentiles:
+        notes.append(
+            "95th: of a sample of 131,072 rows; the share below it is 95 % with a standard error of 0.06 % "
+            "(0.06 % / sqrt(1 - missing) where numbers are missing)"
+        )
+    if not all(slot.is_exact for slot in profile.slots):
+        worst = max(slot.undercount for slot in profile.slots) / profile.rows
+        notes.append(
+            f"~: estimated, standard error 0.81 %; in such slots a share may be up to {worst:.2%} too small"
+        )
+    return notes

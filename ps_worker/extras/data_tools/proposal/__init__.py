@@ -1,1 +1,0 @@
-"""A schema and a first job for files that nobody has prepared."""
