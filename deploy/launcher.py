@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ctr_ps.deploy.chaos.disturber import Disturber
-from ctr_ps.deploy.chaos.sentences import Chaos
+import fsspec
+
+from ctr_ps.deploy.chaos import Chaos
 from ctr_ps.deploy.cluster import (
     Cluster,
     Engine,
@@ -30,15 +31,15 @@ from ctr_ps.deploy.cluster import (
     held,
     signals_as_events,
 )
+from ctr_ps.deploy.disturber import Disturber
 from ctr_ps.deploy.plan import (
+    Commands,
     ProcessSpec,
     heter_specs,
     server_specs,
     with_update_logs,
     worker_specs,
 )
-from ctr_ps.deploy.programs import Commands
-from ctr_ps.deploy.resumption import Resumption
 from ctr_ps.deploy.supervisor import (
     End,
     Event,
@@ -52,6 +53,8 @@ from ctr_ps.deploy.supervisor import (
 
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
+RESUMES = ("--set", "checkpoint.resume=true")
+WATCHER = "ctr_ps.ps_worker.extras.watching.versions"
 
 log = logging.getLogger("ps-launch")
 
@@ -64,9 +67,9 @@ class Launch:
         commands: Of servers and workers.
         num_servers: Number of servers.
         num_workers: Number of workers.
+        log_dir: Folder of the log files.
         num_heter: Number of heter trainers.
         heter_device: Theirs, "cpu" or "gpu".
-        log_dir: Folder of the log files.
         policy: What is restarted, and how long to wait.
         waits_for_lost: Whether processes can take the places of lost ones, so that a run can go on from the
             update logs of an earlier one.
@@ -91,11 +94,7 @@ class Launch:
     is_resumed: bool = False
     has_metrics: bool = False
     chaos: Chaos = field(default_factory=Chaos)
-    watch_command: tuple[str, ...] = (
-        sys.executable,
-        "-m",
-        "ctr_ps.ps_worker.extras.watching.versions",
-    )
+    watch_command: tuple[str, ...] = (sys.executable, "-m", WATCHER)
     as_json: bool = False
     grace_seconds: float = 10.0
 
@@ -219,10 +218,10 @@ class _Launcher:
         log.warning("%s: stopping all processes", restart.reason)
         if signalled := self._cluster.stop():
             return self._handle(signalled)
-        point = self._resumption.look()
+        options, point = self._resumption.look()
         note = self._note(restart.number)
-        log.warning("starting all again from %s, %s", point.text, note)
-        return self._stop_and_start(point.options, note)
+        log.warning("starting all again from %s, %s", point, note)
+        return self._stop_and_start(options, note)
 
     def _stop_and_start(self, options: Sequence[str] = (), note: str = "") -> End | None:
         if signalled := self._cluster.stop():
@@ -250,14 +249,13 @@ class _Launcher:
             replace(spec, variables=self._disturber.variables(spec.name))
             for spec in worker_specs(worker, endpoints, launch.num_workers, heter)
         ]
-        trainers = heter_specs(
-            launch.commands.heter,
-            endpoints,
-            launch.num_workers,
-            heter,
-            device=launch.heter_device,
-        )
-        trainers = [replace(spec, variables=_one_thread()) for spec in trainers]
+        device = launch.heter_device
+        trainers = [
+            replace(spec, variables=_one_thread())
+            for spec in heter_specs(
+                launch.commands.heter, endpoints, launch.num_workers, heter, device=device
+            )
+        ]
         self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
         log.info(
             "servers %s, workers: %d%s, logs in %s",
@@ -266,9 +264,7 @@ class _Launcher:
             f", heter trainers {','.join(heter)}" if heter else "",
             launch.log_dir,
         )
-        for spec in (*servers, *trainers):
-            self._start(spec, note)
-        for spec in workers:
+        for spec in self._specs.values():
             self._start(spec, note)
         self._disturber.watch(endpoints)
 
@@ -277,15 +273,21 @@ class _Launcher:
         self._cluster.start(spec, self._terminal if is_shown else None, note=note)
 
     def _end(self, end: End) -> int:
+        update_logs = self._launch.update_logs
         if end.code == 0:
             if end.reason:
                 log.warning("%s", end.reason)
             self._cluster.stop()
-            self._remove_update_logs()
+            if update_logs:
+                self._engine.remove(update_logs)
             return 0
         log.error("%s: stopping all processes", end.reason)
         self._cluster.stop()
-        self._tell_of_kept_logs()
+        if update_logs and self._can_go_on_from(self._update_logs_in(update_logs)):
+            log.error(
+                "kept the update logs in %s: the same command goes on from them; to begin anew, remove them",
+                update_logs,
+            )
         if end.failed:
             path = self._cluster.log_path(end.failed)
             log.error("the end of %s:\n%s", path, tail(path))
@@ -321,18 +323,6 @@ class _Launcher:
         servers = {f"server-{index}" for index in range(self._launch.num_servers)}
         return self._launch.waits_for_lost and found == servers
 
-    def _tell_of_kept_logs(self) -> None:
-        folder = self._launch.update_logs
-        if folder and self._can_go_on_from(self._update_logs_in(folder)):
-            log.error(
-                "kept the update logs in %s: the same command goes on from them; to begin anew, remove them",
-                folder,
-            )
-
-    def _remove_update_logs(self) -> None:
-        if self._launch.update_logs:
-            self._engine.remove(self._launch.update_logs)
-
 
 def _one_thread() -> dict[str, str]:
     """Returns the variables of a heter trainer whose machine is that of all others.
@@ -352,10 +342,55 @@ def tail(path: Path) -> str:
     return textwrap.indent(text, "    ")
 
 
+class Resumption:
+    """What a restarted job of a folder of checkpoints resumes from.
+
+    A run that did not ask to resume must not go on from a checkpoint of an earlier run, which may have the
+    names of its own: what is there before the first start is remembered.
+    """
+
+    def __init__(self, folder: str, *, is_asked: bool, has_metrics: bool = False) -> None:
+        """Looks into `checkpoint.dir`, a path or URL that need not exist.
+
+        The job itself `is_asked` to resume, and `has_metrics` where it has a `run.dir`.
+        """
+        self._folder = folder
+        self._has_metrics = has_metrics
+        self._earlier = None if is_asked else newest(folder)
+
+    def look(self) -> tuple[tuple[str, ...], str]:
+        """Returns options with which workers go on now, and from what, in words."""
+        found = newest(self._folder)
+        if found is None:
+            # Without LATEST a job finds a checkpoint that the run was just saving, or starts fresh.
+            return RESUMES, f"the start: {self._folder} has no checkpoint yet"
+        name, _ = found
+        if found == self._earlier:
+            # The metrics there are of this run, which the first start would not have replaced unasked.
+            replaces = ("--set", "run.overwrite=true") if self._has_metrics else ()
+            options = ("--set", "checkpoint.resume=false", *replaces)
+            return options, f"the start: {name} in {self._folder} is of an earlier run"
+        return RESUMES, f"{self._folder}/{name}"
+
+
+def newest(folder: str) -> tuple[str, str] | None:
+    """Returns the newest checkpoint of a folder; None: there is none that can be read.
+
+    That is its name, of the file LATEST, and its data folder, which no other save has.
+    """
+    try:
+        files, path = fsspec.url_to_fs(folder)
+        name = files.cat_file(f"{path}/LATEST").decode().strip()
+        manifest = json.loads(files.cat_file(f"{path}/{name}/MANIFEST.json"))
+        return name, str(manifest["data_folder"])
+    except Exception:  # each kind of storage has errors of its own
+        return None
+
+
 class LastLine:
     """Output whose last line is held back, so that a JSON object there can get further fields.
 
-    For one thread at a time.
+    OSError is raised if it cannot be passed on. For one thread at a time.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -363,11 +398,7 @@ class LastLine:
         self._held = b""
 
     def __call__(self, data: bytes) -> None:
-        """Takes output.
-
-        Raises:
-            OSError: If it cannot be passed on.
-        """
+        """Takes output."""
         held = self._held + data
         end = held.rfind(b"\n", 0, len(held) - 1) + 1
         self._held = held[end:]
@@ -375,11 +406,7 @@ class LastLine:
             self._sink(held[:end])
 
     def end(self, fields: Mapping[str, Any]) -> None:
-        """Passes on the last line with `fields` added, if it is an object, and else before them.
-
-        Raises:
-            OSError: If it cannot be passed on.
-        """
+        """Passes on the last line with `fields` added, if it is an object, and else before them."""
         held, self._held = self._held, b""
         try:
             result = json.loads(held)

@@ -20,7 +20,7 @@ import pytest
 
 from ctr_ps.deploy.cluster import free_port
 from ctr_ps.deploy.launcher import TAIL_LINES, Launch, run, tail
-from ctr_ps.deploy.programs import Commands
+from ctr_ps.deploy.plan import Commands
 from ctr_ps.deploy.supervisor import Policy
 from ctr_ps.ps_worker.job import load_job
 from tests.support.launches import launched_here, python, terminal_at

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctr_ps.deploy.chaos.sentences import FORMS, CallFault, Disturbance, SentenceError, parse
+from ctr_ps.deploy.chaos import FORMS, CallFault, Disturbance, SentenceError, parse
 
 
 def parsed(text: str) -> tuple[tuple[Disturbance, ...], tuple[CallFault, ...]]:
