@@ -78,13 +78,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a store has applied at one moment.
-
-    Attributes:
-        version: Of the store.
-        batches: Of all workers.
-        workers: Progress of each worker.
-    """
+    """What a store has applied at one moment: its version, batches of all workers, progress of each."""
 
     version: Version = 0
     batches: int = 0
@@ -121,11 +115,10 @@ class Checkpoints(Protocol):
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint, saved from any number of servers.
 
-        Args:
-            url: A checkpoint to train from, or a folder of checkpoints, whose latest is meant.
-            only: Tables and dense blocks to take from it; all others that are declared start fresh, with
-                initial values, whatever the checkpoint has. Empty: all, and all must be there.
-            token: The checkpoint has to be of the save with this token, as its manifest says; empty: any.
+        `url` is a checkpoint to train from, or a folder of checkpoints, whose latest is meant. With a `token`
+        it has to be of the save with this token, as its manifest says. Of tables and dense blocks those of
+        `only` are taken, and all others that are declared start fresh, with initial values, whatever the
+        checkpoint has. Empty: all, and all must be there.
 
         Raises:
             CheckpointError: If it is not whole, was altered, does not fit or is of another save, or `only`
@@ -139,10 +132,8 @@ class Checkpoints(Protocol):
     ) -> None:
         """Resumes an earlier run whose parameters were loaded, before the first push.
 
-        Args:
-            version: That of the parameters.
-            progress: How much of each worker's training is in them; holds until that worker pushes.
-            batches: Of all workers, that are in them: where schedules of learning rates go on.
+        They have `version`, the `progress` of each worker, which holds until that worker pushes, and
+        `batches` of all workers, where schedules of learning rates go on.
 
         Raises:
             ProtocolError: If a worker has pushed, or the job does not have such a worker.

@@ -10,7 +10,7 @@ import pytest
 from ctr_ps.protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
 from ctr_ps.protos.spec import StatisticsSpec
 from ctr_ps.protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
-from ctr_ps.protos.store.state_chunks import join_state, split_state
+from ctr_ps.protos.store.state_transfer import join_state, split_state
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.extras.chaos import CHAOS
 from tests.support.cluster import cluster
