@@ -34,7 +34,7 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Missing, PushId
-from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.protos.wire.encoding.arrays import from_bfloat16, to_bfloat16
 from ctr_ps.ps_server.checkpoint.files.saved_rows import first_misplaced
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 from ctr_ps.ps_server.store import ParameterStore

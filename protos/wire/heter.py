@@ -15,9 +15,9 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.store import Member, ReduceOp
 from ctr_ps.protos.v1 import heter_trainer_pb2
-from ctr_ps.protos.wire.calls import Call, Deadline, call_of, no_fields, record
+from ctr_ps.protos.wire.calls import Call, Deadline, call_of
 from ctr_ps.protos.wire.encoding.arrays import encode_array
-from ctr_ps.protos.wire.encoding.codec import FieldCodec
+from ctr_ps.protos.wire.encoding.codec import FieldCodec, no_fields, record
 
 LayerOutputs = Mapping[str, Sequence[NDArray[Any]]]
 """Arrays by layer: float32, bool, int32 or int64."""

@@ -91,7 +91,7 @@ def test_training_in_process_compiles_nothing_after_the_start(settings, tmp_path
 OF_A_CLUSTER = """
 import json, sys
 
-from ctr_ps.protos.wire.encoding import bfloat16
+from ctr_ps.protos.wire.encoding import arrays
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.run.precompile import precompile
