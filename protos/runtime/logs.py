@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from ctr_ps.protos.errors import CtrPsError, FileError, UsageError
 from ctr_ps.protos.role import HeterRole, Role, ServerRole, role_from_environment
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of
 
 _FILE_FAULTS = {
     errno.ENOSPC,

@@ -15,7 +15,7 @@ import grpc
 from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.debug_services import DebugServices

@@ -10,8 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import CtrPsError, DataError
-from ctr_ps.protos.runtime.environment import own_version
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of, own_version
 from ctr_ps.protos.v1 import open_inference_pb2 as messages
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.debug_services import DebugServices

@@ -7,7 +7,7 @@ from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ctr_ps.protos.metrics.status import Series, Status
+from ctr_ps.protos.metrics.metrics_port import Series, Status
 from ctr_ps.ps_worker.extras.inference_server.served_model import ServedModel
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
