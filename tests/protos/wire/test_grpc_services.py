@@ -10,9 +10,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ctr_ps.protos.wire import health
+from ctr_ps.protos.wire import grpc_services
 from ctr_ps.protos.wire.channel import server_options
-from ctr_ps.protos.wire.health import HealthService
+from ctr_ps.protos.wire.grpc_services import HealthService
 from ctr_ps.protos.wire.security.access import metadata_of_token
 from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from tests.support.http2 import CHECK, WATCH, Connection, bomb, message
@@ -84,7 +84,7 @@ def test_messages_without_an_end_take_no_memory(path: str) -> None:
 def test_address_has_as_many_watches_as_the_limit_and_known_callers_any(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(health, "MAX_CALLS", 2)
+    monkeypatch.setattr(grpc_services, "MAX_CALLS", 2)
 
     async def body() -> None:
         async with (
