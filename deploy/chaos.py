@@ -94,8 +94,7 @@ def parse(
 ) -> Chaos:
     """Returns what sentences say, which semicolons separate.
 
-    Raises:
-        SentenceError: If one is not understood, or names a process that there is not.
+    Raises SentenceError if one is not understood, or names a process that there is not.
     """
     sentences = [" ".join(sentence.split()) for sentence in text.split(";") if sentence.strip()]
     if not sentences:

@@ -161,8 +161,7 @@ class LogDirError(Exception):
 def held(log_dir: Path) -> Iterator[None]:
     """Keeps a folder of log files from other launchers, which would write and remove the same files.
 
-    Raises:
-        LogDirError: If another launcher has it, or it cannot be written to.
+    Raises LogDirError if another launcher has it, or it cannot be written to.
     """
     try:
         lock = os.open(log_dir / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
@@ -300,7 +299,11 @@ class Cluster:
         self._running[spec.name] = process
         if spec.is_server:
             self._servers.add(spec.name)
-        threading.Thread(target=self._report_exit, args=(spec.name, process), daemon=True).start()
+
+        def report_exit() -> None:
+            self._events.put(ProcessExited(spec.name, process, process.wait()))
+
+        threading.Thread(target=report_exit, daemon=True).start()
         return process
 
     def _send_all(self, names: Collection[str], number: signal.Signals) -> None:
@@ -326,9 +329,6 @@ class Cluster:
         with process.stdout as lines:
             for line in lines:
                 self._events.put(Line(name, line))
-
-    def _report_exit(self, name: str, process: Process) -> None:
-        self._events.put(ProcessExited(name, process, process.wait()))
 
 
 def free_port(host: str = HOST) -> socket.socket:

@@ -167,8 +167,14 @@ def command(
         checkpoints = str(job.get("checkpoint", "dir") or "")
         is_resumed = job.get("checkpoint", "resume") is True
         has_metrics = bool(job.get("run", "dir"))
-        policy = _policy_of_job(program, job)
         rule = job.get("cluster", "on_worker_loss")
+        lease = job.get("cluster", "lease_s")
+        policy = Policy(
+            why_no_resume="" if checkpoints else f"{program} has no checkpoint.dir",
+            continues=rule == "continue",
+            # One that is none is left to the workers' error.
+            lease_seconds=lease if isinstance(lease, int | float) else LEASE_SECONDS,
+        )
         if durability == "log" and not heter_num and rule is None:
             rule = "wait"
             commands = commands.with_setting("cluster.on_worker_loss=wait")
@@ -259,16 +265,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text.strip()}")["value"]
     except ValueError:
         return text.strip()
-
-
-def _policy_of_job(path: Path, job: JobSettings) -> Policy:
-    """Returns what a job says of losses; a lease that is none is left to the workers' error."""
-    lease = job.get("cluster", "lease_s")
-    return Policy(
-        why_no_resume="" if job.get("checkpoint", "dir") else f"{path} has no checkpoint.dir",
-        continues=job.get("cluster", "on_worker_loss") == "continue",
-        lease_seconds=lease if isinstance(lease, int | float) else LEASE_SECONDS,
-    )
 
 
 def main() -> None:

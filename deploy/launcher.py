@@ -110,9 +110,7 @@ def run(launch: Launch, terminal: Terminal, engine: Engine | None = None) -> int
 
     `terminal` shows the output of trainer 0; `engine` starts the processes, None: on this machine. If another
     program takes a server's port between its release and the server's bind, the cluster is started once more.
-
-    Raises:
-        LogDirError: If another launcher has the folder, or this run cannot go on from the update logs there.
+    LogDirError: another launcher has the folder, or this run cannot go on from the update logs there.
     """
     events = Events()
     engine = engine or LocalEngine()
@@ -194,24 +192,20 @@ class _Launcher:
         match self._supervisor.handle(event, time.monotonic()):
             case Warn(text):
                 log.warning("%s", text)
-            case Restart() as restart:
-                self._restart(restart)
+            case Restart(name, number, reason):
+                note = self._note(number)
+                log.warning("%s: starting it again, %s", reason, note)
+                self._start(self._specs[name], note)
             case RestartAll() as restart:
                 return self._restart_all(restart)
             case OtherPorts(reason):
                 log.warning(
-                    "%s: port in use by another program, restarting with other ports",
-                    reason,
+                    "%s: port in use by another program, restarting with other ports", reason
                 )
                 return self._stop_and_start()
             case End() as end:
                 return end
         return None
-
-    def _restart(self, restart: Restart) -> None:
-        note = self._note(restart.number)
-        log.warning("%s: starting it again, %s", restart.reason, note)
-        self._start(self._specs[restart.name], note)
 
     def _restart_all(self, restart: RestartAll) -> End | None:
         assert self._resumption is not None, "the policy says that nothing can be resumed"

@@ -115,12 +115,7 @@ def _free_cpus() -> float:
 
 
 def _require_listener(address: str) -> None:
-    """Refuses what is no address, and one where nobody listens: Ray would try again for minutes.
-
-    Raises:
-        ValueError: If it is none.
-        OSError: If nobody listens at HOST:PORT.
-    """
+    """Raises ValueError unless it is an address, OSError if nobody listens: Ray would try for minutes."""
     if address == "auto" or "://" in address:
         return
     found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)

@@ -318,15 +318,15 @@ class Supervisor:
             return End(1, f"{names} did not exit within {self._server_exit_seconds():g} s")
         if now >= self._timers.notice:
             self._timers.notice = math.inf
-            return End(0, self._straggler()) if self._is_over() else Warn(self._notice())
+            if not self._is_over():
+                return Warn(self._notice())
+            names, limit_s = self._still_running(self._workers), self._policy.notice_seconds
+            return End(
+                0,
+                f"{', '.join(names)} did not exit within {limit_s:g} s of the others: stopping it, as "
+                f'cluster.on_worker_loss is "continue"',
+            )
         return None
-
-    def _straggler(self) -> str:
-        return (
-            f"{', '.join(self._still_running(self._workers))} did not exit within "
-            f"{self._policy.notice_seconds:g} s of the others: stopping it, as "
-            f'cluster.on_worker_loss is "continue"'
-        )
 
     def _notice(self) -> str:
         waiting = self._still_running(self._workers)

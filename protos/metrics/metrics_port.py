@@ -54,13 +54,7 @@ Value = str | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """A number whose curve is drawn.
-
-    Attributes:
-        name: Of the curve.
-        value: Now.
-        kind: What is drawn: the number itself, or of one that grows, by how much a second.
-    """
+    """A number whose curve is drawn: the number itself, or of one that grows, by how much a second."""
 
     name: str
     value: float
@@ -78,14 +72,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What there is to see of a process at one moment.
+    """What there is to see of a process at one moment: single values by name, curves, and tables.
 
-    Attributes:
-        title: Names the process.
-        figures: Single values, by name.
-        series: Those with a curve.
-        tables: The rest.
-        fault: Why the job has ended by an error; empty: it has not.
+    `title` names the process, and `fault` says why the job has ended by an error; empty: it has not.
     """
 
     title: str

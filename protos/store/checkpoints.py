@@ -94,7 +94,6 @@ class Checkpoints(Protocol):
         Raises:
             CheckpointError: If this process or a server cannot, or may not, or sees another storage.
         """
-        ...
 
     def save(self, request: SaveRequest) -> str:
         """Writes and publishes a checkpoint; returns the digest of its contents, of a delta "".
@@ -110,7 +109,6 @@ class Checkpoints(Protocol):
             WaitTimeoutError: If another save does not end in time, or pushes do not.
             ProtocolError: If the snapshot was dropped, because it was not written soon enough.
         """
-        ...
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint, saved from any number of servers.
@@ -125,7 +123,6 @@ class Checkpoints(Protocol):
                 names something that is not there or not declared; nothing was replaced.
             WaitTimeoutError: If a save or pushes do not end in time; likewise.
         """
-        ...
 
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
@@ -138,4 +135,3 @@ class Checkpoints(Protocol):
         Raises:
             ProtocolError: If a worker has pushed, or the job does not have such a worker.
         """
-        ...

@@ -136,7 +136,6 @@ class Coordination(Protocol):
                 alive; or if servers have served different numbers of jobs, so that their parameters do not
                 belong together.
         """
-        ...
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """Says that a worker is alive, as each of its other calls does, but for pulls.
@@ -149,7 +148,6 @@ class Coordination(Protocol):
             AbortedError: If the job has ended.
             TransportError: If a server has been away for too long.
         """
-        ...
 
     def confirm_place(self, worker: int) -> None:
         """Returns when all servers say that a worker has its place; one that is restarted is waited for.
@@ -160,11 +158,9 @@ class Coordination(Protocol):
             ProtocolError: If it has no place in the job any more.
             TransportError: If a server cannot be reached.
         """
-        ...
 
     def disconnect(self) -> None:
         """Fails this process's calls that wait for an answer, and all later ones; from any thread."""
-        ...
 
     def wait_version(self, at: Version) -> Future[Version]:
         """Waits until the store has version `at`, on every server; returns the smallest version it has.
@@ -172,7 +168,6 @@ class Coordination(Protocol):
         Raises:
             WaitTimeoutError: If the version does not come; names the workers that are behind.
         """
-        ...
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """Waits until every worker that has not left is at the barrier `name`.
@@ -183,7 +178,6 @@ class Coordination(Protocol):
         Raises:
             WaitTimeoutError: If some workers do not come; names them.
         """
-        ...
 
     def all_reduce(
         self,
@@ -209,7 +203,6 @@ class Coordination(Protocol):
                 no numbers at all: then all waiting workers get it, the barrier is over and its name free.
             WaitTimeoutError: If some workers do not come; names them.
         """
-        ...
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         """Sets a worker's clock, and waits until every worker that trains has finished `at_least` steps.
@@ -226,11 +219,9 @@ class Coordination(Protocol):
             ProtocolError: If the worker has left, or would wait for itself.
             WaitTimeoutError: If some workers do not get that far; names them, with their clocks.
         """
-        ...
 
     def leave(self, worker: int, *, step: Version) -> None:
         """Removes a worker for good; it takes part in no step from `step` on."""
-        ...
 
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """Ends the job for all workers at once: that of a worker that ends in error.
@@ -241,7 +232,6 @@ class Coordination(Protocol):
         Raises:
             ProtocolError: If the worker is not of this job.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +264,6 @@ class Exchange(Protocol):
             ProtocolError: If it is not the next, or sender or receiver has left or is not of this job.
             WaitTimeoutError: If the receiver takes nothing; names it.
         """
-        ...
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """Waits for messages to a worker, in the order of arrival; those of one sender in its order.
@@ -287,4 +276,3 @@ class Exchange(Protocol):
             ProtocolError: If fewer were sent, or a sender has left without having posted its last.
             WaitTimeoutError: If none comes; names the workers that have not posted their last.
         """
-        ...

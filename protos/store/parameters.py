@@ -115,7 +115,6 @@ class ParameterReader(Protocol):
             UnknownTableError: If a table does not exist.
             WaitTimeoutError: If the version does not come; names the workers that are behind.
         """
-        ...
 
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
@@ -124,7 +123,6 @@ class ParameterReader(Protocol):
 
         The vectors hold the answer once the future is done. Errors as for `pull_sparse`.
         """
-        ...
 
 
 class Parameters(ParameterReader, Protocol):
@@ -135,7 +133,6 @@ class Parameters(ParameterReader, Protocol):
 
         Not for synchronous steps: a pull or a push with a version is a ProtocolError.
         """
-        ...
 
     def create_table(self, spec: TableSpec) -> None:
         """Declares a table; repeating it with an equal spec is no error.
@@ -144,7 +141,6 @@ class Parameters(ParameterReader, Protocol):
             SpecConflictError: If it exists with another spec.
             SpecError: If the spec is impossible.
         """
-        ...
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
         """Declares a dense block; repeating it with an equal spec is no error.
@@ -156,7 +152,6 @@ class Parameters(ParameterReader, Protocol):
             SpecConflictError: If it exists with another spec.
             SpecError: If the spec is impossible, or says that there are values and there are none.
         """
-        ...
 
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
@@ -175,7 +170,6 @@ class Parameters(ParameterReader, Protocol):
             ProtocolError: If the worker is not at step `at`, or if workers push for steps and on arrival at
                 the same time; nothing was applied.
         """
-        ...
 
     def push_pull(
         self,
@@ -192,7 +186,6 @@ class Parameters(ParameterReader, Protocol):
         version after `at`; keys without rows read their initial values. Either answer is done after the push
         was acknowledged, and raises its error, too.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +218,6 @@ class Changes(Protocol):
             ProtocolError: If one does not record changes, if `max_rows` is less than 1, or if the worker is
                 not of this job.
         """
-        ...
 
 
 def push_then_pull(

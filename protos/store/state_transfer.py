@@ -68,7 +68,6 @@ class StateTransfer(Protocol):
             UnknownTableError: If a table or block does not exist.
             ProtocolError: If a table keeps statistics.
         """
-        ...
 
     def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
         """Overwrites whole rows and blocks; returns the version. A key without a row gets one.
@@ -83,7 +82,6 @@ class StateTransfer(Protocol):
             GradientError: If a value is infinite or not a number.
             OverloadedError: If it would create rows while tables are over the memory limit.
         """
-        ...
 
 
 def require_finite_state(state: ModelState) -> None:

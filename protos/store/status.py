@@ -306,18 +306,15 @@ class Admin(Protocol):
             ProtocolError: If `max_norm` is negative or not finite, or a table has replicas; nothing was
                 changed.
         """
-        ...
 
     def digest(self) -> str:
         """Returns the digest of all parameters and optimizer states of rows, in hexadecimal.
 
         Equal models have equal digests on any number of servers: docs/checkpoint.md says what is hashed.
         """
-        ...
 
     def status(self) -> StoreStatus:
         """Returns what the store holds and has seen, merged over servers."""
-        ...
 
 
 def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
