@@ -32,14 +32,7 @@ from ctr_ps.deploy.cluster import (
     signals_as_events,
 )
 from ctr_ps.deploy.disturber import Disturber
-from ctr_ps.deploy.plan import (
-    Commands,
-    ProcessSpec,
-    heter_specs,
-    server_specs,
-    with_update_logs,
-    worker_specs,
-)
+from ctr_ps.deploy.plan import Commands, Plan, ProcessSpec, with_update_logs
 from ctr_ps.deploy.supervisor import (
     End,
     Event,
@@ -235,20 +228,17 @@ class _Launcher:
             self._server_names + [f"heter.{index}" for index in range(launch.num_heter)]
         )
         endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
-        servers = server_specs(launch.commands.server, endpoints, launch.num_workers, heter)
+        plan = Plan(endpoints, launch.num_workers, heter)
+        servers = plan.servers(launch.commands.server)
         if launch.update_logs:
             servers = with_update_logs(servers, launch.update_logs)
-        worker = (*launch.commands.worker, *options)
         workers = [
             replace(spec, variables=self._disturber.variables(spec.name))
-            for spec in worker_specs(worker, endpoints, launch.num_workers, heter)
+            for spec in plan.workers((*launch.commands.worker, *options))
         ]
-        device = launch.heter_device
         trainers = [
             replace(spec, variables=_one_thread())
-            for spec in heter_specs(
-                launch.commands.heter, endpoints, launch.num_workers, heter, device=device
-            )
+            for spec in plan.heter_trainers(launch.commands.heter, launch.heter_device)
         ]
         self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
         log.info(

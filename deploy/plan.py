@@ -142,52 +142,56 @@ class ProcessSpec:
         return self.role.get(ROLE) == "PSERVER"
 
 
-def server_specs(
-    command: Sequence[str],
-    endpoints: Sequence[str],
-    num_workers: int,
-    heter_endpoints: Sequence[str] = (),
-) -> list[ProcessSpec]:
-    """Returns a server for each of `endpoints` ("host:port")."""
-    role = _shared_role("PSERVER", endpoints, num_workers, heter_endpoints)
-    return [
-        ProcessSpec(name=f"pserver.{index}", command=tuple(command), role=role | _own(endpoint))
-        for index, endpoint in enumerate(endpoints)
-    ]
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Processes of a cluster: servers and heter trainers at their endpoints ("host:port"), and workers."""
+
+    endpoints: Sequence[str]
+    num_workers: int
+    heter_endpoints: Sequence[str] = ()
+
+    def servers(self, command: Sequence[str]) -> list[ProcessSpec]:
+        """Returns the servers."""
+        role = self._role("PSERVER")
+        return [
+            ProcessSpec(name=f"pserver.{index}", command=tuple(command), role=role | _own(endpoint))
+            for index, endpoint in enumerate(self.endpoints)
+        ]
+
+    def workers(self, command: Sequence[str]) -> list[ProcessSpec]:
+        """Returns the workers."""
+        role = self._role("TRAINER") | ({STAGE: "1"} if self.heter_endpoints else {})
+        return [
+            ProcessSpec(
+                name=f"trainer.{index}",
+                command=tuple(command),
+                role=role | {WORKER_INDEX: str(index)},
+            )
+            for index in range(self.num_workers)
+        ]
+
+    def heter_trainers(self, command: Sequence[str], device: str) -> list[ProcessSpec]:
+        """Returns the heter trainers, on a device "cpu" or "gpu"."""
+        role = self._role("HETER_TRAINER") | {STAGE: "2", HETER_DEVICE: device}
+        return [
+            ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role | _own(endpoint))
+            for index, endpoint in enumerate(self.heter_endpoints)
+        ]
+
+    def _role(self, role: str) -> dict[str, str]:
+        shared = {
+            ROLE: role,
+            SERVERS: ",".join(self.endpoints),
+            NUM_WORKERS: str(self.num_workers),
+        }
+        if self.heter_endpoints:
+            shared |= {HETER_TRAINERS[0]: ",".join(self.heter_endpoints), STAGES: "2"}
+        return shared
 
 
-def worker_specs(
-    command: Sequence[str],
-    endpoints: Sequence[str],
-    num_workers: int,
-    heter_endpoints: Sequence[str] = (),
-) -> list[ProcessSpec]:
-    """Returns `num_workers` workers for the servers at `endpoints`."""
-    role = _shared_role("TRAINER", endpoints, num_workers, heter_endpoints)
-    role |= {STAGE: "1"} if heter_endpoints else {}
-    return [
-        ProcessSpec(
-            name=f"trainer.{index}", command=tuple(command), role=role | {WORKER_INDEX: str(index)}
-        )
-        for index in range(num_workers)
-    ]
-
-
-def heter_specs(
-    command: Sequence[str],
-    endpoints: Sequence[str],
-    num_workers: int,
-    heter_endpoints: Sequence[str],
-    *,
-    device: str = "cpu",
-) -> list[ProcessSpec]:
-    """Returns a heter trainer for each of `heter_endpoints`, on a device "cpu" or "gpu"."""
-    role = _shared_role("HETER_TRAINER", endpoints, num_workers, heter_endpoints)
-    role |= {STAGE: "2", HETER_DEVICE: device}
-    return [
-        ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role | _own(endpoint))
-        for index, endpoint in enumerate(heter_endpoints)
-    ]
+def _own(endpoint: str) -> dict[str, str]:
+    host, _, port = endpoint.rpartition(":")
+    return {HOST: host, PORT: port}
 
 
 def with_update_logs(servers: Sequence[ProcessSpec], folder: Path) -> list[ProcessSpec]:
@@ -225,17 +229,3 @@ def describe_end(returncode: int) -> str:
     if returncode < 0:
         return f"was ended by {signal.Signals(-returncode).name}"
     return f"exited with code {returncode}"
-
-
-def _shared_role(
-    role: str, endpoints: Sequence[str], num_workers: int, heter_endpoints: Sequence[str]
-) -> dict[str, str]:
-    shared = {ROLE: role, SERVERS: ",".join(endpoints), NUM_WORKERS: str(num_workers)}
-    if heter_endpoints:
-        shared |= {HETER_TRAINERS[0]: ",".join(heter_endpoints), STAGES: "2"}
-    return shared
-
-
-def _own(endpoint: str) -> dict[str, str]:
-    host, _, port = endpoint.rpartition(":")
-    return {HOST: host, PORT: port}

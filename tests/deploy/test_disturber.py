@@ -401,13 +401,20 @@ def test_report_has_the_same_as_fields() -> None:
     }
 
 
-def test_faults_are_added_up_over_workers_without_a_line_that_was_cut_off(tmp_path: Path) -> None:
-    (tmp_path / "trainer.0").write_text("reply_lost PushGrad 0\ndelayed PushGrad 1\n")
-    (tmp_path / "trainer.1").write_text(
+@pytest.fixture
+def journals(tmp_path: Path) -> Path:
+    folder = tmp_path / "journals"
+    folder.mkdir()
+    return folder
+
+
+def test_faults_are_added_up_over_workers_without_a_line_that_was_cut_off(journals: Path) -> None:
+    (journals / "trainer.0").write_text("reply_lost PushGrad 0\ndelayed PushGrad 1\n")
+    (journals / "trainer.1").write_text(
         "reply_lost PushGrad 1\nreply_lost Leave 0\ndelayed PushGrad 1"
     )
 
-    assert faults_in(tmp_path) == {
+    assert faults_in(journals) == {
         "request_lost": {},
         "reply_lost": {"Leave": 1, "PushGrad": 2},
         "duplicated": {},
@@ -415,11 +422,11 @@ def test_faults_are_added_up_over_workers_without_a_line_that_was_cut_off(tmp_pa
     }
 
 
-def test_faults_have_the_names_of_workers_journals(tmp_path: Path) -> None:
+def test_faults_have_the_names_of_workers_journals(journals: Path) -> None:
     every = Fate(is_reply_lost=True, is_duplicated=True, delay_s=1.0).faults
 
-    assert {*every, *Fate(is_request_lost=True).faults} == set(faults_in(tmp_path))
+    assert {*every, *Fate(is_request_lost=True).faults} == set(faults_in(journals))
 
 
-def test_without_journals_nothing_was_done_to_calls(tmp_path: Path) -> None:
-    assert set(faults_in(tmp_path / "none")) == set(faults_in(tmp_path))
+def test_without_journals_nothing_was_done_to_calls(journals: Path) -> None:
+    assert set(faults_in(journals / "none")) == set(faults_in(journals))

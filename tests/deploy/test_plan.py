@@ -8,16 +8,14 @@ import typer
 
 from ctr_ps.deploy.plan import (
     ROLE_VARIABLES,
+    Plan,
     commands_of_job,
     commands_of_script,
     describe_end,
     environment_of,
     exit_code_of,
-    heter_specs,
-    server_specs,
     split_command,
     with_token,
-    worker_specs,
 )
 from ctr_ps.protos.role import HeterRole, role_from_environment
 
@@ -74,7 +72,7 @@ def test_an_unknown_program_is_a_usage_error(line: str) -> None:
 
 
 def test_each_server_is_told_its_own_endpoint() -> None:
-    specs = server_specs(["ps-server", "--stay"], ENDPOINTS, num_workers=3)
+    specs = Plan(ENDPOINTS, num_workers=3).servers(["ps-server", "--stay"])
 
     assert [spec.name for spec in specs] == ["pserver.0", "pserver.1"]
     assert [spec.command for spec in specs] == [("ps-server", "--stay")] * 2
@@ -88,7 +86,7 @@ def test_each_server_is_told_its_own_endpoint() -> None:
 
 
 def test_each_worker_is_told_its_id_and_all_servers() -> None:
-    specs = worker_specs(["ps-worker"], ENDPOINTS, num_workers=2)
+    specs = Plan(ENDPOINTS, num_workers=2).workers(["ps-worker"])
 
     assert [spec.name for spec in specs] == ["trainer.0", "trainer.1"]
     assert specs[1].role == {
@@ -102,9 +100,9 @@ def test_each_worker_is_told_its_id_and_all_servers() -> None:
 def test_all_processes_are_told_of_heter_trainers() -> None:
     heter = ["127.0.0.1:8600", "127.0.0.1:8601"]
 
-    servers = server_specs(["ps-server"], ENDPOINTS, 2, heter)
-    workers = worker_specs(["ps-worker"], ENDPOINTS, 2, heter)
-    trainers = heter_specs(["ps-worker", "heter"], ENDPOINTS, 2, heter, device="gpu")
+    plan = Plan(ENDPOINTS, 2, heter)
+    servers, workers = plan.servers(["ps-server"]), plan.workers(["ps-worker"])
+    trainers = plan.heter_trainers(["ps-worker", "heter"], "gpu")
 
     roles = [role_from_environment(spec.role) for spec in (*servers, *workers, *trainers)]
     assert [role.heter_endpoints for role in roles if role] == [tuple(heter)] * 6
@@ -120,7 +118,7 @@ def test_all_processes_are_told_of_heter_trainers() -> None:
 
 def test_a_role_in_the_launchers_own_environment_does_not_leak() -> None:
     inherited = dict.fromkeys(ROLE_VARIABLES, "stale") | {"HOME": "/home/me"}
-    server = server_specs(["ps-server"], ENDPOINTS, num_workers=1)[0]
+    server = Plan(ENDPOINTS, num_workers=1).servers(["ps-server"])[0]
 
     environment = environment_of(server, inherited)
 
