@@ -63,26 +63,17 @@ class Disturbance:
 class CallFault:
     """A fault of workers' calls, as `CTR_PS_CHAOS` has them.
 
-    Attributes:
-        kind: "drop", "duplicate" or "delay".
-        calls: "pushes", "pulls" or "calls".
-        amount: Share of the calls, from 0 to 1; of a delay the seconds.
+    `amount` is the share of the calls, from 0 to 1; of a delay the seconds.
     """
 
-    kind: str
-    calls: str
+    kind: str  # "drop", "duplicate" or "delay"
+    calls: str  # "pushes", "pulls" or "calls"
     amount: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chaos:
-    """All that is done to a run.
-
-    Attributes:
-        disturbances: Of processes.
-        call_faults: Of workers' calls.
-        seed: Of the choice of calls.
-    """
+    """All that is done to a run's processes and its workers' calls, which are chosen by `seed`."""
 
     disturbances: tuple[Disturbance, ...] = ()
     call_faults: tuple[CallFault, ...] = ()

@@ -57,19 +57,13 @@ class Launch:
     """A cluster to run.
 
     Attributes:
-        commands: Of servers and workers.
-        num_servers: Number of servers.
-        num_workers: Number of workers.
-        log_dir: Folder of the log files.
-        num_heter: Number of heter trainers.
-        heter_device: Theirs, "cpu" or "gpu".
+        heter_device: Of the heter trainers, "cpu" or "gpu".
         policy: What is restarted, and how long to wait.
         waits_for_lost: Whether processes can take the places of lost ones, so that a run can go on from the
             update logs of an earlier one.
         checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
         is_resumed: Whether the job itself resumes from there.
         has_metrics: Whether it has a `run.dir`.
-        chaos: What is done to processes and calls.
         watch_command: See `Disturber`.
         as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
         grace_seconds: Time between the first SIGTERM and SIGKILL.

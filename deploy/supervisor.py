@@ -85,12 +85,9 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop all processes and end with an exit code.
+    """Stop all processes and end with an exit code, because of `reason`; a clean end may have none.
 
-    Attributes:
-        code: Exit code.
-        reason: Why; at a clean end what the user should know of it, if anything.
-        failed: Process whose log explains it; empty: none.
+    The log of the process that `failed` explains it; empty: none does.
     """
 
     code: int

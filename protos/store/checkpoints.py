@@ -63,11 +63,8 @@ class SaveRequest:
 class WorkerProgress:
     """How much of a worker's training is in the parameters: its last push id up to which all is applied.
 
-    Attributes:
-        incarnation: See `PushId`.
-        sequence: See `PushId`; of a cluster the smallest of all servers.
-        step: All of the worker's batches up to this number are applied.
-        position: Position in its data after them; empty: unknown.
+    All of its batches up to `step` are applied, and `position` is the one in its data after them; empty:
+    unknown. Of a cluster `sequence` is the smallest of all servers.
     """
 
     incarnation: int

@@ -101,27 +101,20 @@ class Moves(enum.Flag):
 class Awaited:
     """What a call waits for at its server until other workers arrive.
 
-    Attributes:
-        kind: Groups waiting calls, which are logged together.
-        place: In lines of the log.
-        workers: The awaited workers, if the call names them; errors of servers name all.
+    `workers` are the awaited ones, if the call names them; errors of servers name all.
     """
 
-    kind: str
-    place: str
+    kind: str  # of waiting calls that are logged together
+    place: str  # in lines of the log
     workers: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call(Generic[Q, A]):
-    """One RPC.
+    """One RPC, which the .proto file documents, and the codecs of its argument and its answer.
 
     Attributes:
         service: Full name of its service.
-        name: Its name in the .proto file, which documents it.
-        request: Codec of its argument.
-        answer: Codec of its answer.
-        deadline: How long it may take.
         access: Access that its caller needs.
         is_logged: It changes a server's state, so a recovery repeats it.
         moves: The data that it moves.
