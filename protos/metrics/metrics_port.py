@@ -184,9 +184,13 @@ class Readers:
             if self._tokens.access_of(token) is None:
                 return f"this process does not know the token: compare its {TOKEN_FILE} or {TOKEN}"
             return ""
-        if self._has_certificates and not any(
-            map(access_of_name, _common_names(certificate or {}))
-        ):
+        common_names = [
+            value
+            for relative_name in (certificate or {}).get("subject", ())
+            for name, value in relative_name
+            if name == "commonName"
+        ]
+        if self._has_certificates and not any(map(access_of_name, common_names)):
             accesses = ", ".join(map(str, Access))
             return f"the common name of the certificate says no access, one of {accesses}"
         return ""
@@ -201,13 +205,3 @@ def _token_of(headers: Headers) -> str | None:
         return base64.b64decode(value, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return None
-
-
-def _common_names(certificate: Mapping[str, Any]) -> list[str]:
-    """Reads a certificate in the form of `ssl.SSLSocket.getpeercert`."""
-    return [
-        value
-        for relative_name in certificate.get("subject", ())
-        for name, value in relative_name
-        if name == "commonName"
-    ]

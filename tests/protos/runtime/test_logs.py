@@ -10,12 +10,7 @@ import sys
 import pytest
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.runtime.logs import (
-    LogFormat,
-    TextFormatter,
-    configure_logs,
-    log_error,
-)
+from ctr_ps.protos.runtime.logs import LogFormat, TextFormatter, configure_logs, log_error
 
 SERVER = {
     "TRAINING_ROLE": "PSERVER",

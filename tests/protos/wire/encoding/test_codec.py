@@ -37,14 +37,7 @@ from ctr_ps.protos.store import (
     WorkerProgress,
 )
 from ctr_ps.protos.v1 import data_plane_pb2, parameter_server_pb2
-from ctr_ps.protos.wire.calls import (
-    ALL_REDUCE,
-    CALLS,
-    CREATE_DENSE,
-    CREATE_TABLE,
-    GET_STATUS,
-    SAVE,
-)
+from ctr_ps.protos.wire.calls import ALL_REDUCE, CALLS, CREATE_DENSE, CREATE_TABLE, GET_STATUS, SAVE
 from ctr_ps.protos.wire.encoding.codec import Frame, record, value
 from ctr_ps.protos.wire.requests import CreateDense
 from tests.support.local_transport import through
