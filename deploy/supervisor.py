@@ -317,10 +317,11 @@ class Supervisor:
             self._timers.notice = math.inf
             if not self._is_over():
                 return Warn(self._notice())
-            names, limit_s = self._still_running(self._workers), self._policy.notice_seconds
+            stragglers = ", ".join(self._still_running(self._workers))
+            limit_s = self._policy.notice_seconds
             return End(
                 0,
-                f"{', '.join(names)} did not exit within {limit_s:g} s of the others: stopping it, as "
+                f"{stragglers} did not exit within {limit_s:g} s of the others: stopping it, as "
                 f'cluster.on_worker_loss is "continue"',
             )
         return None
