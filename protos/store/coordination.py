@@ -192,7 +192,8 @@ class Coordination(Protocol):
         """A barrier to which each worker brings numbers, and from which all take their reduction.
 
         Numbers, float64[N], are reduced in worker order, so that equal numbers give the same sum to the last
-        bit; NaN and infinities go through. `values` may be reused when the call returns.
+        bit; NaN and infinities go through. `values` may be reused when the call returns; `step` is as of
+        `barrier`.
 
         Without `remember`, for many numbers, a process that comes to this barrier later, in the place of a
         lost one, is answered with the numbers that it brings, at the same version. They are remembered all
@@ -236,9 +237,10 @@ class Coordination(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Bytes from one worker to another, opaque to stores; None: the sender has no more for this receiver.
+    """Bytes from one worker to another, opaque to stores.
 
     `sequence` numbers the messages from this sender to this receiver in one exchange: from 0, without gaps.
+    The last has no content.
     """
 
     sender: int
