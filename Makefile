@@ -8,7 +8,7 @@ CODE   := ctr_ps protos ps_server ps_worker ctr_model deploy
 # so one cache folder for each state of the sources, and one for kernels that check their indices.
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba/$(shell cat $$(find $(CODE) -name '*.py' | sort) /dev/null | sha256sum | cut -c1-16)$(addprefix -checked-,$(NUMBA_BOUNDSCHECK))
 
-.PHONY: setup demo test check format lint types imports generated bench clean
+.PHONY: setup demo test check format lint types imports messages generated bench clean
 
 setup: $(VENV)/.installed
 
@@ -38,8 +38,16 @@ types: setup
 imports: setup
 	$(BIN)/lint-imports
 
+# Stubs and servicers are not generated: protos/wire/calls.py has a row for each RPC.
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I. ctr_ps/protos/v1/*.proto
+
+messages: setup
+	$(PROTOC) --python_out=. --pyi_out=.
+
 generated: setup
-	$(BIN)/python -m ctr_ps.protos.wire.generate --check
+	rm -rf .cache/generated && mkdir -p .cache/generated
+	$(PROTOC) --python_out=.cache/generated --pyi_out=.cache/generated
+	diff -r -x '*.proto' -x '__*' .cache/generated/ctr_ps/protos/v1 protos/v1
 
 bench: setup
 	$(BIN)/python -m benchmarks.report

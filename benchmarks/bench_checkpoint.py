@@ -34,7 +34,7 @@ import numpy as np
 from benchmarks.bench_table import all_keys
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import PushId, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore

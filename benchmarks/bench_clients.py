@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.bench_train import ROOT
 from benchmarks.bench_wire import DIM, TABLE, push_id, server_processes
 from ctr_ps.protos.gradients import Gradients, SparseGrad
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.store import Future, Missing
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import connect

@@ -49,7 +49,7 @@ from benchmarks.fault_worker import STOP, job_of
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.gradients import SparseGrad
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore

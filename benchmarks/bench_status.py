@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.bench_wire import server_processes
 from ctr_ps.protos.gradients import Gradients, SparseGrad
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import PushId, Store
 from ctr_ps.ps_server.precompile import KERNELS

@@ -36,7 +36,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.futures import Answer, Answered
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.store import Member
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.encoding.codec import Codec

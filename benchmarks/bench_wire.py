@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.bench_train import environment_of, free_ports, start_server
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Future, Missing, PushId, Version
 from ctr_ps.ps_worker.cluster.client import ClusterClient

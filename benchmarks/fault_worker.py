@@ -19,7 +19,7 @@ from benchmarks.train_worker import OPTIMIZERS
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.role import WorkerRole, role_from_environment
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.cluster.open_store import open_store
 from ctr_ps.ps_worker.job import Job, override_job

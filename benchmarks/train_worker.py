@@ -16,7 +16,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.role import ServerRole, WorkerRole, role_from_environment
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.store import Store
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
 from ctr_ps.ps_worker.data.files.file_split import split_files

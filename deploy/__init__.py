@@ -1,1 +1,1 @@
-"""Deployment: the launcher `ps-launch`, images, manifests. Imports none of the other packages."""
+"""Deployment: the launcher `ps-launch`, images, manifests. Imports `protos` alone."""

@@ -39,13 +39,9 @@ LAST_WORDS_S = 1.0
 class Process(Protocol):
     """A process that an engine has started."""
 
-    @property
-    def stdout(self) -> IO[bytes] | None:
-        """Its output, where `subprocess.PIPE` was asked for."""
-
-    @property
-    def stderr(self) -> IO[bytes] | None:
-        """Its errors, where `subprocess.PIPE` was asked for."""
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+    """Its output and errors, where `subprocess.PIPE` was asked for."""
 
     def wait(self) -> int:
         """Waits for its exit; returns the return code as `Popen` does."""
@@ -102,37 +98,31 @@ class Terminal:
     stderr: Sink
 
 
-class LocalProcess:
-    """A process of this machine."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.stdout = process.stdout
-        self.stderr = process.stderr
-
-    def wait(self) -> int:
-        """See `Process`."""
-        return self._process.wait()
+class LocalProcess(subprocess.Popen[bytes]):
+    """A process of this machine, which leads a group."""
 
     def send(self, number: signal.Signals) -> bool:
         """See `Process`."""
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
         except ProcessLookupError:  # exited, not yet reported
             return False
         return True
 
 
 class LocalEngine:
-    """Starts processes on this machine. For the main thread."""
+    """Starts processes on this machine, with endpoints at `host`. For one thread, with which they end."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = HOST) -> None:
+        self._host = host
         self._ports: dict[str, socket.socket] = {}
 
     def endpoints(self, names: Sequence[str]) -> list[str]:
         """See `Engine`."""
-        self._ports = {name: free_port(HOST) for name in names}
-        return [f"{HOST}:{port.getsockname()[1]}" for port in self._ports.values()]
+        for port in self._ports.values():
+            port.close()
+        self._ports = {name: free_port(self._host) for name in names}
+        return [f"{self._host}:{port.getsockname()[1]}" for port in self._ports.values()]
 
     def start(
         self, spec: ProcessSpec, token: str, *, stdout: int | IO[bytes], stderr: int | IO[bytes]
@@ -141,7 +131,12 @@ class LocalEngine:
         if port := self._ports.pop(spec.name, None):
             port.close()
         return LocalProcess(
-            start_tethered(spec, with_token(dict(os.environ), token), stdout=stdout, stderr=stderr)
+            (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
+            env=environment_of(spec, with_token(dict(os.environ), token)),
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+            stdout=stdout,
+            stderr=stderr,
         )
 
     def remove(self, folder: Path) -> None:
@@ -162,8 +157,7 @@ class LogDirError(Exception):
 def held(log_dir: Path) -> Iterator[None]:
     """Keeps a folder of log files from other launchers, which would write and remove the same files.
 
-    Raises:
-        LogDirError: If another launcher has it, or it cannot be written to.
+    Raises LogDirError if another launcher has it, or it cannot be written to.
     """
     try:
         lock = os.open(log_dir / "LOCK", os.O_RDWR | os.O_CREAT, 0o600)
@@ -202,13 +196,9 @@ class Cluster:
         engine: Engine | None = None,
         grace_seconds: float = 10.0,
     ) -> None:
-        """Starts no process.
+        """Starts no process yet, with `engine`; `events` also receives the signals of this process.
 
-        Args:
-            log_dir: Folder of the log files.
-            events: Queue that also receives the signals of this process.
-            engine: What starts the processes; None: they run on this machine.
-            grace_seconds: Time between the first SIGTERM and SIGKILL.
+        `grace_seconds` is the time between the first SIGTERM and SIGKILL.
         """
         self._log_dir = log_dir
         self._events = events
@@ -227,16 +217,12 @@ class Cluster:
         self.stop()
 
     def start(self, spec: ProcessSpec, terminal: Terminal | None = None, *, note: str = "") -> None:
-        """Starts a process whose output goes to its log, and to `terminal` if given.
+        """Starts a process, none of whose name may run; its output goes to its log, and to `terminal`.
 
-        Args:
-            spec: The process; none of its name may run.
-            terminal: Where its output is shown.
-            note: Line with which the log goes on, of an earlier process; empty: the log is a new one.
+        With a `note`, the log of an earlier process goes on with that line.
         """
-        self._end_copies(
-            spec.name, LAST_WORDS_S
-        )  # no longer: a child of that one may hold the pipe
+        # No longer: a child of an earlier one may hold the pipe.
+        self._end_copies(spec.name, LAST_WORDS_S)
         with self._open_log(spec.name, note) as log:
             output = subprocess.PIPE if terminal else log
             process = self._start(spec, stdout=output, stderr=output)
@@ -309,11 +295,15 @@ class Cluster:
         self._running[spec.name] = process
         if spec.is_server:
             self._servers.add(spec.name)
-        threading.Thread(target=self._report_exit, args=(spec.name, process), daemon=True).start()
+
+        def report_exit() -> None:
+            self._events.put(ProcessExited(spec.name, process, process.wait()))
+
+        threading.Thread(target=report_exit, daemon=True).start()
         return process
 
     def _send_all(self, names: Collection[str], number: signal.Signals) -> None:
-        for name in list(names):
+        for name in names:
             self.send(name, number)
 
     def _collect_exits(self, names: Collection[str], deadline: float) -> Signalled | None:
@@ -335,27 +325,6 @@ class Cluster:
         with process.stdout as lines:
             for line in lines:
                 self._events.put(Line(name, line))
-
-    def _report_exit(self, name: str, process: Process) -> None:
-        self._events.put(ProcessExited(name, process, process.wait()))
-
-
-def start_tethered(
-    spec: ProcessSpec,
-    inherited: dict[str, str],
-    *,
-    stdout: int | IO[bytes],
-    stderr: int | IO[bytes],
-) -> subprocess.Popen[bytes]:
-    """Starts a process that leads a group and that the kernel kills with the calling thread."""
-    return subprocess.Popen(
-        (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *spec.command),
-        env=environment_of(spec, inherited),
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-        stdout=stdout,
-        stderr=stderr,
-    )
 
 
 def free_port(host: str = HOST) -> socket.socket:

@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from ctr_ps.deploy.chaos.sentences import FORMS, Chaos, SentenceError, parse
+from ctr_ps.deploy.chaos import FORMS, Chaos, SentenceError, parse
 from ctr_ps.deploy.cluster import HOST, LogDirError, Terminal, to_descriptor
 from ctr_ps.deploy.launcher import Launch, run
-from ctr_ps.deploy.programs import commands_of_job, commands_of_script, is_script
+from ctr_ps.deploy.plan import commands_of_job, commands_of_script, is_script
 from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
 from ctr_ps.protos.errors import OverloadedError
 
@@ -138,6 +138,11 @@ def command(
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
     if on == "ray" and (heter_num or chaos):
         raise typer.BadParameter("--heter-num and --chaos are for processes on this machine")
+    try:
+        sizes = {"num_servers": server_num, "num_workers": worker_num, "num_heter": heter_num}
+        faults = Chaos() if chaos is None else parse(chaos, seed=chaos_seed, **sizes)
+    except SentenceError as error:
+        raise typer.BadParameter(f"--chaos: {error}") from error
     if is_script(program):
         of_jobs = {
             "--set": settings,
@@ -162,8 +167,14 @@ def command(
         checkpoints = str(job.get("checkpoint", "dir") or "")
         is_resumed = job.get("checkpoint", "resume") is True
         has_metrics = bool(job.get("run", "dir"))
-        policy = _policy_of_job(program, job)
         rule = job.get("cluster", "on_worker_loss")
+        lease = job.get("cluster", "lease_s")
+        policy = Policy(
+            why_no_resume="" if checkpoints else f"{program} has no checkpoint.dir",
+            continues=rule == "continue",
+            # One that is none is left to the workers' error.
+            lease_seconds=lease if isinstance(lease, int | float) else LEASE_SECONDS,
+        )
         if durability == "log" and not heter_num and rule is None:
             rule = "wait"
             commands = commands.with_setting("cluster.on_worker_loss=wait")
@@ -179,13 +190,7 @@ def command(
         checkpoints=checkpoints,
         is_resumed=is_resumed,
         has_metrics=has_metrics,
-        chaos=_chaos_of(
-            chaos,
-            seed=chaos_seed,
-            num_servers=server_num,
-            num_workers=worker_num,
-            num_heter=heter_num,
-        ),
+        chaos=faults,
         as_json=json and bool(chaos or max_restarts),
     )
     terminal = Terminal(to_descriptor(sys.stdout.fileno()), to_descriptor(sys.stderr.fileno()))
@@ -199,7 +204,7 @@ def command(
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
     """Runs a launch on the nodes of a Ray cluster."""
     try:
-        from ctr_ps.deploy.ray.engine import AddressError, PlacementError, ray_engine
+        from ctr_ps.deploy.ray_engine import AddressError, PlacementError, ray_engine
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
@@ -231,12 +236,7 @@ class JobSettings:
     """
 
     def __init__(self, job: Path, words: Sequence[str] = ()) -> None:
-        """Reads the job.
-
-        Args:
-            job: A TOML file.
-            words: Words of a command line, of which `--set section.key=value` count.
-        """
+        """Reads the job; of `words`, a command line, `--set section.key=value` count."""
         try:
             self._tree: dict[str, Any] = tomllib.loads(job.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -265,26 +265,6 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text.strip()}")["value"]
     except ValueError:
         return text.strip()
-
-
-def _policy_of_job(path: Path, job: JobSettings) -> Policy:
-    """Returns what a job says of losses; a lease that is none is left to the workers' error."""
-    lease = job.get("cluster", "lease_s")
-    return Policy(
-        why_no_resume="" if job.get("checkpoint", "dir") else f"{path} has no checkpoint.dir",
-        continues=job.get("cluster", "on_worker_loss") == "continue",
-        lease_seconds=lease if isinstance(lease, int | float) else LEASE_SECONDS,
-    )
-
-
-def _chaos_of(text: str | None, **run: int) -> Chaos:
-    """Returns what the sentences say of a run; see `parse`."""
-    if text is None:
-        return Chaos()
-    try:
-        return parse(text, **run)
-    except SentenceError as error:
-        raise typer.BadParameter(f"--chaos: {error}") from error
 
 
 def main() -> None:

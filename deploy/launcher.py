@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ctr_ps.deploy.chaos.disturber import Disturber
-from ctr_ps.deploy.chaos.sentences import Chaos
+import fsspec
+
+from ctr_ps.deploy.chaos import Chaos
 from ctr_ps.deploy.cluster import (
     Cluster,
     Engine,
@@ -30,15 +31,8 @@ from ctr_ps.deploy.cluster import (
     held,
     signals_as_events,
 )
-from ctr_ps.deploy.plan import (
-    ProcessSpec,
-    heter_specs,
-    server_specs,
-    with_update_logs,
-    worker_specs,
-)
-from ctr_ps.deploy.programs import Commands
-from ctr_ps.deploy.resumption import Resumption
+from ctr_ps.deploy.disturber import Disturber
+from ctr_ps.deploy.plan import Commands, Plan, ProcessSpec, with_update_logs
 from ctr_ps.deploy.supervisor import (
     End,
     Event,
@@ -52,6 +46,8 @@ from ctr_ps.deploy.supervisor import (
 
 TAIL_LINES = 20
 TAIL_BYTES = 1 << 16
+RESUMES = ("--set", "checkpoint.resume=true")
+WATCHER = "ctr_ps.ps_worker.extras.watching.servers"
 
 log = logging.getLogger("ps-launch")
 
@@ -61,19 +57,13 @@ class Launch:
     """A cluster to run.
 
     Attributes:
-        commands: Of servers and workers.
-        num_servers: Number of servers.
-        num_workers: Number of workers.
-        num_heter: Number of heter trainers.
-        heter_device: Theirs, "cpu" or "gpu".
-        log_dir: Folder of the log files.
+        heter_device: Of the heter trainers, "cpu" or "gpu".
         policy: What is restarted, and how long to wait.
         waits_for_lost: Whether processes can take the places of lost ones, so that a run can go on from the
             update logs of an earlier one.
         checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
         is_resumed: Whether the job itself resumes from there.
         has_metrics: Whether it has a `run.dir`.
-        chaos: What is done to processes and calls.
         watch_command: See `Disturber`.
         as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
         grace_seconds: Time between the first SIGTERM and SIGKILL.
@@ -91,11 +81,7 @@ class Launch:
     is_resumed: bool = False
     has_metrics: bool = False
     chaos: Chaos = field(default_factory=Chaos)
-    watch_command: tuple[str, ...] = (
-        sys.executable,
-        "-m",
-        "ctr_ps.ps_worker.extras.watching.servers",
-    )
+    watch_command: tuple[str, ...] = (sys.executable, "-m", WATCHER)
     as_json: bool = False
     grace_seconds: float = 10.0
 
@@ -111,9 +97,7 @@ def run(launch: Launch, terminal: Terminal, engine: Engine | None = None) -> int
 
     `terminal` shows the output of trainer 0; `engine` starts the processes, None: on this machine. If another
     program takes a server's port between its release and the server's bind, the cluster is started once more.
-
-    Raises:
-        LogDirError: If another launcher has the folder, or this run cannot go on from the update logs there.
+    LogDirError: another launcher has the folder, or this run cannot go on from the update logs there.
     """
     events = Events()
     engine = engine or LocalEngine()
@@ -195,34 +179,30 @@ class _Launcher:
         match self._supervisor.handle(event, time.monotonic()):
             case Warn(text):
                 log.warning("%s", text)
-            case Restart() as restart:
-                self._restart(restart)
+            case Restart(name, number, reason):
+                note = self._note(number)
+                log.warning("%s: starting it again, %s", reason, note)
+                self._start(self._specs[name], note)
             case RestartAll() as restart:
                 return self._restart_all(restart)
             case OtherPorts(reason):
                 log.warning(
-                    "%s: port in use by another program, restarting with other ports",
-                    reason,
+                    "%s: port in use by another program, restarting with other ports", reason
                 )
                 return self._stop_and_start()
             case End() as end:
                 return end
         return None
 
-    def _restart(self, restart: Restart) -> None:
-        note = self._note(restart.number)
-        log.warning("%s: starting it again, %s", restart.reason, note)
-        self._start(self._specs[restart.name], note)
-
     def _restart_all(self, restart: RestartAll) -> End | None:
         assert self._resumption is not None, "the policy says that nothing can be resumed"
         log.warning("%s: stopping all processes", restart.reason)
         if signalled := self._cluster.stop():
             return self._handle(signalled)
-        point = self._resumption.look()
+        options, point = self._resumption.look()
         note = self._note(restart.number)
-        log.warning("starting all again from %s, %s", point.text, note)
-        return self._stop_and_start(point.options, note)
+        log.warning("starting all again from %s, %s", point, note)
+        return self._stop_and_start(options, note)
 
     def _stop_and_start(self, options: Sequence[str] = (), note: str = "") -> End | None:
         if signalled := self._cluster.stop():
@@ -242,22 +222,21 @@ class _Launcher:
             self._server_names + [f"heter.{index}" for index in range(launch.num_heter)]
         )
         endpoints, heter = bound[: launch.num_servers], bound[launch.num_servers :]
-        servers = server_specs(launch.commands.server, endpoints, launch.num_workers, heter)
+        plan = Plan(endpoints, launch.num_workers, heter)
+        servers = plan.servers(launch.commands.server)
         if launch.update_logs:
             servers = with_update_logs(servers, launch.update_logs)
-        worker = (*launch.commands.worker, *options)
         workers = [
             replace(spec, variables=self._disturber.variables(spec.name))
-            for spec in worker_specs(worker, endpoints, launch.num_workers, heter)
+            for spec in plan.workers((*launch.commands.worker, *options))
         ]
-        trainers = heter_specs(
-            launch.commands.heter,
-            endpoints,
-            launch.num_workers,
-            heter,
-            device=launch.heter_device,
-        )
-        trainers = [replace(spec, variables=_one_thread()) for spec in trainers]
+        # Heter trainers share the machine of all others: with threads for all cores one trained 5,300
+        # examples/s beside two workers and two servers on two busy cores, with one thread 19,200.
+        threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
+        trainers = [
+            replace(spec, variables=threads)
+            for spec in plan.heter_trainers(launch.commands.heter, launch.heter_device)
+        ]
         self._specs = {spec.name: spec for spec in (*servers, *trainers, *workers)}
         log.info(
             "servers %s, workers: %d%s, logs in %s",
@@ -266,9 +245,7 @@ class _Launcher:
             f", heter trainers {','.join(heter)}" if heter else "",
             launch.log_dir,
         )
-        for spec in (*servers, *trainers):
-            self._start(spec, note)
-        for spec in workers:
+        for spec in self._specs.values():
             self._start(spec, note)
         self._disturber.watch(endpoints)
 
@@ -277,15 +254,21 @@ class _Launcher:
         self._cluster.start(spec, self._terminal if is_shown else None, note=note)
 
     def _end(self, end: End) -> int:
+        update_logs = self._launch.update_logs
         if end.code == 0:
             if end.reason:
                 log.warning("%s", end.reason)
             self._cluster.stop()
-            self._remove_update_logs()
+            if update_logs:
+                self._engine.remove(update_logs)
             return 0
         log.error("%s: stopping all processes", end.reason)
         self._cluster.stop()
-        self._tell_of_kept_logs()
+        if update_logs and self._can_go_on_from(self._update_logs_in(update_logs)):
+            log.error(
+                "kept the update logs in %s: the same command goes on from them; to begin anew, remove them",
+                update_logs,
+            )
         if end.failed:
             path = self._cluster.log_path(end.failed)
             log.error("the end of %s:\n%s", path, tail(path))
@@ -321,27 +304,6 @@ class _Launcher:
         servers = {f"server-{index}" for index in range(self._launch.num_servers)}
         return self._launch.waits_for_lost and found == servers
 
-    def _tell_of_kept_logs(self) -> None:
-        folder = self._launch.update_logs
-        if folder and self._can_go_on_from(self._update_logs_in(folder)):
-            log.error(
-                "kept the update logs in %s: the same command goes on from them; to begin anew, remove them",
-                folder,
-            )
-
-    def _remove_update_logs(self) -> None:
-        if self._launch.update_logs:
-            self._engine.remove(self._launch.update_logs)
-
-
-def _one_thread() -> dict[str, str]:
-    """Returns the variables of a heter trainer whose machine is that of all others.
-
-    With threads for all cores it trained 5,300 examples/s beside two workers and two servers on two busy
-    cores, with one thread 19,200. Who sets the variable knows better.
-    """
-    return {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
-
 
 def tail(path: Path) -> str:
     """Returns the last lines of a log file, indented."""
@@ -352,10 +314,55 @@ def tail(path: Path) -> str:
     return textwrap.indent(text, "    ")
 
 
+class Resumption:
+    """What a restarted job of a folder of checkpoints resumes from.
+
+    A run that did not ask to resume must not go on from a checkpoint of an earlier run, which may have the
+    names of its own: what is there before the first start is remembered.
+    """
+
+    def __init__(self, folder: str, *, is_asked: bool, has_metrics: bool = False) -> None:
+        """Looks into `checkpoint.dir`, a path or URL that need not exist.
+
+        The job itself `is_asked` to resume, and `has_metrics` where it has a `run.dir`.
+        """
+        self._folder = folder
+        self._has_metrics = has_metrics
+        self._earlier = None if is_asked else newest(folder)
+
+    def look(self) -> tuple[tuple[str, ...], str]:
+        """Returns options with which workers go on now, and from what, in words."""
+        found = newest(self._folder)
+        if found is None:
+            # Without LATEST a job finds a checkpoint that the run was just saving, or starts fresh.
+            return RESUMES, f"the start: {self._folder} has no checkpoint yet"
+        name, _ = found
+        if found == self._earlier:
+            # The metrics there are of this run, which the first start would not have replaced unasked.
+            replaces = ("--set", "run.overwrite=true") if self._has_metrics else ()
+            options = ("--set", "checkpoint.resume=false", *replaces)
+            return options, f"the start: {name} in {self._folder} is of an earlier run"
+        return RESUMES, f"{self._folder}/{name}"
+
+
+def newest(folder: str) -> tuple[str, str] | None:
+    """Returns the newest checkpoint of a folder; None: there is none that can be read.
+
+    That is its name, of the file LATEST, and its data folder, which no other save has.
+    """
+    try:
+        files, path = fsspec.url_to_fs(folder)
+        name = files.cat_file(f"{path}/LATEST").decode().strip()
+        manifest = json.loads(files.cat_file(f"{path}/{name}/MANIFEST.json"))
+        return name, str(manifest["data_folder"])
+    except Exception:  # each kind of storage has errors of its own
+        return None
+
+
 class LastLine:
     """Output whose last line is held back, so that a JSON object there can get further fields.
 
-    For one thread at a time.
+    OSError is raised if it cannot be passed on. For one thread at a time.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -363,11 +370,7 @@ class LastLine:
         self._held = b""
 
     def __call__(self, data: bytes) -> None:
-        """Takes output.
-
-        Raises:
-            OSError: If it cannot be passed on.
-        """
+        """Takes output."""
         held = self._held + data
         end = held.rfind(b"\n", 0, len(held) - 1) + 1
         self._held = held[end:]
@@ -375,11 +378,7 @@ class LastLine:
             self._sink(held[:end])
 
     def end(self, fields: Mapping[str, Any]) -> None:
-        """Passes on the last line with `fields` added, if it is an object, and else before them.
-
-        Raises:
-            OSError: If it cannot be passed on.
-        """
+        """Passes on the last line with `fields` added, if it is an object, and else before them."""
         held, self._held = self._held, b""
         try:
             result = json.loads(held)

@@ -1,12 +1,17 @@
-"""Plan of a cluster on one machine: name, command and environment of each process.
+"""Plan of a cluster: name, command and environment of each process.
 
-Pure: starts no process and opens no port.
+Starts no process and opens no port.
 """
 
+import shlex
+import shutil
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import typer
 
 from ctr_ps.protos.role import (
     HETER_DEVICE,
@@ -40,14 +45,90 @@ CREDENTIALS = ("CTR_PS_TOKEN", "CTR_PS_TOKEN_FILE", "CTR_PS_TLS_CERT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSpec:
-    """A process to start.
+class Commands:
+    """Commands of all roles: of our own programs for a job, or of a script."""
 
-    Attributes:
-        name: Also the stem of its log file.
-        command: Program and arguments.
-        role: Its role variables.
-        variables: Others of its own.
+    server: tuple[str, ...]
+    worker: tuple[str, ...]
+    heter: tuple[str, ...] = ()
+    are_of_job: bool = False
+
+    def with_setting(self, override: str) -> "Commands":
+        """Returns these with one more `--set` for workers and heter trainers."""
+        setting = ("--set", override)
+        return replace(self, worker=(*self.worker, *setting), heter=(*self.heter, *setting))
+
+
+def is_script(program: object) -> bool:
+    """Whether a path names a script for both roles, not a job."""
+    return str(program).endswith(".py")
+
+
+def commands_of_script(
+    script: Path, arguments: Sequence[str], of_jobs: Mapping[str, object]
+) -> Commands:
+    """Returns the commands of a script: the same for all roles, run by this Python.
+
+    Raises typer.BadParameter if one of `of_jobs`, the options that only jobs accept, has a value.
+    """
+    if given := [option for option, value in of_jobs.items() if value]:
+        raise typer.BadParameter(
+            f"{', '.join(given)} is for jobs, but {str(script)!r} is a script: put the script's own "
+            f"arguments after its name"
+        )
+    command = (sys.executable, str(script), *arguments)
+    return Commands(server=command, worker=command, heter=command)
+
+
+def commands_of_job(
+    job: Path,
+    arguments: Sequence[str],
+    *,
+    server: str,
+    worker: str,
+    heter: str,
+    overrides: Sequence[str],
+    as_json: bool,
+) -> Commands:
+    """Returns the commands of a job: workers and heter trainers get the job and its overrides.
+
+    `server`, `worker` and `heter` are command lines. Raises typer.BadParameter if there are `arguments`, or a
+    program is not installed.
+    """
+    if arguments:
+        raise typer.BadParameter(
+            f"{shlex.join(arguments)} follows a job: only a script (.py) has arguments of its own"
+        )
+    options = [word for override in overrides for word in ("--set", override)]
+    options += ["--json"] if as_json else []
+    return Commands(
+        server=split_command(server),
+        worker=(*split_command(worker), str(job), *options),
+        heter=(*split_command(heter), str(job), *options),
+        are_of_job=True,
+    )
+
+
+def split_command(line: str) -> tuple[str, ...]:
+    """Splits a command line; the program is looked up next to this Python, then on PATH.
+
+    Raises typer.BadParameter if there is no such program.
+    """
+    program, *arguments = shlex.split(line) or [""]
+    beside = Path(sys.executable).parent / program
+    found = str(beside) if beside.is_file() else shutil.which(program)
+    if found is None:
+        raise typer.BadParameter(
+            f"no program {program!r} next to {sys.executable} or on PATH: is the package installed?"
+        )
+    return (found, *arguments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """A process to start; `name` is also the stem of its log file.
+
+    `role` has its role variables, `variables` others of its own.
     """
 
     name: str
@@ -61,52 +142,56 @@ class ProcessSpec:
         return self.role.get(ROLE) == "PSERVER"
 
 
-def server_specs(
-    command: Sequence[str],
-    endpoints: Sequence[str],
-    num_workers: int,
-    heter_endpoints: Sequence[str] = (),
-) -> list[ProcessSpec]:
-    """Returns a server for each of `endpoints` ("host:port")."""
-    specs = []
-    for index, endpoint in enumerate(endpoints):
-        role = _shared_role("PSERVER", endpoints, num_workers, heter_endpoints) | _own(endpoint)
-        specs.append(ProcessSpec(name=f"pserver.{index}", command=tuple(command), role=role))
-    return specs
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Processes of a cluster: servers and heter trainers at their endpoints ("host:port"), and workers."""
+
+    endpoints: Sequence[str]
+    num_workers: int
+    heter_endpoints: Sequence[str] = ()
+
+    def servers(self, command: Sequence[str]) -> list[ProcessSpec]:
+        """Returns the servers."""
+        role = self._role("PSERVER")
+        return [
+            ProcessSpec(name=f"pserver.{index}", command=tuple(command), role=role | _own(endpoint))
+            for index, endpoint in enumerate(self.endpoints)
+        ]
+
+    def workers(self, command: Sequence[str]) -> list[ProcessSpec]:
+        """Returns the workers."""
+        role = self._role("TRAINER") | ({STAGE: "1"} if self.heter_endpoints else {})
+        return [
+            ProcessSpec(
+                name=f"trainer.{index}",
+                command=tuple(command),
+                role=role | {WORKER_INDEX: str(index)},
+            )
+            for index in range(self.num_workers)
+        ]
+
+    def heter_trainers(self, command: Sequence[str], device: str) -> list[ProcessSpec]:
+        """Returns the heter trainers, on a device "cpu" or "gpu"."""
+        role = self._role("HETER_TRAINER") | {STAGE: "2", HETER_DEVICE: device}
+        return [
+            ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role | _own(endpoint))
+            for index, endpoint in enumerate(self.heter_endpoints)
+        ]
+
+    def _role(self, role: str) -> dict[str, str]:
+        shared = {
+            ROLE: role,
+            SERVERS: ",".join(self.endpoints),
+            NUM_WORKERS: str(self.num_workers),
+        }
+        if self.heter_endpoints:
+            shared |= {HETER_TRAINERS[0]: ",".join(self.heter_endpoints), STAGES: "2"}
+        return shared
 
 
-def worker_specs(
-    command: Sequence[str],
-    endpoints: Sequence[str],
-    num_workers: int,
-    heter_endpoints: Sequence[str] = (),
-) -> list[ProcessSpec]:
-    """Returns `num_workers` workers for the servers at `endpoints`."""
-    specs = []
-    for index in range(num_workers):
-        role = _shared_role("TRAINER", endpoints, num_workers, heter_endpoints)
-        role |= {WORKER_INDEX: str(index)}
-        if heter_endpoints:
-            role |= {STAGE: "1"}
-        specs.append(ProcessSpec(name=f"trainer.{index}", command=tuple(command), role=role))
-    return specs
-
-
-def heter_specs(
-    command: Sequence[str],
-    endpoints: Sequence[str],
-    num_workers: int,
-    heter_endpoints: Sequence[str],
-    *,
-    device: str = "cpu",
-) -> list[ProcessSpec]:
-    """Returns a heter trainer for each of `heter_endpoints`, on a device "cpu" or "gpu"."""
-    specs = []
-    for index, endpoint in enumerate(heter_endpoints):
-        role = _shared_role("HETER_TRAINER", endpoints, num_workers, heter_endpoints)
-        role |= _own(endpoint) | {STAGE: "2", HETER_DEVICE: device}
-        specs.append(ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role))
-    return specs
+def _own(endpoint: str) -> dict[str, str]:
+    host, _, port = endpoint.rpartition(":")
+    return {HOST: host, PORT: port}
 
 
 def with_update_logs(servers: Sequence[ProcessSpec], folder: Path) -> list[ProcessSpec]:
@@ -144,24 +229,3 @@ def describe_end(returncode: int) -> str:
     if returncode < 0:
         return f"was ended by {signal.Signals(-returncode).name}"
     return f"exited with code {returncode}"
-
-
-def _shared_role(
-    role: str, endpoints: Sequence[str], num_workers: int, heter_endpoints: Sequence[str]
-) -> dict[str, str]:
-    shared = {
-        ROLE: role,
-        SERVERS: ",".join(endpoints),
-        NUM_WORKERS: str(num_workers),
-    }
-    if heter_endpoints:
-        shared |= {
-            HETER_TRAINERS[0]: ",".join(heter_endpoints),
-            STAGES: "2",
-        }
-    return shared
-
-
-def _own(endpoint: str) -> dict[str, str]:
-    host, _, port = endpoint.rpartition(":")
-    return {HOST: host, PORT: port}

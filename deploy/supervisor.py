@@ -8,7 +8,7 @@ Pure: no process, no thread, no clock. Times are seconds of any one clock.
 import math
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from ctr_ps.deploy.plan import describe_end, exit_code_of
@@ -85,12 +85,9 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Stop all processes and end with an exit code.
+    """Stop all processes and end with an exit code, because of `reason`; a clean end may have none.
 
-    Attributes:
-        code: Exit code.
-        reason: Why; at a clean end what the user should know of it, if anything.
-        failed: Process whose log explains it; empty: none.
+    The log of the process that `failed` explains it; empty: none does.
     """
 
     code: int
@@ -131,14 +128,11 @@ class Policy:
 
 @dataclass(slots=True, kw_only=True)
 class _Timers:
-    """When something is due; infinity: never."""
+    """Times when something is due; infinity: never."""
 
     notice: float = math.inf
     servers: float = math.inf
     cause: float = math.inf
-
-    def next(self) -> float:
-        return min(self.notice, self.servers, self.cause)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,28 +153,8 @@ class _Failure:
         return self.returncode == ProtocolError.exit_code
 
 
-@dataclass(slots=True)
-class _Restarts:
-    """Restarts of a run: their number, and the recent ones of each process or of the job."""
-
-    count: int = 0
-    recent: dict[str, list[float]] = field(default_factory=dict)
-
-    def is_futile(self, what: str, now: float) -> bool:
-        """Whether `what` has been restarted too often of late, without progress."""
-        times = [time for time in self.recent.get(what, ()) if now - time < FUTILE_SECONDS]
-        self.recent[what] = times
-        return len(times) >= MAX_FUTILE_RESTARTS
-
-    def add(self, what: str, now: float) -> int:
-        """Counts a restart; returns its number in the run."""
-        self.recent[what].append(now)
-        self.count += 1
-        return self.count
-
-
 class Supervisor:
-    """What to do with the processes of a run. Not thread-safe.
+    """What to do with the processes of a run; `restarts` counts its restarts so far. Not thread-safe.
 
     Call `started` when all processes have been started, at first and after `RestartAll` or `OtherPorts`, and
     `handle` for each event, and without one at `next_time`. A process of a `Restart` counts as running at
@@ -191,7 +165,8 @@ class Supervisor:
         self._servers = servers
         self._workers = workers
         self._policy = policy
-        self._restarts = _Restarts()
+        self.restarts = 0
+        self._recent: dict[str, list[float]] = {}  # restarts of a process or the job, to progress
         self._has_other_ports = False
         self.started()
 
@@ -204,14 +179,9 @@ class Supervisor:
         self._suspect: _Failure | None = None
         self._timers = _Timers()
 
-    @property
-    def restarts(self) -> int:
-        """Number of restarts so far."""
-        return self._restarts.count
-
     def next_time(self) -> float:
         """Returns when to call `handle` without an event; infinity: never."""
-        return self._timers.next()
+        return min(self._timers.notice, self._timers.servers, self._timers.cause)
 
     def handle(self, event: Event | None, now: float) -> Decision | None:
         """Returns what follows from an event, or from the time that it is; None: nothing."""
@@ -223,7 +193,7 @@ class Supervisor:
             case Signalled(number):
                 return End(exit_code_of(-number), f"got {signal.Signals(number).name}")
             case Progressed():
-                self._restarts.recent.clear()
+                self._recent.clear()
                 return None
             case None:
                 return self._time_passed(now)
@@ -261,7 +231,9 @@ class Supervisor:
         failure = _Failure(name, returncode, f"{name} {describe_end(returncode)}{before}")
         if self._is_loss(failure):
             return self._lost(failure, now)
-        if returncode not in self._consequences():
+        # Only a launcher that restarts needs to know of a server's death before its workers' error.
+        is_lost_server = returncode == TransportError.exit_code and self._policy.max_restarts
+        if returncode != AbortedError.exit_code and not is_lost_server:
             return self._follow(failure, now)
         self._suspect = self._suspect or failure
         if not self._running:
@@ -293,11 +265,6 @@ class Supervisor:
             case decision:
                 return decision
 
-    def _consequences(self) -> tuple[int, ...]:
-        # Only a launcher that restarts needs to know of a server's death before its workers' error.
-        aborted, lost_server = AbortedError.exit_code, TransportError.exit_code
-        return (aborted, lost_server) if self._policy.max_restarts else (aborted,)
-
     def _follow(self, failure: _Failure, now: float) -> Decision:
         """Returns what follows from the failure that ended the job, or that a restart repairs."""
         if failure.returncode == AbortedError.exit_code and self._refused is not None:
@@ -312,13 +279,14 @@ class Supervisor:
         what = _JOB if self._policy.durability == "checkpoint" else failure.name
         if obstacle := self._obstacle(what, now):
             return _end(failure, obstacle)
-        number = self._restarts.add(what, now)
+        self._recent[what].append(now)
+        self.restarts += 1
         if what == _JOB:
-            return RestartAll(number, failure.text)
+            return RestartAll(self.restarts, failure.text)
         self._running.add(failure.name)
         if self._timers.servers < math.inf:
             self._timers.servers = now + self._server_exit_seconds()
-        return Restart(failure.name, number, failure.text)
+        return Restart(failure.name, self.restarts, failure.text)
 
     def _obstacle(self, what: str, now: float) -> str:
         """Returns why `what` cannot be started again, as the end of a sentence; empty: it can."""
@@ -330,7 +298,9 @@ class Supervisor:
             return f", and nothing can be resumed: {self._policy.why_no_resume}"
         if what != _JOB and self._suspect is not None:
             return f", and before it was noticed {self._suspect.text}"
-        if self._restarts.is_futile(what, now):
+        times = [time for time in self._recent.get(what, ()) if now - time < FUTILE_SECONDS]
+        self._recent[what] = times
+        if len(times) >= MAX_FUTILE_RESTARTS:
             return (
                 f", and {what} was started again {MAX_FUTILE_RESTARTS} times within "
                 f"{FUTILE_SECONDS:g} s without progress"
@@ -345,15 +315,16 @@ class Supervisor:
             return End(1, f"{names} did not exit within {self._server_exit_seconds():g} s")
         if now >= self._timers.notice:
             self._timers.notice = math.inf
-            return End(0, self._straggler()) if self._is_over() else Warn(self._notice())
+            if not self._is_over():
+                return Warn(self._notice())
+            stragglers = ", ".join(self._still_running(self._workers))
+            limit_s = self._policy.notice_seconds
+            return End(
+                0,
+                f"{stragglers} did not exit within {limit_s:g} s of the others: stopping it, as "
+                f'cluster.on_worker_loss is "continue"',
+            )
         return None
-
-    def _straggler(self) -> str:
-        return (
-            f"{', '.join(self._still_running(self._workers))} did not exit within "
-            f"{self._policy.notice_seconds:g} s of the others: stopping it, as "
-            f'cluster.on_worker_loss is "continue"'
-        )
 
     def _notice(self) -> str:
         waiting = self._still_running(self._workers)

@@ -42,10 +42,7 @@ from collections.abc import Iterable
 def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.0) -> str:
     """Returns ", did you mean 'adam'?" after an unknown name, for a message; empty if nothing is like it.
 
-    Args:
-        name: The unknown one.
-        known: Those that exist.
-        likeness: Least ratio, by difflib, of the suggestion to `name`.
+    `likeness` is the least ratio, by difflib, of a known name to the unknown one.
     """
     nearest = difflib.get_close_matches(name, list(known), 1, cutoff=likeness)
     return f", did you mean {nearest[0]!r}?" if nearest else ""

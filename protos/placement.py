@@ -104,11 +104,10 @@ class ShardMap:
         return [order[starts[server] : starts[server + 1]] for server in self.servers]
 
     def count_by_shard(self, keys: Keys, num_shards: int, server: int) -> NDArray[np.int64]:
-        """Returns the number of `keys` in each shard, int64[num_shards]; all must be of `server`'s shards.
+        """Returns the number of `keys` in each shard, int64[num_shards].
 
-        Raises:
-            WrongServerError: If a key belongs to a shard of another server.
-            ProtocolError: If keys are not uint64.
+        Raises WrongServerError if a key belongs to a shard of another server, ProtocolError if they are not
+        uint64.
         """
         require_uint64(keys)
         counts = np.empty(num_shards, np.int64)

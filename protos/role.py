@@ -159,8 +159,7 @@ Role = ServerRole | WorkerRole | HeterRole
 def role_from_environment(environ: Mapping[str, str]) -> Role | None:
     """Returns the role that the variables describe, or None without one: train in process.
 
-    Raises:
-        RoleError: If variables are missing, contradict each other or cannot be read.
+    Raises RoleError if variables are missing, contradict each other or cannot be read.
     """
     if ROLE not in environ:
         if leftover := sorted({SERVERS, NUM_WORKERS, WORKER_INDEX, PORT} & environ.keys()):

@@ -20,8 +20,7 @@ import numpy as np
 from ctr_ps.protos.errors import SpecError
 from ctr_ps.protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.runtime.compile_lock import compile_lock
-from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.protos.runtime.jit import compile_lock, read_only
 from ctr_ps.protos.runtime.logs import configure_logs
 from ctr_ps.protos.spec import (
     AdmissionSpec,
@@ -34,7 +33,7 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Missing, PushId
-from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.protos.wire.encoding.arrays import from_bfloat16, to_bfloat16
 from ctr_ps.ps_server.checkpoint.files.saved_rows import first_misplaced
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 from ctr_ps.ps_server.store import ParameterStore

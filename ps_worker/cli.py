@@ -28,9 +28,8 @@ from ctr_ps.protos.role import (
     default_bind,
     role_from_environment,
 )
-from ctr_ps.protos.runtime.environment import arguments
+from ctr_ps.protos.runtime.environment import arguments, keep_freed_memory
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.job import Job, load_job
 

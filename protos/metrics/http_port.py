@@ -38,12 +38,7 @@ REQUEST_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a route answers.
-
-    Attributes:
-        content_type: As of the header.
-        content: The body.
-    """
+    """What a route answers."""
 
     content_type: str
     content: bytes
@@ -62,12 +57,7 @@ def allow_all(headers: Message, certificate: Mapping[str, Any] | None) -> str:
 
 
 class HttpPort:
-    """Serves routes until it is closed.
-
-    Attributes:
-        port: That it has bound.
-        url: Of its root.
-    """
+    """Serves routes until it is closed, at the `port` that it has bound; `url` is that of its root."""
 
     def __init__(
         self,
@@ -78,17 +68,10 @@ class HttpPort:
         refusal: Refusal = allow_all,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """Binds, and serves in threads of its own.
+        """Binds, and serves in threads of its own; raises BindError if the address cannot be bound.
 
-        Args:
-            host: To bind.
-            port: 0 takes a free one.
-            routes: By path.
-            refusal: Judges callers.
-            tls: Returns the context for the next connection; None: without TLS.
-
-        Raises:
-            BindError: If the address cannot be bound.
+        Port 0 takes a free one. `routes` are by path, `refusal` judges callers, and `tls` returns the context
+        for the next connection; None: without TLS.
         """
         handler = type(
             "_Handler", (_Handler,), {"routes": dict(routes), "refusal": staticmethod(refusal)}
@@ -102,10 +85,7 @@ class HttpPort:
         scheme = "http" if tls is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            name="http",
-            daemon=True,
-            kwargs={"poll_interval": 0.1},
+            target=self._server.serve_forever, args=(0.1,), name="http", daemon=True
         )
         self._thread.start()
 
@@ -168,9 +148,8 @@ class _Server(http.server.ThreadingHTTPServer):
         self.address_family = family
         self._tls = tls
         self._lock = threading.Lock()
-        self._places: dict[
-            Any, _Place
-        ] = {}  # by the callers' addresses and ports, the oldest first
+        # By the callers' addresses and ports, the oldest first.
+        self._places: dict[Any, _Place] = {}
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -249,23 +228,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.connection.getpeercert() if isinstance(self.connection, ssl.SSLSocket) else None
         )
         if refusal := self.refusal(self.headers, certificate):
-            status = 403 if certificate else 401
-            self._answer(status, Page("text/plain; charset=utf-8", f"{refusal}\n".encode()))
+            self._say(403 if certificate else 401, refusal)
             return
         route = self.routes.get(urlsplit(self.path).path)
         if route is None:
-            paths = ", ".join(sorted(self.routes))
-            self._answer(404, Page("text/plain; charset=utf-8", f"there is {paths}\n".encode()))
+            self._say(404, f"there is {', '.join(sorted(self.routes))}")
             return
         try:
             page = route(self.headers)
         except Exception:
             logger.exception("cannot answer %s", self.path)
-            self._answer(500, Page("text/plain; charset=utf-8", b"failed; the log says why\n"))
+            self._say(500, "failed; the log says why")
             return
         self._answer(200, page)
 
     do_HEAD = do_GET  # noqa: N815
+
+    def _say(self, status: int, text: str) -> None:
+        self._answer(status, Page("text/plain; charset=utf-8", f"{text}\n".encode()))
 
     def _answer(self, status: int, page: Page) -> None:
         self.send_response(status)

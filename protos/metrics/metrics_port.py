@@ -1,7 +1,10 @@
 """The metrics port of a process: routes, address, TLS and access.
 
-    /metrics     for Prometheus
-    /            a page for people, with /status.json behind it
+    /metrics        for Prometheus
+    /               a page for people, which knows nothing of what it shows
+    /status.json    `Status`, which the page asks for every two seconds
+
+The page draws curves of what it has seen since it was opened: the process keeps no history for it.
 
 Whoever may read parameters may read these, with a token of access `reader` or above, as `Authorization:
 Bearer TOKEN` or as a browser's password, or with a certificate of such an access. Other machines reach the
@@ -10,12 +13,16 @@ port only if callers are known, or by an explicit setting.
 
 import base64
 import binascii
+import json
 import logging
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from email.message import Message
-from typing import Any, Protocol
+from importlib.resources import files
+from typing import Any, Literal, Protocol
 
 from prometheus_client import GC_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from prometheus_client.exposition import choose_encoder
@@ -23,7 +30,6 @@ from prometheus_client.registry import Collector
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.metrics.http_port import HttpPort, Page, Route
-from ctr_ps.protos.metrics.status import Status, status_routes
 from ctr_ps.protos.wire.security.access import Access, access_of_name, token_in
 from ctr_ps.protos.wire.security.credentials import (
     TOKEN,
@@ -40,6 +46,42 @@ METRICS = "CTR_PS_METRICS"
 """Variable with the address of the port: [HOST:]PORT."""
 
 LOOPBACK = "127.0.0.1"
+
+
+Value = str | float | None
+"""None: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """A number whose curve is drawn: the number itself, or of one that grows, by how much a second."""
+
+    name: str
+    value: float
+    kind: Literal["value", "rate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of values under the names of columns."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Value]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What there is to see of a process at one moment: single values by name, curves, and tables.
+
+    `title` names the process, and `fault` says why the job has ended by an error; empty: it has not.
+    """
+
+    title: str
+    figures: Mapping[str, Value]
+    series: Sequence[Series]
+    tables: Sequence[Table] = field(default=())
+    fault: str = ""
 
 
 class Headers(Protocol):
@@ -102,6 +144,28 @@ def _metrics_route(metrics: Collector) -> Route:
     return answer
 
 
+def status_routes(status: Callable[[], Status]) -> dict[str, Route]:
+    """Returns the routes of a page that shows what `status` returns."""
+    page = Page("text/html; charset=utf-8", files(__package__).joinpath("page.html").read_bytes())
+
+    def as_json(headers: Message) -> Page:
+        text = json.dumps(_finite(asdict(status())), allow_nan=False)
+        return Page("application/json", text.encode())
+
+    return {"/": lambda headers: page, "/status.json": as_json}
+
+
+def _finite(value: Any) -> Any:
+    """Returns a value of JSON: numbers that are nan or infinite become null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 class Readers:
     """Access checks of requests; raises UsageError if the tokens cannot be read."""
 
@@ -120,9 +184,13 @@ class Readers:
             if self._tokens.access_of(token) is None:
                 return f"this process does not know the token: compare its {TOKEN_FILE} or {TOKEN}"
             return ""
-        if self._has_certificates and not any(
-            map(access_of_name, _common_names(certificate or {}))
-        ):
+        common_names = [
+            value
+            for relative_name in (certificate or {}).get("subject", ())
+            for name, value in relative_name
+            if name == "commonName"
+        ]
+        if self._has_certificates and not any(map(access_of_name, common_names)):
             accesses = ", ".join(map(str, Access))
             return f"the common name of the certificate says no access, one of {accesses}"
         return ""
@@ -137,13 +205,3 @@ def _token_of(headers: Headers) -> str | None:
         return base64.b64decode(value, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError):
         return None
-
-
-def _common_names(certificate: Mapping[str, Any]) -> list[str]:
-    """Reads a certificate in the form of `ssl.SSLSocket.getpeercert`."""
-    return [
-        value
-        for relative_name in certificate.get("subject", ())
-        for name, value in relative_name
-        if name == "commonName"
-    ]

@@ -1,15 +1,35 @@
-"""How kernels are compiled, and the arrays that they take."""
+"""How kernels are compiled, and the arrays that they take.
 
-from collections.abc import Callable
+One process at a time fills numba's cache, and the log says so while users wait for it: several that write it
+at once have crashed for others (numba issues 4807 and 10128).
+"""
+
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core import event
 from numpy.typing import NDArray
+
+from ctr_ps.protos.errors import UsageError, WaitTimeoutError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.1
+_PATIENCE_S = 1.0  # another process that only loads the cache is ready before
+_LOCK_NAME = "ctr-ps-compile.lock"
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -36,3 +56,122 @@ def read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
+
+
+def default_lock_path() -> Path:
+    """Returns the lock's file, in the folder of the cache that it guards."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    folder = given or str(numba.njit(cache=True)(_no_kernel).stats.cache_path)
+    return Path(folder, _LOCK_NAME)
+
+
+def _no_kernel() -> None:
+    """Is never compiled; numba tells where it would be cached."""
+
+
+@contextmanager
+def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterator[None]:
+    """Holds the lock while the caller compiles kernels; the system frees it if the process dies.
+
+    The first kernel that is compiled, and not loaded from the cache, is announced in the log at once.
+
+    Raises:
+        UsageError: If the folder of the cache, whose files are run, or the lock in it may be another user's.
+        WaitTimeoutError: If another process holds it for longer than `limit_s`.
+    """
+    path = path or default_lock_path()
+    start = time.monotonic()
+    is_told = False
+    with _open_own(path) as descriptor:
+        while not _try_lock(descriptor):
+            waited = time.monotonic() - start
+            if waited > limit_s:
+                raise WaitTimeoutError(
+                    f"waited {limit_s:g} s for the process that holds {path} while it compiles kernels: end "
+                    f"it if it is stuck (`fuser {path}` tells its id), or start again if it is only slow"
+                )
+            if waited > _PATIENCE_S and not is_told:
+                logger.info("waits for another process, which compiles kernels for both")
+                is_told = True
+            time.sleep(_RETRY_S)
+        with _announced():
+            yield
+
+
+@contextmanager
+def _open_own(path: Path) -> Iterator[int]:
+    """Opens a lock that is a file of this user's in a folder that others cannot write to."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = path.parent.stat()
+        # Neither follows a link nor waits for the other end of a FIFO.
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise _unsafe(path, f"cannot be opened: {error.strerror}") from error
+    try:
+        lock = os.fstat(descriptor)
+        # Who owns the package is trusted: its code runs already.
+        trusted = {os.geteuid(), 0, Path(__file__).stat().st_uid}
+        if not stat.S_ISREG(lock.st_mode):
+            raise _unsafe(path, "is not a file")
+        if not {lock.st_uid, folder.st_uid} <= trusted or folder.st_mode & stat.S_IWOTH:
+            raise _unsafe(path, "or its folder belongs to another user, or others may write there")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _unsafe(path: Path, fault: str) -> UsageError:
+    return UsageError(
+        f"the lock of the kernels' cache, {path}, {fault}: remove it, or set NUMBA_CACHE_DIR to a folder of "
+        f"your own"
+    )
+
+
+@contextmanager
+def _announced() -> Iterator[None]:
+    """Logs that kernels are compiled when the first is, and afterwards how many and for how long."""
+    compiled = _Compiled()
+    with event.install_listener("numba:compile", compiled):
+        yield
+    if compiled.kernels:
+        logger.info(
+            "kernels compiled kernels=%d seconds=%.1f",
+            compiled.kernels,
+            time.monotonic() - compiled.since,
+        )
+
+
+class _Compiled(event.Listener):
+    """Counts the kernels that numba compiles, those that others inline included.
+
+    Attributes:
+        kernels: Compiled so far.
+        since: When the first was begun.
+    """
+
+    def __init__(self) -> None:
+        self.kernels = 0
+        self.since = 0.0
+
+    def on_start(self, event: event.Event) -> None:
+        """Numba begins to compile."""
+        if not self.kernels:
+            self.since = time.monotonic()
+            logger.info(
+                "compiles kernels: on the first start after an installation, some 10 to 20 s on one core; "
+                "later starts load them"
+            )
+        self.kernels += 1
+
+    def on_end(self, event: event.Event) -> None:
+        """Numba has compiled."""
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from ctr_ps.protos.errors import CtrPsError, FileError, UsageError
 from ctr_ps.protos.role import HeterRole, Role, ServerRole, role_from_environment
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of
 
 _FILE_FAULTS = {
     errno.ENOSPC,
@@ -72,13 +72,8 @@ def configure_logs(
 ) -> None:
     """Has this process log to stderr, unless it has configured logging; a crash of a library, too.
 
-    Args:
-        log_format: None: that of the variable, else text.
-        level: None: that of the variable, else info.
-        environment: With the variables, and the role.
-
-    Raises:
-        UsageError: If a variable has none of the values.
+    What is None is that of its variable, else text and info. The environment has the role, too. Raises
+    UsageError if a variable has none of the values.
     """
     log_format = log_format or _named(LogFormat, FORMAT, environment, LogFormat.TEXT)
     level = level or _named(LogLevel, LEVEL, environment, LogLevel.INFO)

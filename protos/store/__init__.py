@@ -1,8 +1,15 @@
-"""The seam between a trainer and its parameters, wherever they are."""
+"""The seam between a trainer and its parameters, wherever they are: the sum of seven facets.
+
+`ps_server.store.ParameterStore` is a store in process, `ps_worker.cluster.client.ClusterClient`
+is one over gRPC; one contract suite (tests/contract) runs over both.
+
+Calls that move data return futures: complete already in process, pending over the wire. Waiting for
+one never lasts longer than the store's time limits, then it raises.
+"""
+
+from typing import Protocol
 
 from ctr_ps.protos.futures import Future
-from ctr_ps.protos.store.admin import Admin
-from ctr_ps.protos.store.changes import Changed, Changes
 from ctr_ps.protos.store.checkpoints import (
     Applied,
     Checkpoints,
@@ -15,9 +22,11 @@ from ctr_ps.protos.store.coordination import (
     LONGEST_RENEWAL_S,
     MAX_NUMBERS,
     Coordination,
+    Exchange,
     Joined,
     Lease,
     Member,
+    Message,
     Numbers,
     Reduced,
     ReduceOp,
@@ -25,9 +34,10 @@ from ctr_ps.protos.store.coordination import (
     abort_reason,
     require_numbers,
 )
-from ctr_ps.protos.store.exchange import Exchange, Message
 from ctr_ps.protos.store.parameters import (
     Acknowledged,
+    Changed,
+    Changes,
     Missing,
     ParameterReader,
     Parameters,
@@ -38,75 +48,32 @@ from ctr_ps.protos.store.parameters import (
     Version,
     push_then_pull,
 )
-from ctr_ps.protos.store.staleness import Staleness, merge_staleness
-from ctr_ps.protos.store.state_chunks import StateChunk, Stretch
-from ctr_ps.protos.store.state_transfer import BlockState, ModelState, RowStates, StateTransfer
+from ctr_ps.protos.store.state_transfer import (
+    BlockState,
+    ModelState,
+    RowStates,
+    StateChunk,
+    StateTransfer,
+    Stretch,
+)
 from ctr_ps.protos.store.status import (
+    Admin,
     SaveStatus,
     ServerStatus,
     Shrunk,
+    Staleness,
     StoreStatus,
     TableStatus,
     WorkerState,
     merge_progress,
     merge_saves,
     merge_shrunk,
+    merge_staleness,
     merge_status,
 )
-from ctr_ps.protos.store.store import Store
 
-__all__ = [
-    "LONGEST_RENEWAL_S",
-    "MAX_NUMBERS",
-    "Acknowledged",
-    "Admin",
-    "Applied",
-    "BlockState",
-    "Changed",
-    "Changes",
-    "Checkpoints",
-    "Coordination",
-    "Exchange",
-    "Future",
-    "InferenceDtype",
-    "InferenceSettings",
-    "Joined",
-    "Lease",
-    "Member",
-    "Message",
-    "Missing",
-    "ModelState",
-    "Numbers",
-    "ParameterReader",
-    "Parameters",
-    "Pulled",
-    "PulledPieces",
-    "PushId",
-    "PushedPulled",
-    "ReduceOp",
-    "Reduced",
-    "RowStates",
-    "SaveRequest",
-    "SaveStatus",
-    "ServerStatus",
-    "Shrunk",
-    "Staleness",
-    "StateChunk",
-    "StateTransfer",
-    "Store",
-    "StoreStatus",
-    "Stretch",
-    "TableStatus",
-    "Version",
-    "WorkerLoss",
-    "WorkerProgress",
-    "WorkerState",
-    "abort_reason",
-    "merge_progress",
-    "merge_saves",
-    "merge_shrunk",
-    "merge_staleness",
-    "merge_status",
-    "push_then_pull",
-    "require_numbers",
-]
+
+class Store(
+    Parameters, StateTransfer, Changes, Coordination, Exchange, Checkpoints, Admin, Protocol
+):
+    """All parameters of a job: tables of rows and dense blocks. Thread-safe."""

@@ -63,11 +63,8 @@ class SaveRequest:
 class WorkerProgress:
     """How much of a worker's training is in the parameters: its last push id up to which all is applied.
 
-    Attributes:
-        incarnation: See `PushId`.
-        sequence: See `PushId`; of a cluster the smallest of all servers.
-        step: All of the worker's batches up to this number are applied.
-        position: Position in its data after them; empty: unknown.
+    All of its batches up to `step` are applied, and `position` is the one in its data after them; empty:
+    unknown. Of a cluster `sequence` is the smallest of all servers.
     """
 
     incarnation: int
@@ -78,13 +75,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What a store has applied at one moment.
-
-    Attributes:
-        version: Of the store.
-        batches: Of all workers.
-        workers: Progress of each worker.
-    """
+    """What a store has applied at one moment: its version, batches of all workers, progress of each."""
 
     version: Version = 0
     batches: int = 0
@@ -100,7 +91,6 @@ class Checkpoints(Protocol):
         Raises:
             CheckpointError: If this process or a server cannot, or may not, or sees another storage.
         """
-        ...
 
     def save(self, request: SaveRequest) -> str:
         """Writes and publishes a checkpoint; returns the digest of its contents, of a delta "".
@@ -116,35 +106,29 @@ class Checkpoints(Protocol):
             WaitTimeoutError: If another save does not end in time, or pushes do not.
             ProtocolError: If the snapshot was dropped, because it was not written soon enough.
         """
-        ...
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
         """Replaces the parameters by those of a checkpoint, saved from any number of servers.
 
-        Args:
-            url: A checkpoint to train from, or a folder of checkpoints, whose latest is meant.
-            only: Tables and dense blocks to take from it; all others that are declared start fresh, with
-                initial values, whatever the checkpoint has. Empty: all, and all must be there.
-            token: The checkpoint has to be of the save with this token, as its manifest says; empty: any.
+        `url` is a checkpoint to train from, or a folder of checkpoints, whose latest is meant. With a `token`
+        it has to be of the save with this token, as its manifest says. Of tables and dense blocks those of
+        `only` are taken, and all others that are declared start fresh, with initial values, whatever the
+        checkpoint has. Empty: all, and all must be there.
 
         Raises:
             CheckpointError: If it is not whole, was altered, does not fit or is of another save, or `only`
                 names something that is not there or not declared; nothing was replaced.
             WaitTimeoutError: If a save or pushes do not end in time; likewise.
         """
-        ...
 
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
     ) -> None:
         """Resumes an earlier run whose parameters were loaded, before the first push.
 
-        Args:
-            version: That of the parameters.
-            progress: How much of each worker's training is in them; holds until that worker pushes.
-            batches: Of all workers, that are in them: where schedules of learning rates go on.
+        They have `version`, the `progress` of each worker, which holds until that worker pushes, and
+        `batches` of all workers, where schedules of learning rates go on.
 
         Raises:
             ProtocolError: If a worker has pushed, or the job does not have such a worker.
         """
-        ...

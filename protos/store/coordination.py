@@ -1,7 +1,7 @@
-"""Coordination: how the workers of a job wait for each other."""
+"""Coordination: how the workers of a job wait for each other, and send each other messages."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,12 +39,7 @@ class ReduceOp(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Result of an all-reduce.
-
-    Attributes:
-        values: float64[N], read-only.
-        version: The version at which all workers continue, as after a barrier.
-    """
+    """Result of an all-reduce, float64[N], read-only; all workers continue at `version`, as of a barrier."""
 
     values: Numbers
     version: Version
@@ -52,11 +47,9 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The process that has a worker's place in the job.
+    """The process that has a worker's place in the job: that worker's index, from 0.
 
-    Attributes:
-        worker: Index of the worker, from 0.
-        incarnation: Chosen at random by the process: tells it from another one with the same index.
+    It chooses its `incarnation` at random, which tells it from another one with the same index.
     """
 
     worker: int
@@ -82,12 +75,7 @@ class WorkerLoss(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """How a job loses a worker.
-
-    Attributes:
-        seconds: A worker of which a server hears nothing for so long is lost.
-        on_worker_loss: What happens then.
-    """
+    """How a job loses a worker: of which a server hears nothing for `seconds`, and what happens then."""
 
     seconds: float
     on_worker_loss: WorkerLoss
@@ -137,13 +125,9 @@ class Coordination(Protocol):
         """Takes a worker's place in the job, before it trains; joining again brings further terms.
 
         Where lost workers are waited for, a process may take the place of another one: once that one's
-        lease has run out, and for that it waits.
-
-        Args:
-            worker: Index of the worker.
-            incarnation: Chosen at random by the process: tells it from another one with the same index.
-            terms: Settings in which all processes of the job agree, by the names that users know.
-            lease: How the job loses a worker, the same for all; None: never.
+        lease has run out, and for that it waits. `incarnation` is that of a `Member`. `terms` are settings in
+        which all processes of the job agree, by the names that users know; so they do in `lease`, and with
+        None no worker is ever lost.
 
         Raises:
             JobError: If another process has joined with other terms, or the server has other ones: the
@@ -152,23 +136,18 @@ class Coordination(Protocol):
                 alive; or if servers have served different numbers of jobs, so that their parameters do not
                 belong together.
         """
-        ...
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """Says that a worker is alive, as each of its other calls does, but for pulls.
 
-        To be called again within `Lease.renewal_s`, for which it waits at most.
-
-        Args:
-            worker: Index of the worker.
-            is_last: The process ends: its lease runs out now, and it makes no other call.
+        To be called again within `Lease.renewal_s`, for which it waits at most. After one that `is_last` the
+        process ends: its lease runs out now, and it makes no other call.
 
         Raises:
             PlaceLostError: If it has no place in the job any more.
             AbortedError: If the job has ended.
             TransportError: If a server has been away for too long.
         """
-        ...
 
     def confirm_place(self, worker: int) -> None:
         """Returns when all servers say that a worker has its place; one that is restarted is waited for.
@@ -179,11 +158,9 @@ class Coordination(Protocol):
             ProtocolError: If it has no place in the job any more.
             TransportError: If a server cannot be reached.
         """
-        ...
 
     def disconnect(self) -> None:
         """Fails this process's calls that wait for an answer, and all later ones; from any thread."""
-        ...
 
     def wait_version(self, at: Version) -> Future[Version]:
         """Waits until the store has version `at`, on every server; returns the smallest version it has.
@@ -191,7 +168,6 @@ class Coordination(Protocol):
         Raises:
             WaitTimeoutError: If the version does not come; names the workers that are behind.
         """
-        ...
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """Waits until every worker that has not left is at the barrier `name`.
@@ -202,7 +178,6 @@ class Coordination(Protocol):
         Raises:
             WaitTimeoutError: If some workers do not come; names them.
         """
-        ...
 
     def all_reduce(
         self,
@@ -216,51 +191,38 @@ class Coordination(Protocol):
     ) -> Future[Reduced]:
         """A barrier to which each worker brings numbers, and from which all take their reduction.
 
-        Numbers are reduced in worker order, so that equal numbers give the same sum to the last bit; NaN and
-        infinities go through.
+        Numbers, float64[N], are reduced in worker order, so that equal numbers give the same sum to the last
+        bit; NaN and infinities go through. `values` may be reused when the call returns; `step` is as of
+        `barrier`.
 
-        Args:
-            name: Name of the barrier.
-            worker: Index of the worker.
-            values: float64[N]; may be reused when the call returns.
-            op: How numbers are reduced.
-            step: As for `barrier`.
-            remember: False for many numbers that no process needs which comes to this barrier later, in the
-                place of a lost one: it is answered with the numbers that it brings, at the same version.
-                They are remembered all the same if another worker needs that.
+        Without `remember`, for many numbers, a process that comes to this barrier later, in the place of a
+        lost one, is answered with the numbers that it brings, at the same version. They are remembered all
+        the same if another worker needs that.
 
         Raises:
             ProtocolError: If `values` is something else, or if workers come with different N or `op`, or with
                 no numbers at all: then all waiting workers get it, the barrier is over and its name free.
             WaitTimeoutError: If some workers do not come; names them.
         """
-        ...
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
-        """Sets a worker's clock, and waits until no other is too far behind: training within a bound.
+        """Sets a worker's clock, and waits until every worker that trains has finished `at_least` steps.
 
         A worker's clock is the number of steps that it has finished since it last left a barrier. A worker
         that waits in a barrier or has left has no clock, so nobody waits for it. Calls of one worker may
         overlap and overtake each other: the largest clock stays. But a worker has all answers before it
         enters a barrier, since its clock starts at 0 after that.
 
-        Args:
-            worker: Index of the worker.
-            clock: Steps that it has finished.
-            at_least: Wait until every worker that trains has finished this number; at most `clock`.
-
-        Returns:
-            The number of steps that the slowest has finished; `at_least` if no worker trains.
+        That is training within a bound; `at_least` is at most `clock`. Returns the number of steps that the
+        slowest has finished; `at_least` if no worker trains.
 
         Raises:
             ProtocolError: If the worker has left, or would wait for itself.
             WaitTimeoutError: If some workers do not get that far; names them, with their clocks.
         """
-        ...
 
     def leave(self, worker: int, *, step: Version) -> None:
         """Removes a worker for good; it takes part in no step from `step` on."""
-        ...
 
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """Ends the job for all workers at once: that of a worker that ends in error.
@@ -271,4 +233,48 @@ class Coordination(Protocol):
         Raises:
             ProtocolError: If the worker is not of this job.
         """
-        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Bytes from one worker to another, opaque to stores.
+
+    `sequence` numbers the messages from this sender to this receiver in one exchange: from 0, without gaps.
+    The last has no content.
+    """
+
+    sender: int
+    receiver: int
+    sequence: int
+    content: bytes | None
+
+
+class Exchange(Protocol):
+    """Mailboxes of the workers of a job."""
+
+    def post(self, exchange: str, message: Message) -> Future[None]:
+        """Hands over a message; done once it fits into the receiver's mailbox.
+
+        A sender waits for each answer before it posts the next to the same receiver, and so is never further
+        ahead of it than the bound. Posting a message again is no error and changes nothing. The last to a
+        receiver has no content.
+
+        An exchange is between all workers of the job and has a name of its own. Each worker posts to others
+        and takes its own messages at the same time.
+
+        Raises:
+            ProtocolError: If it is not the next, or sender or receiver has left or is not of this job.
+            WaitTimeoutError: If the receiver takes nothing; names it.
+        """
+
+    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
+        """Waits for messages to a worker, in the order of arrival; those of one sender in its order.
+
+        The `received` messages of this exchange that the worker has are dropped, and some of the next ones
+        come; none if all workers have posted their last, this one to itself included. Taking from the next
+        exchange drops what the one before still holds for this worker.
+
+        Raises:
+            ProtocolError: If fewer were sent, or a sender has left without having posted its last.
+            WaitTimeoutError: If none comes; names the workers that have not posted their last.
+        """

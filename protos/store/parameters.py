@@ -1,7 +1,7 @@
-"""Parameters: declaring tables and dense blocks, pulling values, pushing gradients."""
+"""Parameters: declaring tables and dense blocks, pulling values and changes, pushing gradients."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -25,13 +25,10 @@ class Missing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Embeddings read by a pull.
+    """Embeddings read by a pull: `rows` are float32[N, D] of each table, in the order of its keys.
 
-    Attributes:
-        rows: For each table float32[N, D], in the order of its keys.
-        version: The rows have all that was applied up to this version, and perhaps more; of several
-            servers the smallest.
-        bfloat16: The rows cross the wire as bfloat16.
+    They have all that was applied up to `version`, and perhaps more; of several servers it is the smallest.
+    With `bfloat16` they cross the wire as such.
     """
 
     rows: Mapping[str, Values]
@@ -41,13 +38,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PulledPieces:
-    """One server's pieces of dense blocks.
-
-    Attributes:
-        pieces: By block float32[p].
-        version: As of `Pulled`.
-        bfloat16: As of `Pulled`.
-    """
+    """One server's pieces of dense blocks, float32[p] by block; the other fields are as of `Pulled`."""
 
     pieces: Mapping[str, Values]
     version: Version
@@ -116,21 +107,14 @@ class ParameterReader(Protocol):
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
-        """Reads embeddings.
+        """Reads the embeddings of `keys`, for each table uint64[N], unique.
 
-        Args:
-            keys: For each table uint64[N], unique.
-            missing: What a key without a row reads.
-            at: Wait until the store has this version; None reads what is there.
-
-        Returns:
-            The rows, and the version that they have at least.
+        Waits until the store has the version `at`; None reads what is there.
 
         Raises:
             UnknownTableError: If a table does not exist.
             WaitTimeoutError: If the version does not come; names the workers that are behind.
         """
-        ...
 
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
@@ -139,7 +123,6 @@ class ParameterReader(Protocol):
 
         The vectors hold the answer once the future is done. Errors as for `pull_sparse`.
         """
-        ...
 
 
 class Parameters(ParameterReader, Protocol):
@@ -150,7 +133,6 @@ class Parameters(ParameterReader, Protocol):
 
         Not for synchronous steps: a pull or a push with a version is a ProtocolError.
         """
-        ...
 
     def create_table(self, spec: TableSpec) -> None:
         """Declares a table; repeating it with an equal spec is no error.
@@ -159,45 +141,35 @@ class Parameters(ParameterReader, Protocol):
             SpecConflictError: If it exists with another spec.
             SpecError: If the spec is impossible.
         """
-        ...
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
         """Declares a dense block; repeating it with an equal spec is no error.
 
-        Args:
-            spec: The block.
-            values: Its initial values, float32[length], if the spec has a digest of them; they do not replace
-                those of a block that exists.
+        `values` are its initial ones, float32[length], if the spec has a digest of them; they do not replace
+        those of a block that exists.
 
         Raises:
             SpecConflictError: If it exists with another spec.
             SpecError: If the spec is impossible, or says that there are values and there are none.
         """
-        ...
 
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
         """Hands over gradients. A key without a row gets one.
 
-        Args:
-            gradients: Sums over examples, each with its number of examples.
-            push_id: Identity of the push.
-            at: None applies the push on arrival and advances the version by the batches of the push id. A
-                version `t` makes it the worker's contribution to step `t`: when the contributions of all
-                workers are there, they are added in worker order, divided by the examples of the step,
-                applied once, and the version becomes `t + 1`. Every worker takes part in every step, with
-                empty gradients if need be, until it waits in a barrier or leaves.
-
-        Returns:
-            The version at the time of the answer, which does not wait for the others.
+        Without `at` the push is applied on arrival and advances the version by the batches of the push id. A
+        version `t` makes it the worker's contribution to step `t`: when the contributions of all workers are
+        there, they are added in worker order, divided by the examples of the step, applied once, and the
+        version becomes `t + 1`. Every worker takes part in every step, with empty gradients if need be, until
+        it waits in a barrier or leaves. The answer is the version at its time: it does not wait for the
+        others.
 
         Raises:
             GradientError: If lengths do not fit or a value is not finite; nothing was applied.
             ProtocolError: If the worker is not at step `at`, or if workers push for steps and on arrival at
                 the same time; nothing was applied.
         """
-        ...
 
     def push_pull(
         self,
@@ -210,21 +182,42 @@ class Parameters(ParameterReader, Protocol):
     ) -> tuple[Future[Pulled], Future[Version]]:
         """Hands over gradients, and asks for what the next step reads: in one call to a server where it fits.
 
-        Args:
-            gradients: As of `push_grad`.
-            push_id: As of `push_grad`.
-            keys: As of `pull_sparse`; keys without rows read their initial values.
-            into: As of `pull_dense`.
-            at: As of `push_grad`. The pulls wait for the version after it.
+        Arguments and errors are those of `push_grad`, `pull_sparse` and `pull_dense`. The pulls wait for the
+        version after `at`; keys without rows read their initial values. Either answer is done after the push
+        was acknowledged, and raises its error, too.
+        """
 
-        Returns:
-            The answers of `pull_sparse` and `pull_dense`. Either is done after the push was acknowledged, and
-            raises its error, too.
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Rows that changed since a worker last asked: keys uint64[N] and weights float32[N, D] of each table.
+
+    `version` is as of `Pulled`. With `has_more` there may be more: ask again.
+    """
+
+    rows: Mapping[str, tuple[Keys, Values]]
+    version: Version
+    has_more: bool
+
+
+class Changes(Protocol):
+    """Subscriptions to the changes of tables."""
+
+    def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
+        """Takes rows that changed since this worker last took them: by a load, or by a push of another.
+
+        A row that only the worker's own pushes on arrival changed does not count: the worker knows the
+        result. If another worker changed it too, it counts.
+
+        Rows in an answer count as known to the worker even if the answer is lost: after an error the worker
+        has to end. Rows that change meanwhile come again. Each server sends at most `max_rows`, at least 1;
+        fewer come where more would not fit a message.
 
         Raises:
-            CtrPsError: What `push_grad` or a pull raises at once.
+            UnknownTableError: If a table does not exist.
+            ProtocolError: If one does not record changes, if `max_rows` is less than 1, or if the worker is
+                not of this job.
         """
-        ...
 
 
 def push_then_pull(

@@ -1,15 +1,108 @@
-"""Status of a store: sizes, progress, staleness, the last save; and of several servers, merged."""
+"""Status of a store: sizes, progress, staleness, the last save; of several servers, merged; and its upkeep.
+
+How stale pushes were is a histogram of versions between a pull and the push computed from it:
+
+    bucket    0  1  2  3  4  5   ...  i
+    staleness 0  1  2  3- 5- 9-  ...  2 ** (i - 2) + 1  to  2 ** (i - 1)
+                       4  8  16
+"""
 
 import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TypeVar
+from functools import reduce
+from itertools import accumulate, zip_longest
+from typing import Protocol, Self, TypeVar
 
 from ctr_ps.protos.store.checkpoints import WorkerProgress
 from ctr_ps.protos.store.parameters import Version
-from ctr_ps.protos.store.staleness import Staleness, merge_staleness
 
 T = TypeVar("T", "TableStatus", "Shrunk")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """Counts of batches by staleness. Adding and merging return another histogram.
+
+    Attributes:
+        counts: Batches in each bucket, without empty ones at the end.
+        total: Sum of the staleness over all batches, exact.
+        largest: The largest seen, exact.
+    """
+
+    counts: tuple[int, ...] = ()
+    total: int = 0
+    largest: int = 0
+
+    @property
+    def batches(self) -> int:
+        """Batches counted."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """The mean over batches; 0 of none."""
+        return self.total / self.batches if self.counts else 0.0
+
+    def at_most(self, bounds: Sequence[int]) -> list[int]:
+        """Returns how many batches had a staleness of at most each bound; bounds are ends of buckets."""
+        counted = [0, *accumulate(self.counts)]
+        return [counted[min(_bucket_of(bound), len(self.counts) - 1) + 1] for bound in bounds]
+
+    def add(self, staleness: int, batches: int = 1) -> Self:
+        """Returns the histogram with `batches` more of one staleness, which is not negative."""
+        if not batches:
+            return self
+        one = (0,) * _bucket_of(staleness) + (batches,)
+        return self.merge(type(self)(counts=one, total=staleness * batches, largest=staleness))
+
+    def merge(self, other: Self) -> Self:
+        """Returns the histogram of what either has counted."""
+        return type(self)(
+            counts=tuple(map(sum, zip_longest(self.counts, other.counts, fillvalue=0))),
+            total=self.total + other.total,
+            largest=max(self.largest, other.largest),
+        )
+
+    def quantile(self, share: float) -> int:
+        """Returns a staleness that at least `share` of the batches, from 0 to 1, do not exceed.
+
+        The end of a bucket, so at most twice the exact quantile; 0 of no batches.
+        """
+        wanted = share * self.batches
+        for bucket, counted in enumerate(accumulate(self.counts)):
+            if counted and counted >= wanted:
+                return min(_end_of(bucket), self.largest)
+        return self.largest
+
+    def as_dict(self) -> dict[str, object]:
+        """Returns what a log or a report shows; buckets by their range, without empty ones."""
+        return {
+            "batches": self.batches,
+            "mean": self.mean,
+            "largest": self.largest,
+            "counts": {
+                _range_of(bucket): count for bucket, count in enumerate(self.counts) if count
+            },
+        }
+
+
+def merge_staleness(parts: Iterable[Staleness]) -> Staleness:
+    """Returns the histogram of what any of them has counted."""
+    return reduce(Staleness.merge, parts, Staleness())
+
+
+def _bucket_of(staleness: int) -> int:
+    return (staleness - 1).bit_length() + 1 if staleness else 0
+
+
+def _end_of(bucket: int) -> int:
+    return 1 << (bucket - 1) if bucket else 0
+
+
+def _range_of(bucket: int) -> str:
+    start, end = _end_of(bucket - 1) + 1 if bucket else 0, _end_of(bucket)
+    return str(end) if start == end else f"{start}-{end}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +285,38 @@ class ServerStatus:
     num_servers: int
 
 
+class Admin(Protocol):
+    """Upkeep and observation of a store."""
+
+    def shrink(
+        self, *, max_norm: float | None = None, dry_run: bool = False
+    ) -> Mapping[str, Shrunk]:
+        """Ends a pass over the data: rows age, and those that have expired are removed.
+
+        Tables that keep statistics decay them and count the pass for rows that were not pushed; then each
+        table's own rules (`TableSpec.expiry`) say which rows are removed, and `max_norm` removes from all
+        tables the rows whose weights have at most this L2 norm, too. A removed key is one without a row, as
+        if it had never been pushed. Others may push and pull meanwhile; while they wait in a barrier, the
+        same rows are removed on any number of servers.
+
+        Returns what was removed and what is left, by table; after a `dry_run` what would be, and nothing is
+        changed.
+
+        Raises:
+            ProtocolError: If `max_norm` is negative or not finite, or a table has replicas; nothing was
+                changed.
+        """
+
+    def digest(self) -> str:
+        """Returns the digest of all parameters and optimizer states of rows, in hexadecimal.
+
+        Equal models have equal digests on any number of servers: docs/checkpoint.md says what is hashed.
+        """
+
+    def status(self) -> StoreStatus:
+        """Returns what the store holds and has seen, merged over servers."""
+
+
 def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
     """Returns the status of a cluster: sizes add up, the rest every server has seen alike.
 
@@ -212,7 +337,10 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         duplicates=sum(part.duplicates for part in parts),
         lost=frozenset.union(*(part.lost for part in parts)),
         batches=min(part.batches for part in parts),
-        silent_s=_least_by_worker([part.silent_s for part in parts]),
+        silent_s={
+            worker: min(part.silent_s[worker] for part in parts)
+            for worker in _known_to_all([part.silent_s for part in parts])
+        },
         lease_s=parts[0].lease_s,
     )
 
@@ -244,10 +372,6 @@ def merge_saves(parts: Sequence[SaveStatus | None]) -> SaveStatus | None:
         is_over=all(save.is_over for save in saves),
         number=max(save.number for save in saves),
     )
-
-
-def _least_by_worker(parts: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    return {worker: min(part[worker] for part in parts) for worker in _known_to_all(parts)}
 
 
 def _known_to_all(parts: Sequence[Mapping[int, object]]) -> list[int]:

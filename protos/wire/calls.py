@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from google.protobuf.descriptor import Descriptor, MethodDescriptor
-from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.descriptor import MethodDescriptor
 
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import (
@@ -34,13 +33,7 @@ from ctr_ps.protos.store import (
 )
 from ctr_ps.protos.v1 import parameter_server_pb2
 from ctr_ps.protos.wire.encoding import columns
-from ctr_ps.protos.wire.encoding.codec import (
-    Codec,
-    FieldCodec,
-    record_codec,
-    value_codec,
-    whole_codec,
-)
+from ctr_ps.protos.wire.encoding.codec import Codec, CodecOf, no_fields, record, value, whole
 from ctr_ps.protos.wire.requests import (
     Abort,
     Advance,
@@ -69,7 +62,6 @@ from ctr_ps.protos.wire.requests import (
 )
 from ctr_ps.protos.wire.security.access import Access
 
-T = TypeVar("T")
 Q = TypeVar("Q")  # what a call is given
 A = TypeVar("A")  # what it answers
 
@@ -109,27 +101,20 @@ class Moves(enum.Flag):
 class Awaited:
     """What a call waits for at its server until other workers arrive.
 
-    Attributes:
-        kind: Groups waiting calls, which are logged together.
-        place: In lines of the log.
-        workers: The awaited workers, if the call names them; errors of servers name all.
+    `workers` are the awaited ones, if the call names them; errors of servers name all.
     """
 
-    kind: str
-    place: str
+    kind: str  # of waiting calls that are logged together
+    place: str  # in lines of the log
     workers: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call(Generic[Q, A]):
-    """One RPC.
+    """One RPC, which the .proto file documents, and the codecs of its argument and its answer.
 
     Attributes:
         service: Full name of its service.
-        name: Its name in the .proto file, which documents it.
-        request: Codec of its argument.
-        answer: Codec of its answer.
-        deadline: How long it may take.
         access: Access that its caller needs.
         is_logged: It changes a server's state, so a recovery repeats it.
         moves: The data that it moves.
@@ -156,10 +141,6 @@ class Call(Generic[Q, A]):
         return f"/{self.service}/{self.name}"
 
 
-CodecOf = Callable[[Descriptor], Codec[T]]
-"""Makes the codec for a type of message."""
-
-
 def call_of(
     method: MethodDescriptor, request: CodecOf[Q], answer: CodecOf[A], **columns: Any
 ) -> Call[Q, A]:
@@ -173,28 +154,8 @@ def call_of(
     )
 
 
-def no_fields(message: Descriptor) -> Codec[None]:
-    """Codec of a message without fields, for None."""
-    return Codec(GetMessageClass(message), FieldCodec(lambda _: {}, lambda _: None))
-
-
-def record(class_: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
-    """Codec of a message with the fields of a dataclass; `columns` are the codecs of its arrays."""
-    return lambda message: record_codec(class_, message, **columns)
-
-
 def _call(name: str, request: CodecOf[Q], answer: CodecOf[A], **columns: Any) -> Call[Q, A]:
     return call_of(_SERVICE.methods_by_name[name], request, answer, **columns)
-
-
-def _value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
-    """Codec of a message whose only field is the value."""
-    return lambda message: value_codec(annotation, name, message, codec)
-
-
-def _whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
-    """As `record`, with one codec for the whole message: a field of it says how its columns are encoded."""
-    return lambda message: whole_codec(class_, message, codec)
 
 
 def _at_step(step: Version | None) -> Awaited | None:
@@ -222,7 +183,7 @@ JOIN: Call[Join, Joined] = _call(
 RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields)
 CREATE_TABLE: Call[TableSpec, None] = _call(
     "CreateTable",
-    _value("spec", TableSpec),
+    value("spec", TableSpec),
     no_fields,
     deadline=Deadline.KERNELS,
     is_logged=True,
@@ -239,7 +200,7 @@ CREATE_DENSE: Call[CreateDense, None] = _call(
 PULL_SPARSE: Call[PullSparse, Pulled] = _call(
     "PullSparse",
     record(PullSparse, keys=columns.KEYS),
-    _whole(Pulled, columns.PULLED),
+    whole(Pulled, columns.PULLED),
     deadline=Deadline.VERSION,
     access=Access.READER,
     moves=Moves.FROM_SERVER,
@@ -248,7 +209,7 @@ PULL_SPARSE: Call[PullSparse, Pulled] = _call(
 PULL_DENSE: Call[PullDense, PulledPieces] = _call(
     "PullDense",
     record(PullDense),
-    _whole(PulledPieces, columns.PULLED_PIECES),
+    whole(PulledPieces, columns.PULLED_PIECES),
     deadline=Deadline.VERSION,
     access=Access.READER,
     moves=Moves.FROM_SERVER,
@@ -264,7 +225,7 @@ PULL_CHANGED: Call[PullChanged, Changed] = _call(
 PUSH_GRAD: Call[PushGrad, Version] = _call(
     "PushGrad",
     record(PushGrad, chunk=columns.CHUNK),
-    _value("version", Version),
+    value("version", Version),
     is_logged=True,
     moves=Moves.TO_SERVER,
 )
@@ -290,13 +251,13 @@ PUSH_PULL: Call[PushPull, PushedPulled] = _call(
 PULL_STATE: Call[PullState, StateChunk] = _call(
     "PullState",
     record(PullState, keys=columns.KEYS),
-    _value("state", StateChunk, columns.STATE),
+    value("state", StateChunk, columns.STATE),
     moves=Moves.FROM_SERVER,
 )
 PUSH_STATE: Call[PushState, Version] = _call(
     "PushState",
     record(PushState, chunk=columns.STATE),
-    _value("version", Version),
+    value("version", Version),
     is_logged=True,
     moves=Moves.TO_SERVER,
 )
@@ -313,7 +274,7 @@ POST: Call[Post, None] = _call(
 TAKE: Call[Take, Sequence[Message]] = _call(
     "Take",
     record(Take),
-    _value("messages", Sequence[Message]),
+    value("messages", Sequence[Message]),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=_in_exchange,
@@ -321,14 +282,14 @@ TAKE: Call[Take, Sequence[Message]] = _call(
 WAIT_VERSION: Call[WaitVersion, Version] = _call(
     "WaitVersion",
     record(WaitVersion),
-    _value("version", Version),
+    value("version", Version),
     deadline=Deadline.WORKERS,
     awaits=lambda wait: _at_step(wait.at),
 )
 BARRIER: Call[Barrier, Version] = _call(
     "Barrier",
     record(Barrier),
-    _value("version", Version),
+    value("version", Version),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=_at_barrier,
@@ -344,7 +305,7 @@ ALL_REDUCE: Call[AllReduce, Reduced] = _call(
 ADVANCE: Call[Advance, int] = _call(
     "Advance",
     record(Advance),
-    _value("slowest", int),
+    value("slowest", int),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=lambda clock: _at_step(clock.at_least),
@@ -368,7 +329,7 @@ SNAPSHOT: Call[Snapshot, None] = _call(
 SAVE: Call[Save, str] = _call(
     "Save",
     record(Save),
-    _value("share", str),
+    value("share", str),
     deadline=Deadline.CHECKPOINT,
     access=Access.ADMIN,
     is_long=True,
@@ -388,7 +349,7 @@ RESUME: Call[Resume, None] = _call(
 SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
     "Shrink",
     record(Shrink),
-    _value("tables", Mapping[str, Shrunk]),
+    value("tables", Mapping[str, Shrunk]),
     deadline=Deadline.CHECKPOINT,
     access=Access.ADMIN,
     is_logged=True,
@@ -397,7 +358,7 @@ SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
 GET_DIGEST: Call[None, Mapping[tuple[str, int], bytes]] = _call(
     "GetDigest",
     no_fields,
-    _value("shards", Mapping[tuple[str, int], bytes], columns.DIGESTS),
+    value("shards", Mapping[tuple[str, int], bytes], columns.DIGESTS),
     deadline=Deadline.CHECKPOINT,
     access=Access.READER,
     is_long=True,
@@ -407,6 +368,6 @@ GET_STATUS: Call[None, ServerStatus] = _call(
 )
 
 CALLS: Mapping[str, Call[Any, Any]] = {
-    value.name: value for value in list(globals().values()) if isinstance(value, Call)
+    each.name: each for each in list(globals().values()) if isinstance(each, Call)
 }
 """All of them, by name."""

@@ -15,9 +15,9 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.store import Member, ReduceOp
 from ctr_ps.protos.v1 import heter_trainer_pb2
-from ctr_ps.protos.wire.calls import Call, Deadline, call_of, no_fields, record
+from ctr_ps.protos.wire.calls import Call, Deadline, call_of
 from ctr_ps.protos.wire.encoding.arrays import encode_array
-from ctr_ps.protos.wire.encoding.codec import FieldCodec
+from ctr_ps.protos.wire.encoding.codec import FieldCodec, no_fields, record
 
 LayerOutputs = Mapping[str, Sequence[NDArray[Any]]]
 """Arrays by layer: float32, bool, int32 or int64."""
@@ -27,37 +27,29 @@ _DTYPES = {"float32": "<f4", "bool": "?", "int32": "<i4", "int64": "<i8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """A batch of B examples, after the layers before the cut.
+    """A batch of B examples of a worker, after the layers before the cut, and the outputs of those.
 
-    Attributes:
-        member: The sending worker and its process.
-        number: Of the batch among the member's.
-        settled: The answers to all batches before this number have arrived.
-        dense: float32[B, num_dense].
-        labels: float32[B].
-        outputs: Of the layers before the cut.
+    `number` counts the member's batches; the answers to all before `settled` have arrived.
     """
 
     member: Member
     number: int
     settled: int
-    dense: Values
-    labels: Values
+    dense: Values  # [B, num_dense]
+    labels: Values  # [B]
     outputs: LayerOutputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Answer of a heter trainer to a batch.
+    """Answer of a heter trainer to a batch: probabilities of a click, and gradients of the loss.
 
-    Attributes:
-        loss: Summed over the examples; not finite if the gradients are not.
-        probabilities: Of a click, float32[B].
-        grads: Of the loss, in the shapes of the outputs; float32[0] where there is none.
+    The loss is summed over the examples, and not finite if the gradients are not. These have the shapes of
+    the outputs; float32[0] where there is none.
     """
 
     loss: float
-    probabilities: Values
+    probabilities: Values  # [B]
     grads: LayerOutputs
 
 

@@ -1,7 +1,7 @@
-"""Request dataclasses, one per RPC with several arguments, named after it.
+"""Request dataclasses, one per RPC with several arguments, named after it and the store's method.
 
-Fields are those of the message and, unless the call has a handler of its own, parameters of the store's
-method.
+Fields are those of the message and, unless the call has a handler of its own, parameters of that method, as
+`Join` has those of `Coordination.join`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,6 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renew:
-    """See `Coordination.renew`."""
-
     member: Member
     is_last: bool = False
     acknowledged: Acknowledged | None = None
@@ -120,8 +118,6 @@ class PushState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullChanged:
-    """See `Changes.pull_changed`."""
-
     tables: Sequence[str]
     member: Member
     max_rows: int
@@ -131,8 +127,6 @@ class PullChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Post:
-    """See `Exchange.post`."""
-
     exchange: str
     message: Message
     member: Member
@@ -140,8 +134,6 @@ class Post:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """See `Exchange.take`."""
-
     exchange: str
     member: Member
     received: int
@@ -149,15 +141,11 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitVersion:
-    """See `Coordination.wait_version`."""
-
     at: Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """See `Coordination.barrier`."""
-
     name: str
     member: Member
     step: Version
@@ -167,8 +155,6 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
-    """See `Coordination.all_reduce`."""
-
     name: str
     member: Member
     values: Numbers
@@ -181,8 +167,6 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advance:
-    """See `Coordination.advance`."""
-
     member: Member
     clock: int
     at_least: int
@@ -191,16 +175,12 @@ class Advance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """See `Coordination.leave`."""
-
     member: Member
     step: Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort:
-    """See `Coordination.abort`."""
-
     member: Member
     reason: str
     comes_again: bool = False
@@ -246,8 +226,6 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """See `Checkpoints.resume`."""
-
     version: Version
     progress: Mapping[int, WorkerProgress]
     batches: int

@@ -26,7 +26,7 @@ from functools import partial
 
 from ctr_ps.protos.errors import AbortedError, JobError, ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.store import (
     Acknowledged,
     Applied,

@@ -39,7 +39,7 @@ from ctr_ps.protos.store import (
     Version,
     WorkerProgress,
 )
-from ctr_ps.protos.store.state_chunks import join_state
+from ctr_ps.protos.store.state_transfer import join_state
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
 from ctr_ps.ps_server.checkpoint.reader import Roots
 from ctr_ps.ps_server.checkpoint.writer import (

@@ -4,7 +4,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ctr_ps.protos.v1 import parameter_server_pb2
-from ctr_ps.protos.wire.health import WHY_KEY
+from ctr_ps.protos.wire.grpc_services import WHY_KEY
 from ctr_ps.protos.wire.security.credentials import Credentials, open_channel
 
 SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ctr_ps.protos.role import ServerRole, address_to_bind, default_bind
-from ctr_ps.protos.runtime.malloc import keep_freed_memory
+from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.ps_server.settings import ServerSettings
 
 if TYPE_CHECKING:

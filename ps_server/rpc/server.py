@@ -15,11 +15,10 @@ import grpc
 from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.channel import server_options
-from ctr_ps.protos.wire.debug_services import DebugServices
-from ctr_ps.protos.wire.health import HealthService
+from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
 from ctr_ps.protos.wire.security.authorization import interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint

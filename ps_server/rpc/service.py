@@ -18,7 +18,7 @@ import grpc
 
 from ctr_ps.protos.errors import CtrPsError, LogError, NoMemoryError
 from ctr_ps.protos.futures import Future, WaitingFuture
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.wire.calls import CALLS, SERVICE, Call
 from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
 from ctr_ps.protos.wire.requests import PullSparse

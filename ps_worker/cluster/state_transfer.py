@@ -15,14 +15,14 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys, require_unique
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import BlockState, ModelState, RowStates, StateChunk, Stretch
-from ctr_ps.protos.store.state_chunks import (
+from ctr_ps.protos.store.state_transfer import (
     concatenated,
+    require_finite_state,
     row_bytes,
     rows_at,
     split_state,
     stretch_of,
 )
-from ctr_ps.protos.store.state_transfer import require_finite_state
 from ctr_ps.protos.wire.requests import PullState
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
 from ctr_ps.ps_worker.cluster.routing import Positions, Routing

@@ -21,9 +21,8 @@ from ctr_ps.protos.errors import CtrPsError
 from ctr_ps.protos.gradients import SparseGrad, sum_sparse
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.role import WorkerRole
-from ctr_ps.protos.runtime.compile_lock import compile_lock
-from ctr_ps.protos.runtime.jit import read_only
-from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.protos.runtime.jit import compile_lock, read_only
+from ctr_ps.protos.wire.encoding.arrays import from_bfloat16, to_bfloat16
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.routing import scatter_rows
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows

@@ -6,17 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import (
-    ProtocolError,
-)
+from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.protos.store import Missing, Shrunk, Staleness, Store, WorkerProgress
-from tests.support.stores import (
-    DEEP,
-    KEYS,
-    push_id,
-    random_gradients,
-)
+from tests.support.stores import DEEP, KEYS, push_id, random_gradients
 
 
 def test_worker_that_left_without_a_push_is_in_the_status(store):

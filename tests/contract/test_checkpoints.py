@@ -6,11 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import (
-    CheckpointError,
-    ProtocolError,
-    UnknownChangesError,
-)
+from ctr_ps.protos.errors import CheckpointError, ProtocolError, UnknownChangesError
 from ctr_ps.protos.gradients import DenseGrad, Gradients
 from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest, WorkerProgress
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint

@@ -7,16 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import (
-    CtrPsError,
-    ProtocolError,
-    WaitTimeoutError,
-)
-from ctr_ps.protos.store import (
-    Missing,
-    ReduceOp,
-    Store,
-)
+from ctr_ps.protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
+from ctr_ps.protos.store import Missing, ReduceOp, Store
 from tests.support.stores import (
     INCARNATION,
     KEYS,

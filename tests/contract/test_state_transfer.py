@@ -9,8 +9,8 @@ import pytest
 
 from ctr_ps.protos.errors import CtrPsError, GradientError, ProtocolError, UnknownTableError
 from ctr_ps.protos.spec import StatisticsSpec
-from ctr_ps.protos.store import BlockState, ModelState, RowStates, SaveRequest, Store
-from ctr_ps.protos.store.state_chunks import join_state, split_state
+from ctr_ps.protos.store import BlockState, ModelState, SaveRequest, Store
+from ctr_ps.protos.store.state_transfer import join_state, rows_at, split_state
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.extras.chaos import CHAOS
 from tests.support.cluster import cluster
@@ -34,13 +34,6 @@ ALL = {"deep": KEYS, "wide": KEYS}
 
 def state_of(store: Store) -> ModelState:
     return store.pull_state(ALL, ["tower"]).result()
-
-
-def rows_of(source: ModelState, table: str, where: slice | np.ndarray) -> RowStates:
-    rows = source.rows[table]
-    return replace(
-        rows, keys=rows.keys[where], weights=rows.weights[where], state=rows.state[where]
-    )
 
 
 def test_state_is_what_a_checkpoint_has(store: Store) -> None:
@@ -83,7 +76,7 @@ def test_model_that_moved_trains_on_as_if_it_had_stayed(
     train(source, 0, 1, 2)
     state = state_of(source)
 
-    rows = {name: rows_of(state, name, are_trained(name)) for name in ALL}
+    rows = {name: rows_at(state.rows[name], are_trained(name)) for name in ALL}
     store.push_state(ModelState(rows, state.blocks), push_id(sequence=0)).result()
     for each in (source, store):
         current = push_id(sequence=3, pulled=each.status().version)
@@ -114,7 +107,7 @@ def test_push_of_state_counts_as_any_push(store: Store) -> None:
 
 def test_empty_state_changes_nothing(store: Store) -> None:
     before = store.digest()
-    nobody = rows_of(state_of(store), "deep", slice(0))
+    nobody = rows_at(state_of(store).rows["deep"], slice(0))
 
     store.push_state(ModelState(), push_id()).result()
     store.push_state(ModelState({"deep": nobody}), push_id()).result()
@@ -299,7 +292,10 @@ def test_next_delta_has_what_a_push_of_state_wrote(
     train(store, 0)
     before = state_of(store)
     wrote = changed(before)
-    rows = {"deep": rows_of(wrote, "deep", slice(0, 50)), "wide": rows_of(wrote, "wide", slice(9))}
+    rows = {
+        "deep": rows_at(wrote.rows["deep"], slice(0, 50)),
+        "wide": rows_at(wrote.rows["wide"], slice(9)),
+    }
 
     def push() -> None:
         store.push_state(ModelState(rows, wrote.blocks), push_id(sequence=1)).result()

@@ -1,6 +1,5 @@
 """Processes of a cluster on this machine; test_launch.py has their ends, by whole launches."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from tests.support.launches import python
 def test_exit_of_an_earlier_process_of_a_name_is_not_that_of_the_new_one(tmp_path: Path) -> None:
     """One that did not even end by SIGKILL within the grace may end when another has its place."""
     events = Events()
-    earlier = subprocess.Popen([sys.executable, "-c", ""])
+    earlier = LocalProcess([sys.executable, "-c", ""])
     returncode = earlier.wait()
     with Cluster(tmp_path, events) as cluster:
-        events.put(ProcessExited("pserver.0", LocalProcess(earlier), returncode))
+        events.put(ProcessExited("pserver.0", earlier, returncode))
         cluster.start(ProcessSpec(name="pserver.0", command=python("raise SystemExit(6)")))
 
         assert cluster.next_event() == Exited("pserver.0", 6)

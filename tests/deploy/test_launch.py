@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.deploy.cluster import free_port
+from ctr_ps.deploy.launch import JobSettings
 from ctr_ps.deploy.launcher import TAIL_LINES, Launch, run, tail
-from ctr_ps.deploy.programs import Commands
+from ctr_ps.deploy.plan import Commands
 from ctr_ps.deploy.supervisor import Policy
 from ctr_ps.ps_worker.job import load_job
 from tests.support.launches import launched_here, python, terminal_at
@@ -270,12 +271,6 @@ while True:
     assert code == 130
 
 
-def test_servers_that_do_not_end_are_an_error() -> None:
-    code, _ = launched_here("import signal; signal.pause()", "", server_exit_seconds=0.1)
-
-    assert code == 1
-
-
 def test_a_port_lost_to_another_program_is_replaced_once() -> None:
     loses_the_first = """
 import os
@@ -338,17 +333,14 @@ def test_a_script_is_both_roles_and_gets_all_arguments_after_it() -> None:
     assert logs == ["pserver.0.log", "trainer.0.log", "trainer.1.log"]
 
 
-@pytest.mark.parametrize(
-    "option",
-    [["--set", "a=b"], ["--json"], ["--server-command", "x"], ["--worker-command", "x"]],
-    ids=lambda words: words[0],
-)
-def test_options_of_jobs_before_a_script_are_usage_errors(option: list[str]) -> None:
-    done = launch_script(SCRIPT, *option, "script.py")
+def test_options_of_jobs_before_a_script_are_usage_errors() -> None:
+    of_jobs = ["--set", "a=b", "--json", "--server-command", "x", "--worker-command", "x"]
+
+    done = launch_script(SCRIPT, *of_jobs, "script.py")
 
     assert done.returncode == 2
-    assert option[0] in done.stderr
-    assert "script" in done.stderr
+    told = " ".join(done.stderr.replace("│", " ").split())
+    assert "--set, --json, --server-command, --worker-command is for jobs, but 'script.py'" in told
     assert not Path("log").exists()
 
 
@@ -412,3 +404,42 @@ def test_ray_that_is_not_installed_is_named_with_its_extra(tmp_path: Path) -> No
     )
 
     assert (done.returncode, "pip install 'ctr-ps[ray]'" in done.stderr) == (2, True), done.stderr
+
+
+JOB = """
+[data]
+schema = "criteo"
+[checkpoint]
+dir = "output/model"
+resume = true
+"""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["checkpoint.dir=other"],
+        ["checkpoint.dir='other'", 'checkpoint.dir = "last"'],
+        ["checkpoint.resume=false"],
+        ["checkpoint={dir = 'whole'}"],
+    ],
+    ids=["file", "bare-word", "last-of-two", "not-text", "section"],
+)
+def test_settings_are_those_of_the_worker(tmp_path: Path, overrides: list[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    words = ["ps-worker", "train", str(path), *(w for o in overrides for w in ("--set", o))]
+
+    ours, checkpoint = JobSettings(path, words), load_job(path, overrides).checkpoint
+
+    assert (ours.get("checkpoint", "dir") or "") == checkpoint.dir
+    assert (ours.get("checkpoint", "resume") or False) == checkpoint.resume
+
+
+@pytest.mark.parametrize("text", ["[checkpoint", "checkpoint = 3", ""])
+def test_a_file_that_is_no_job_has_no_settings(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+
+    assert JobSettings(path, ["--set", "checkpoint.dir"]).get("checkpoint", "resume") is None

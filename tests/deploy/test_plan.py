@@ -1,24 +1,78 @@
-"""Role variables of a local cluster, and how exits are described."""
+"""Commands of jobs and scripts, role variables of a local cluster, and how exits are described."""
+
+import sys
+from pathlib import Path
 
 import pytest
+import typer
 
 from ctr_ps.deploy.plan import (
     ROLE_VARIABLES,
+    Plan,
+    commands_of_job,
+    commands_of_script,
     describe_end,
     environment_of,
     exit_code_of,
-    heter_specs,
-    server_specs,
+    split_command,
     with_token,
-    worker_specs,
 )
 from ctr_ps.protos.role import HeterRole, role_from_environment
 
 ENDPOINTS = ["127.0.0.1:8500", "127.0.0.1:8501"]
 
 
+def test_workers_of_a_job_get_it_and_its_overrides(tmp_path: Path) -> None:
+    commands = commands_of_job(
+        Path("job.toml"),
+        [],
+        server=f"{sys.executable} -m server",
+        worker=f"{sys.executable} -m worker",
+        heter=f"{sys.executable} -m heter",
+        overrides=["a.b=1", "c.d=x y"],
+        as_json=True,
+    )
+
+    assert commands.server == (sys.executable, "-m", "server")
+    assert commands.worker[3:] == ("job.toml", "--set", "a.b=1", "--set", "c.d=x y", "--json")
+    assert commands.heter[2:] == ("heter", *commands.worker[3:])
+
+
+def test_a_script_is_run_by_this_python_in_both_roles() -> None:
+    commands = commands_of_script(Path("a/script.py"), ["--set", "x"], {"--json": False})
+
+    assert commands.server == commands.worker == (sys.executable, "a/script.py", "--set", "x")
+
+
+def test_options_of_jobs_are_refused_by_name() -> None:
+    with pytest.raises(typer.BadParameter, match=r"--json, --set is for jobs, but 'script.py'"):
+        commands_of_script(Path("script.py"), [], {"--json": True, "--set": ["a=b"], "--x": None})
+
+
+def test_programs_next_to_this_python_come_before_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for program in ("beside/ps-server", "path/ps-server", "path/ps-worker"):
+        (tmp_path / program).parent.mkdir(exist_ok=True)
+        (tmp_path / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "beside/python"))
+
+    server = split_command("ps-server --bind '::'")
+    worker = split_command("ps-worker")
+
+    assert server == (str(tmp_path / "beside/ps-server"), "--bind", "::")
+    assert worker == (str(tmp_path / "path/ps-worker"),)
+
+
+@pytest.mark.parametrize("line", ["", "ps-serverr --stay"])
+def test_an_unknown_program_is_a_usage_error(line: str) -> None:
+    with pytest.raises(typer.BadParameter, match="next to"):
+        split_command(line)
+
+
 def test_each_server_is_told_its_own_endpoint() -> None:
-    specs = server_specs(["ps-server", "--stay"], ENDPOINTS, num_workers=3)
+    specs = Plan(ENDPOINTS, num_workers=3).servers(["ps-server", "--stay"])
 
     assert [spec.name for spec in specs] == ["pserver.0", "pserver.1"]
     assert [spec.command for spec in specs] == [("ps-server", "--stay")] * 2
@@ -32,7 +86,7 @@ def test_each_server_is_told_its_own_endpoint() -> None:
 
 
 def test_each_worker_is_told_its_id_and_all_servers() -> None:
-    specs = worker_specs(["ps-worker"], ENDPOINTS, num_workers=2)
+    specs = Plan(ENDPOINTS, num_workers=2).workers(["ps-worker"])
 
     assert [spec.name for spec in specs] == ["trainer.0", "trainer.1"]
     assert specs[1].role == {
@@ -46,9 +100,9 @@ def test_each_worker_is_told_its_id_and_all_servers() -> None:
 def test_all_processes_are_told_of_heter_trainers() -> None:
     heter = ["127.0.0.1:8600", "127.0.0.1:8601"]
 
-    servers = server_specs(["ps-server"], ENDPOINTS, 2, heter)
-    workers = worker_specs(["ps-worker"], ENDPOINTS, 2, heter)
-    trainers = heter_specs(["ps-worker", "heter"], ENDPOINTS, 2, heter, device="gpu")
+    plan = Plan(ENDPOINTS, 2, heter)
+    servers, workers = plan.servers(["ps-server"]), plan.workers(["ps-worker"])
+    trainers = plan.heter_trainers(["ps-worker", "heter"], "gpu")
 
     roles = [role_from_environment(spec.role) for spec in (*servers, *workers, *trainers)]
     assert [role.heter_endpoints for role in roles if role] == [tuple(heter)] * 6
@@ -64,7 +118,7 @@ def test_all_processes_are_told_of_heter_trainers() -> None:
 
 def test_a_role_in_the_launchers_own_environment_does_not_leak() -> None:
     inherited = dict.fromkeys(ROLE_VARIABLES, "stale") | {"HOME": "/home/me"}
-    server = server_specs(["ps-server"], ENDPOINTS, num_workers=1)[0]
+    server = Plan(ENDPOINTS, num_workers=1).servers(["ps-server"])[0]
 
     environment = environment_of(server, inherited)
 

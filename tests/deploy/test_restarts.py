@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from ctr_ps.deploy.cluster import LogDirError
+from tests.deploy.test_launch import finish
 from tests.support.launches import launched_here, python
-from tests.support.processes import LIMIT_S, started
+from tests.support.processes import started
 
 DIES_ONCE = """
 import os, signal, sys
@@ -42,16 +43,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launched(
-    server: str, worker: str, *options: str, job: tuple[str, ...] = ("job.toml",)
+    server: str, worker: str, *options: str
 ) -> AbstractContextManager[subprocess.Popen[str]]:
     commands = ["--server-command", shlex.join(python(server))]
     commands += ["--worker-command", shlex.join(python(worker))]
-    return started([sys.executable, "-m", "ctr_ps.deploy.launch", *commands, *options, *job])
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=LIMIT_S)
-    return process.returncode, out, err
+    return started([sys.executable, "-m", "ctr_ps.deploy.launch", *commands, *options, "job.toml"])
 
 
 def test_killed_server_is_started_again_with_all_that_it_had(

@@ -12,8 +12,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.fuzz.driver import Target, child_main, fuzz, input_of
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.driver import TARGETS, child_main, fuzz, input_of, target_of
 
 
 def main() -> int:
@@ -39,7 +38,7 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        target: Target = TARGETS[name](Path(folder))
+        target = target_of(name, Path(folder))
         if options.child:
             return child_main(target, name, options.child, **limits)
         data = given.read_bytes() if given else input_of(target, seed, first)

@@ -19,12 +19,21 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ctr_ps.protos.errors import CtrPsError
 
 CORPUS = Path(__file__).parent / "corpus"
+
+MODULES = {
+    "data_targets": ("columns", "text", "rows"),
+    "serving_targets": ("attachments", "http", "grpc"),
+    "server_targets": ("checkpoint", "log", "rpc"),
+}
+TARGETS = {name: module for module, names in MODULES.items() for name in names}
+"""The module of each target, which is a function of its name there."""
 
 CASE_LIMIT_S = 120.0
 """Of a case, which may be the first to need a kernel."""
@@ -81,6 +90,12 @@ class Report:
     def cases(self) -> int:
         """All of them."""
         return self.answered + self.refused + self.aborted
+
+
+def target_of(name: str, folder: Path) -> Target:
+    """Makes a target in a scratch folder; what it fuzzes is imported only now."""
+    target: Target = getattr(import_module(f"tests.fuzz.{TARGETS[name]}"), name)(folder)
+    return target
 
 
 def corpus_of(name: str) -> list[bytes]:

@@ -4,8 +4,7 @@ import os
 
 import pytest
 
-from tests.fuzz.driver import fuzz
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.driver import TARGETS, fuzz
 
 SECONDS = float(os.environ.get("CTR_FUZZ_SECONDS", "0.5"))
 SEED = int(os.environ.get("CTR_FUZZ_SEED", "1"))

@@ -12,7 +12,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from ctr_ps.protos.store import Missing
 from ctr_ps.protos.wire import calls
-from ctr_ps.protos.wire.encoding.bfloat16 import from_bfloat16, to_bfloat16
+from ctr_ps.protos.wire.encoding.arrays import from_bfloat16, to_bfloat16
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.cluster import cluster
 from tests.support.local_transport import LocalTransport, joined_client

@@ -21,18 +21,18 @@ WORKER = {
     "PADDLE_TRAINERS_NUM": "2",
     "PADDLE_TRAINER_ID": "1",
 }
-
-
+HETER_LIST = "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"
 HETER = {
     "TRAINING_ROLE": "HETER_TRAINER",
     "PADDLE_PSERVERS_IP_PORT_LIST": SERVERS,
     "PADDLE_TRAINERS_NUM": "2",
-    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "h-0:9000,h-1:9000",
+    HETER_LIST: "h-0:9000,h-1:9000",
     "STAGE_ID": "2",
     "STAGE_NUM": "2",
     "POD_IP": "h-1",
     "PADDLE_PORT": "9000",
 }
+HETER_ON_GPU = HETER | {"HETER_DEVICE_TYPE": "gpu"}
 
 
 def test_empty_environment_has_no_role():
@@ -102,39 +102,39 @@ def test_variables_without_a_role_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("environ", "message"),
+    ("role", "name", "value", "expected"),
     [
-        (
-            WORKER | {"TRAINING_ROLE": "WORKER"},
-            "TRAINING_ROLE is 'WORKER', expected PSERVER, TRAINER or",
-        ),
-        (
-            WORKER | {"TRAINING_ROLE": ""},
-            "TRAINING_ROLE is '', expected PSERVER, TRAINER or HETER_TRAINER",
-        ),
-        (
-            WORKER | {"PADDLE_TRAINERS_NUM": "0"},
-            "PADDLE_TRAINERS_NUM is '0', expected an integer of",
-        ),
-        (WORKER | {"PADDLE_TRAINERS_NUM": "two"}, "PADDLE_TRAINERS_NUM is 'two'"),
-        (WORKER | {"PADDLE_TRAINERS_NUM": "٢"}, "PADDLE_TRAINERS_NUM is '٢'"),
-        (
-            WORKER | {"PADDLE_TRAINER_ID": "2"},
-            "PADDLE_TRAINER_ID is '2', expected an integer, 0 to 1",
-        ),
-        (WORKER | {"PADDLE_TRAINER_ID": "-1"}, "PADDLE_TRAINER_ID is '-1'"),
-        (
-            SERVER | {"PADDLE_PORT": "70000"},
-            "PADDLE_PORT is '70000', expected an integer, 1 to 65535",
-        ),
-        (
-            SERVER | {"PADDLE_PORT": "7165"},
-            "'ps-1.ps:7165', which is not in PADDLE_PSERVERS_IP_PORT",
-        ),
-        (SERVER | {"POD_IP": "10.0.0.9"}, "'10.0.0.9:7164', which is not in"),
+        (WORKER, "TRAINING_ROLE", "WORKER", ", expected PSERVER, TRAINER or HETER_TRAINER"),
+        (WORKER, "TRAINING_ROLE", "", ", expected PSERVER, TRAINER or HETER_TRAINER"),
+        (WORKER, "PADDLE_TRAINERS_NUM", "0", ", expected an integer of at least 1"),
+        (WORKER, "PADDLE_TRAINERS_NUM", "two", ""),
+        (WORKER, "PADDLE_TRAINERS_NUM", "٢", ""),
+        (WORKER, "PADDLE_TRAINER_ID", "2", ", expected an integer, 0 to 1"),
+        (WORKER, "PADDLE_TRAINER_ID", "-1", ""),
+        (SERVER, "PADDLE_PORT", "70000", ", expected an integer, 1 to 65535"),
+        (HETER, "STAGE_ID", "3", ", expected 2: there is one stage"),
+        (HETER, "STAGE_NUM", "3", ", expected one stage"),
+        (HETER, HETER_LIST, "h-0:1;h-1:9000", ", expected one stage"),
+        (HETER, "HETER_DEVICE_TYPE", "xpu", ", expected cpu or gpu"),
+        (HETER_ON_GPU, "FLAGS_selected_gpus", "a", ", expected the number of a GPU"),
     ],
 )
-def test_value_that_cannot_be_is_named(environ, message):
+def test_value_that_cannot_be_is_named(role, name, value, expected):
+    with pytest.raises(RoleError, match=re.escape(f"{name} is {value!r}{expected}")):
+        role_from_environment(role | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (SERVER | {"PADDLE_PORT": "7165"}, "'ps-1.ps:7165', which is not in PADDLE_PSERVERS_IP"),
+        (SERVER | {"POD_IP": "10.0.0.9"}, "'10.0.0.9:7164', which is not in"),
+        (HETER | {"POD_IP": "h-2"}, f"is 'h-2:9000', which is not in {HETER_LIST}"),
+        (HETER | {HETER_LIST: ""}, f"none of {HETER_LIST}, PADDLE_HETER_TRAINER"),
+        (HETER | {"PADDLE_TRAINERS_NUM": "1"}, "2 heter trainers, but the job has only 1 worker"),
+    ],
+)
+def test_process_that_is_not_in_its_list_or_has_no_work_is_named(environ, message):
     with pytest.raises(RoleError, match=re.escape(message)):
         role_from_environment(environ)
 
@@ -171,12 +171,12 @@ def test_repeated_endpoint_is_refused():
 @pytest.mark.parametrize(
     "name",
     [
-        "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+        HETER_LIST,
         "PADDLE_HETER_TRAINER_IP_PORT_LIST",
         "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
     ],
 )
-@pytest.mark.parametrize("empty", [{}, {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ""}])
+@pytest.mark.parametrize("empty", [{}, {HETER_LIST: ""}])
 def test_heter_trainers_are_in_a_list_of_either_generation(name, empty):
     listed = empty | {name: "h-0:9000, h-1:9000"}
     heter = ("h-0:9000", "h-1:9000")
@@ -221,30 +221,3 @@ def test_members_are_named_by_their_kind(numbers: list[int], names: str) -> None
 )
 def test_heter_trainer_has_its_device(variables, device):
     assert role_from_environment(HETER | variables).device == device
-
-
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        (HETER | {"STAGE_ID": "3"}, "STAGE_ID is '3', expected 2: there is one stage"),
-        (HETER | {"STAGE_NUM": "3"}, "STAGE_NUM is '3', expected one stage"),
-        (
-            HETER | {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": "h-0:1;h-1:9000"},
-            "'h-0:1;h-1:9000', expected one stage",
-        ),
-        (
-            HETER | {"PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST": ""},
-            "none of PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST, PADDLE_HETER_TRAINER",
-        ),
-        (HETER | {"POD_IP": "h-2"}, "is 'h-2:9000', which is not in PADDLE_ALL_HETER_TRAINER"),
-        (HETER | {"PADDLE_TRAINERS_NUM": "1"}, "2 heter trainers, but the job has only 1 worker"),
-        (HETER | {"HETER_DEVICE_TYPE": "xpu"}, "HETER_DEVICE_TYPE is 'xpu', expected cpu or gpu"),
-        (
-            HETER | {"HETER_DEVICE_TYPE": "gpu", "FLAGS_selected_gpus": "a"},
-            "FLAGS_selected_gpus is 'a', expected the number of a GPU",
-        ),
-    ],
-)
-def test_heter_trainer_that_cannot_be_is_named(environ, message):
-    with pytest.raises(RoleError, match=re.escape(message)):
-        role_from_environment(environ)

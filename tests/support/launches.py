@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ctr_ps.deploy.chaos.sentences import Chaos, parse
+from ctr_ps.deploy.chaos import Chaos, parse
 from ctr_ps.deploy.cluster import Terminal, to_descriptor
 from ctr_ps.deploy.launcher import Launch, run
-from ctr_ps.deploy.programs import Commands
+from ctr_ps.deploy.plan import Commands
 from ctr_ps.deploy.supervisor import Policy
 
 

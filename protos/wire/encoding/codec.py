@@ -26,7 +26,6 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.limits import MAX_SEGMENTS
 from ctr_ps.protos.store import Numbers
 from ctr_ps.protos.wire.encoding.arrays import decode_numbers, encode_numbers
-from ctr_ps.protos.wire.encoding.frame import Frame
 
 T = TypeVar("T")
 
@@ -35,6 +34,11 @@ _REPEATED: Mapping[Any, Callable[[Any], Any]] = {Sequence: list, tuple: tuple, f
 
 _MOST: Mapping[str, int] = {"ctr_ps.v1.DenseSpec.segments": MAX_SEGMENTS}
 """Elements of repeated fields, of which millions fit a message: decoding them would take a minute."""
+
+_LENGTH_DELIMITED = 2
+"""Wire type of bytes and messages."""
+
+Part = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,13 +53,86 @@ class FieldCodec(Generic[T]):
     decode: Callable[[Any], T]
 
 
-class Codec(Generic[T]):
-    """Values <-> messages of one protobuf class; `fields` is for such a message within another one."""
+class Frame:
+    """Writes messages of one type, with their columns of numbers copied once.
 
-    def __init__(self, message: type[Any], fields: FieldCodec[T]) -> None:
-        self.message = message
+        fields of a message --columns------> tag, length, view of the array --.
+                            `-all others---> protobuf -------------------------`--joined--> bytes
+
+    Protobuf itself would copy a column four times: into an object of bytes, into the message, into its
+    buffer, and out of that. Fields may stand in any order on the wire, so protobuf's part and the columns
+    after it are one message (https://protobuf.dev/programming-guides/encoding/#order).
+    """
+
+    def __init__(self, message: Descriptor) -> None:
+        self._class = GetMessageClass(message)
+        self._tags: dict[str, bytes] = {}
+        self._within: dict[str, Frame] = {}
+        for field in message.fields:
+            if field.message_type and not field.message_type.GetOptions().map_entry:
+                inner = Frame(field.message_type)
+                if not inner._tags:
+                    continue
+                self._within[field.name] = inner
+            elif field.type != FieldDescriptor.TYPE_BYTES:
+                continue
+            self._tags[field.name] = _varint(field.number << 3 | _LENGTH_DELIMITED)
+
+    def bytes_of(self, fields: Mapping[str, Any]) -> bytes:
+        """Returns a message of the arguments of its class; columns are views, messages with columns dicts."""
+        parts: list[Part] = []
+        self._write(fields, parts)
+        return b"".join(parts)
+
+    def _write(self, fields: Mapping[str, Any], parts: list[Part]) -> int:
+        """Appends the parts of a message; returns their number of bytes."""
+        others, num_bytes = {}, 0
+        for name, value in fields.items():
+            if isinstance(value, memoryview):
+                num_bytes += _write_head(self._tags[name], len(value), parts) + len(value)
+                parts.append(value)
+            elif name in self._within and value is not None:
+                for each in [value] if isinstance(value, Mapping) else value:
+                    num_bytes += self._write_within(name, each, parts)
+            else:
+                others[name] = value
+        if others:
+            parts.append(self._class(**others).SerializeToString())
+            num_bytes += len(parts[-1])
+        return num_bytes
+
+    def _write_within(self, name: str, fields: Mapping[str, Any], parts: list[Part]) -> int:
+        at = len(parts)
+        length = self._within[name]._write(fields, parts)
+        head: list[Part] = []
+        num_bytes = _write_head(self._tags[name], length, head) + length
+        parts[at:at] = head
+        return num_bytes
+
+
+def _write_head(tag: bytes, length: int, parts: list[Part]) -> int:
+    head = tag + _varint(length)
+    parts.append(head)
+    return len(head)
+
+
+def _varint(number: int) -> bytes:
+    """Encodes a number in groups of seven bits, the lowest first."""
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+class Codec(Generic[T]):
+    """Values <-> messages of one type; `fields` is for such a message within another one."""
+
+    def __init__(self, message: Descriptor, fields: FieldCodec[T]) -> None:
+        self.message: type[Any] = GetMessageClass(message)
         self.fields = fields
-        self._frame = Frame(message.DESCRIPTOR)
+        self._frame = Frame(message)
 
     def encode(self, value: T) -> bytes:
         """Returns the bytes of a value's message; columns are copied once."""
@@ -72,42 +149,46 @@ class Codec(Generic[T]):
         return self.fields.decode(found)
 
 
-Overrides = Mapping[str, FieldCodec[Any]]
-"""Codecs of fields that do not look alike on both sides, by name."""
+CodecOf = Callable[[Descriptor], Codec[T]]
+"""Makes the codec for a type of message; raises TypeError if its fields are not those of the values."""
 
 
-def record_codec(record: type[T], message: Descriptor, **overrides: FieldCodec[Any]) -> Codec[T]:
-    """Returns the codec of a dataclass, with `overrides` for fields that differ on the two sides.
-
-    Raises TypeError if the fields of dataclass and message do not agree.
-    """
-    return Codec(GetMessageClass(message), _record(record, message, overrides))
+def no_fields(message: Descriptor) -> Codec[None]:
+    """Codec of a message without fields, for None."""
+    return Codec(message, FieldCodec(lambda _: {}, lambda _: None))
 
 
-def whole_codec(record: type[T], message: Descriptor, codec: FieldCodec[T]) -> Codec[T]:
-    """Returns the codec of a dataclass whose fields one codec encodes together; errors as `record_codec`."""
-    _require_names({field.name for field in fields(record)}, message, record)  # type: ignore[arg-type]
-    return Codec(GetMessageClass(message), codec)
+def record(class_: type[T], **columns: FieldCodec[Any]) -> CodecOf[T]:
+    """Codec of a message with the fields of a dataclass; `columns` are the codecs of its arrays."""
+    return lambda message: Codec(message, _record(class_, message, columns))
 
 
-def value_codec(
-    annotation: Any, name: str, message: Descriptor, codec: FieldCodec[Any] | None = None
-) -> Codec[Any]:
-    """Returns the codec of a value, the message's only field; errors as `record_codec`.
+def whole(class_: type[T], codec: FieldCodec[T]) -> CodecOf[T]:
+    """As `record`, with one codec for the whole message: a field of it says how its columns are encoded."""
 
-    `codec` is that of the field; None: it follows from the type.
-    """
-    _require_names({name}, message, annotation)
-    inner = codec or _codec_of(annotation, message.fields_by_name[name])
-    must_be_there = message.fields_by_name[name].has_presence
+    def make(message: Descriptor) -> Codec[T]:
+        _require_names({field.name for field in fields(class_)}, message, class_)  # type: ignore[arg-type]
+        return Codec(message, codec)
 
-    def decode(found: Any) -> Any:
-        if must_be_there and not found.HasField(name):
-            raise ProtocolError(f"{message.name} has no {name}")
-        return inner.decode(getattr(found, name))
+    return make
 
-    only = FieldCodec(lambda value: {name: inner.encode(value)}, decode)
-    return Codec(GetMessageClass(message), only)
+
+def value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> CodecOf[Any]:
+    """Codec of a message whose only field is the value; without `codec` it follows from the type."""
+
+    def make(message: Descriptor) -> Codec[Any]:
+        _require_names({name}, message, annotation)
+        inner = codec or _codec_of(annotation, message.fields_by_name[name])
+        must_be_there = message.fields_by_name[name].has_presence
+
+        def decode(found: Any) -> Any:
+            if must_be_there and not found.HasField(name):
+                raise ProtocolError(f"{message.name} has no {name}")
+            return inner.decode(getattr(found, name))
+
+        return Codec(message, FieldCodec(lambda value: {name: inner.encode(value)}, decode))
+
+    return make
 
 
 def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
@@ -118,7 +199,9 @@ def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
         )
 
 
-def _record(record: type[T], message: Descriptor, overrides: Overrides) -> FieldCodec[T]:
+def _record(
+    record: type[T], message: Descriptor, overrides: Mapping[str, FieldCodec[Any]]
+) -> FieldCodec[T]:
     names = [field.name for field in fields(record)]  # type: ignore[arg-type]
     _require_names(set(names), message, record)
     hints = get_type_hints(record)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ctr_ps.protos.metrics.status import Series, Status, Table, Value
+from ctr_ps.protos.metrics.metrics_port import Series, Status, Table, Value
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import StoreStatus
 from ctr_ps.ps_server.engine.engine import Engine

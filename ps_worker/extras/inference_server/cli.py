@@ -29,7 +29,7 @@ from ctr_ps.protos.metrics.metrics_port import (
 from ctr_ps.protos.role import address_to_bind
 from ctr_ps.protos.runtime.environment import arguments, connection_limit, num_processors
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
-from ctr_ps.protos.wire.debug_services import DebugServices
+from ctr_ps.protos.wire.grpc_services import DebugServices
 from ctr_ps.protos.wire.security.credentials import (
     Credentials,
     bind,

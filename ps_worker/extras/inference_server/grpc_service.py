@@ -10,13 +10,11 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import CtrPsError, DataError
-from ctr_ps.protos.runtime.environment import own_version
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of, own_version
 from ctr_ps.protos.v1 import open_inference_pb2 as messages
 from ctr_ps.protos.wire.channel import server_options
-from ctr_ps.protos.wire.debug_services import DebugServices
+from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
 from ctr_ps.protos.wire.grpc_status import details_of, status_of
-from ctr_ps.protos.wire.health import HealthService
 from ctr_ps.protos.wire.security.authorization import Method, interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_worker.extras.inference_server.served_model import (

@@ -22,8 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ctr_ps.protos.errors import CtrPsError, DataError, OverloadedError
 from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
 from ctr_ps.protos.metrics.metrics_port import Readers
-from ctr_ps.protos.runtime.environment import own_version
-from ctr_ps.protos.runtime.malloc import memory_error_of
+from ctr_ps.protos.runtime.environment import memory_error_of, own_version
 from ctr_ps.ps_worker.extras.inference_server.served_model import (
     Current,
     Request,

@@ -23,7 +23,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ctr_ps.protos.errors import CtrPsError, OverloadedError, UsageError
-from ctr_ps.protos.metrics.status import Series, Status
+from ctr_ps.protos.metrics.metrics_port import Series, Status
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
     Tensor,

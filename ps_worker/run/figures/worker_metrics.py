@@ -14,8 +14,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ctr_ps.protos.metrics.metrics_port import open_metrics_port
-from ctr_ps.protos.metrics.status import Series, Status, Table
+from ctr_ps.protos.metrics.metrics_port import Series, Status, Table, open_metrics_port
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.run.run import Run

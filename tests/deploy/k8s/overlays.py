@@ -28,7 +28,11 @@ Document = dict[str, Any]
 
 
 @cache
-def _rendered(overlay: str, size: tuple[int, int] | None) -> list[Document]:
+def documents_of(overlay: str, size: tuple[int, int] | None = None) -> list[Document]:
+    """Returns what `kubectl apply -k` sends of an overlay.
+
+    `size` are servers and workers, as a user changes two numbers in one file; None: as they are there.
+    """
     with tempfile.TemporaryDirectory() as copied:
         folder = FOLDER / "overlays" / overlay
         if size is not None:
@@ -40,16 +44,6 @@ def _rendered(overlay: str, size: tuple[int, int] | None) -> list[Document]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
-
-
-def documents_of(overlay: str, size: tuple[int, int] | None = None) -> list[Document]:
-    """Returns what `kubectl apply -k` sends of an overlay.
-
-    Args:
-        overlay: Its folder.
-        size: Servers and workers, as a user changes two numbers in one file; None: as they are there.
-    """
-    return _rendered(overlay, size)
 
 
 def of_kind(documents: Sequence[Document], kind: str) -> list[Document]:
@@ -70,31 +64,21 @@ def values_of(key: str, node: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Pods:
-    """All pods of one role.
+    """All pods of one role."""
 
-    Attributes:
-        owner: Kind of the resource that makes them.
-        role: "server" or "worker".
-        count: Number of them.
-        template: Labels and spec.
-        host: Where others find pod {}; only servers are looked for.
-    """
-
-    owner: str
-    role: str
+    owner: str  # kind of the resource that makes them
+    role: str  # "server" or "worker"
     count: int
-    template: Document
-    host: str
+    template: Document  # labels and spec
+    host: str  # where others find pod {}; only servers are looked for
 
     @property
     def spec(self) -> Document:
-        """The pods' spec."""
         spec: Document = self.template["spec"]
         return spec
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The pods' labels."""
         labels: Mapping[str, str] = self.template["metadata"]["labels"]
         return labels
 
@@ -205,13 +189,8 @@ def pods_of(documents: Sequence[Document]) -> tuple[Pods, Pods]:
         return server, worker
     ((servers,), (workers,)) = of_kind(documents, "StatefulSet"), of_kind(documents, "Job")
     name, spec = servers["metadata"]["name"], servers["spec"]
+    host, job = f"{name}-{{}}.{spec['serviceName']}", workers["spec"]
     return (
-        Pods(
-            "StatefulSet",
-            "server",
-            spec["replicas"],
-            spec["template"],
-            f"{name}-{{}}.{spec['serviceName']}",
-        ),
-        Pods("Job", "worker", workers["spec"]["completions"], workers["spec"]["template"], "none"),
+        Pods("StatefulSet", "server", spec["replicas"], spec["template"], host),
+        Pods("Job", "worker", job["completions"], job["template"], "none"),
     )

@@ -36,22 +36,21 @@ HEALTHY = {
 }
 """A sample a minute, for an hour."""
 
-FAULTS: Mapping[str, Mapping[str, str]] = {
-    "CtrPsServerDown": {'up{job="ctr-ps-server",instance="a"}': "0x60"},
-    "CtrPsWorkerLost": {'ctr_ps_workers{state="lost"}': "1x60"},
-    "CtrPsWorkerSilent": {"ctr_ps_silence_max_seconds": "16x60"},
-    "CtrPsTrainingStalled": {"ctr_ps_batches_total": "600x60"},
-    "CtrPsOverloaded": {'ctr_ps_overload_refusals_total{instance="a"}': "0+1x60"},
-    "CtrPsCallsFail": {CALLS % "INTERNAL": "0+10x60"},
-    "CtrPsStaleGradients": {
-        'ctr_ps_push_staleness_bucket{le="4"}': "0+60x60",
-    },
-    "CtrPsUpdateLogLags": {'ctr_ps_update_log_waiting_records{instance="a"}': "1100x60"},
-    "CtrPsUpdateLogLarge": {'ctr_ps_update_log_size_bytes{instance="a"}': "5.2e10x60"},
-    "CtrPsShardsUneven": {'ctr_ps_table_imbalance_ratio{table="t"}': "1.1x60"},
-    "CtrPsSaveHangs": {'ctr_ps_save_running{instance="a"}': "1x60"},
-    "CtrPsMiscalibrated": {'ctr_worker_recent_calibration{instance="a"}': "0.45x60"},
+FAULTS: Mapping[str, tuple[float, Mapping[str, str]]] = {
+    "CtrPsServerDown": (1.0, {'up{job="ctr-ps-server",instance="a"}': "0x60"}),
+    "CtrPsWorkerLost": (0.0, {'ctr_ps_workers{state="lost"}': "1x60"}),
+    "CtrPsWorkerSilent": (0.25, {"ctr_ps_silence_max_seconds": "16x60"}),
+    "CtrPsTrainingStalled": (11.0, {"ctr_ps_batches_total": "600x60"}),
+    "CtrPsOverloaded": (6.0, {'ctr_ps_overload_refusals_total{instance="a"}': "0+1x60"}),
+    "CtrPsCallsFail": (6.0, {CALLS % "INTERNAL": "0+10x60"}),
+    "CtrPsStaleGradients": (11.0, {'ctr_ps_push_staleness_bucket{le="4"}': "0+60x60"}),
+    "CtrPsUpdateLogLags": (1.0, {'ctr_ps_update_log_waiting_records{instance="a"}': "1100x60"}),
+    "CtrPsUpdateLogLarge": (10.0, {'ctr_ps_update_log_size_bytes{instance="a"}': "5.2e10x60"}),
+    "CtrPsShardsUneven": (10.0, {'ctr_ps_table_imbalance_ratio{table="t"}': "1.1x60"}),
+    "CtrPsSaveHangs": (30.0, {'ctr_ps_save_running{instance="a"}': "1x60"}),
+    "CtrPsMiscalibrated": (15.0, {'ctr_worker_recent_calibration{instance="a"}': "0.45x60"}),
 }
+"""Each alert's minutes from the first sample of its fault, a rate's being a minute later, and that fault."""
 
 NEARLY: Mapping[str, str] = {
     "ctr_ps_silence_max_seconds": "14x60",
@@ -65,22 +64,6 @@ NEARLY: Mapping[str, str] = {
     'ctr_worker_recent_calibration{instance="b"}': "0.55x60",
 }
 """Figures a little within what is no fault yet."""
-
-BEGINS_AFTER_M = {
-    "CtrPsServerDown": 1.0,
-    "CtrPsWorkerLost": 0.0,
-    "CtrPsWorkerSilent": 0.25,
-    "CtrPsTrainingStalled": 11.0,
-    "CtrPsOverloaded": 6.0,
-    "CtrPsCallsFail": 6.0,
-    "CtrPsStaleGradients": 11.0,
-    "CtrPsUpdateLogLags": 1.0,
-    "CtrPsUpdateLogLarge": 10.0,
-    "CtrPsShardsUneven": 10.0,
-    "CtrPsSaveHangs": 30.0,
-    "CtrPsMiscalibrated": 15.0,
-}
-"""Minutes from the first sample of a fault; a rate has its first value a minute after it."""
 
 pytestmark = pytest.mark.skipif(
     is_missing("promtool"), reason="needs promtool, of Debian's prometheus"
@@ -124,12 +107,13 @@ def test_nothing_fires_in_a_healthy_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alert", FAULTS)
 def test_alert_fires_alone_when_its_fault_is_there(alert: str, tmp_path: Path) -> None:
-    assert firing({**HEALTHY, **FAULTS[alert]}, tmp_path) == {alert}
+    assert firing({**HEALTHY, **FAULTS[alert][1]}, tmp_path) == {alert}
 
 
 @pytest.mark.parametrize("alert", FAULTS)
 def test_alert_waits_whether_its_fault_stays(alert: str, tmp_path: Path) -> None:
-    series, begins_m = {**HEALTHY, **FAULTS[alert]}, BEGINS_AFTER_M[alert]
+    begins_m, fault = FAULTS[alert]
+    series = {**HEALTHY, **fault}
 
     assert alert in firing(series, tmp_path, after_m=begins_m + 0.25)
     if begins_m:

@@ -14,11 +14,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.metrics.http_port import HttpPort
 from ctr_ps.protos.metrics.metrics_port import (
+    Status,
     metrics_address,
     open_metrics_port,
     parse_address,
 )
-from ctr_ps.protos.metrics.status import Status
 from ctr_ps.protos.wire.security.credentials import Credentials
 from tests.support.certificates import CertificateAuthority
 

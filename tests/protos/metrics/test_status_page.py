@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.metrics.http_port import HttpPort
-from ctr_ps.protos.metrics.status import Series, Status, Table, status_routes
+from ctr_ps.protos.metrics.metrics_port import Series, Status, Table, status_routes
 from tests.support.browser import opened, screenshot
 
 STEPS = count(1)

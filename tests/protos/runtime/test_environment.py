@@ -1,5 +1,6 @@
-"""What a process runs as, and on: the home folder in what a user gives, and connections."""
+"""What a process runs as, and on: the home folder in what a user gives, connections, freed memory."""
 
+import ctypes
 import resource
 import sys
 
@@ -10,6 +11,7 @@ from ctr_ps.protos.runtime.environment import (
     RESERVED_DESCRIPTORS,
     arguments,
     connection_limit,
+    keep_freed_memory,
     with_home,
 )
 
@@ -64,3 +66,13 @@ def test_soft_limit_counts_where_it_cannot_be_raised(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(resource, "setrlimit", refuse)
 
     assert connection_limit() == 1024 - RESERVED_DESCRIPTORS
+
+
+def test_setting_is_accepted_where_there_is_mallopt():
+    assert keep_freed_memory() is hasattr(ctypes.CDLL(None), "mallopt")
+
+
+def test_allocator_without_the_setting_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+
+    assert keep_freed_memory() is False

@@ -91,7 +91,7 @@ def test_training_in_process_compiles_nothing_after_the_start(settings, tmp_path
 OF_A_CLUSTER = """
 import json, sys
 
-from ctr_ps.protos.wire.encoding import bfloat16
+from ctr_ps.protos.wire.encoding import arrays
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.run.precompile import precompile
@@ -99,7 +99,7 @@ from tests.support.training import worker_role
 
 job = Job.model_validate(json.loads(sys.argv[1]))
 precompile(plan_of(job, worker_role(is_in_process=False)))
-print([len(kernel.signatures) for kernel in (bfloat16._round, bfloat16._widen)])
+print([len(kernel.signatures) for kernel in (arrays._round, arrays._widen)])
 """
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.gradients import SparseGrad
-from ctr_ps.protos.metrics.status import Status
+from ctr_ps.protos.metrics.metrics_port import Status
 from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss

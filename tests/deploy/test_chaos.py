@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctr_ps.deploy.chaos.sentences import FORMS, CallFault, Disturbance, SentenceError, parse
+from ctr_ps.deploy.chaos import FORMS, CallFault, Disturbance, SentenceError, parse
 
 
 def parsed(text: str) -> tuple[tuple[Disturbance, ...], tuple[CallFault, ...]]:
@@ -55,36 +55,46 @@ def test_sentences_are_separated_by_semicolons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        ("kill sever 1 at 5s", "'sever' in 'kill sever 1 at 5s': expected server, worker or heter"),
-        ("kill  server one at 5s", "'one' in 'kill server one at 5s': expected a number"),
-        ("kill server 1", "'kill server 1' ends too early: expected 'at'"),
-        ("kill server 1 at", "'kill server 1 at' ends too early: expected step or a time above 0"),
-        ("kill server 1 at 5", "'5' in 'kill server 1 at 5': expected step or a time above 0"),
-        ("kill server 1 at step 2.5", "'2.5' in 'kill server 1 at step 2.5': expected a number"),
-        ("kill server 1 at step -1", "'-1' in 'kill server 1 at step -1': expected a number"),
-        ("kill server 1 at 5s now", "'now' in 'kill server 1 at 5s now': expected the end"),
-        ("kill server 1 after 5s", "'after' in 'kill server 1 after 5s': expected 'at'"),
-        ("pause server 1 at 5s", "'at' in 'pause server 1 at 5s': expected 'for'"),
-        ("pause server 1 for 0s at 5s", "'0s' in 'pause server 1 for 0s at 5s': expected a time"),
-        ("drop 5 pushes", "'5' in 'drop 5 pushes': expected a percentage above 0 and up to 100"),
-        ("drop 0% pushes", "'0%' in 'drop 0% pushes': expected a percentage above 0"),
-        ("drop 0.0% pushes", "'0.0%' in 'drop 0.0% pushes': expected a percentage above 0"),
-        ("drop 101% pushes", "'101%' in 'drop 101% pushes': expected a percentage above 0"),
-        ("drop 5% barriers", "'barriers' in 'drop 5% barriers': expected pushes, pulls or calls"),
-        ("drop 5%", "'drop 5%' ends too early: expected pushes, pulls or calls"),
-        ("delay 20", "'20' in 'delay 20': expected a time above 0, as 20ms or 1.5s"),
+        "kill sever 1 at 5s",
+        "kill server one at 5s",
+        "kill server 1",
+        "kill server 1 at",
+        "kill server 1 at 5",
+        "kill server 1 at step 2.5",
+        "kill server 1 at step -1",
+        "kill server 1 at 5s now",
+        "kill server 1 after 5s",
+        "pause server 1 at 5s",
+        "drop 5 pushes",
+        "drop 101% pushes",
+        "drop 5% barriers",
+        "drop 5%",
+        "delay 20",
     ],
 )
-def test_wrong_sentence_is_refused_with_the_word_what_was_expected_and_its_form(
-    text: str, said: str
-) -> None:
+def test_wrong_sentence_is_refused_with_its_form(text: str) -> None:
     with pytest.raises(SentenceError) as refused:
-        parsed(text)
+        parsed(f"drop 5% pushes; {text} ")
 
-    assert str(refused.value).startswith(said)
-    assert str(refused.value).endswith(f"; form: {FORMS[text.split(maxsplit=1)[0]]}")
+    form = FORMS[text.split(maxsplit=1)[0]]
+    assert str(refused.value).startswith(f"{text!r}: expected {form}, where N is a number, TIME as")
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("pause server 1 for 0s at 5s", "0s"),
+        ("kill server 1 at 0ms", "0ms"),
+        ("drop 0% pushes", "0%"),
+        ("drop 0.0% pushes", "0.0%"),
+        ("delay 0.0s", "0.0s"),
+    ],
+)
+def test_amount_of_nothing_is_refused(text: str, amount: str) -> None:
+    with pytest.raises(SentenceError, match=f"'{amount}' in '{text}': expected an amount above 0"):
+        parsed(text)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,7 @@ def test_sentence_without_a_verb_is_refused_with_all_verbs(text: str, said: str)
     with pytest.raises(SentenceError) as refused:
         parsed(text)
 
-    assert str(refused.value) == f"{said}: expected kill, pause, drop, duplicate or delay"
+    assert str(refused.value) == f"{said}: expected kill, pause, drop, duplicate, delay"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ sys.stdin.read()
 cluster.shutdown()
 """
 SAME = ("model_digest", "auc", "log_loss", "examples")
-CTR_DNN = Path(__file__).parents[3] / "examples" / "ctr_dnn.py"
+CTR_DNN = Path(__file__).parents[2] / "examples" / "ctr_dnn.py"
 COMMAND = [sys.executable, "-m", "ctr_ps.deploy.launch", "--server-num", "2", "--worker-num", "2"]
 
 
@@ -194,8 +194,8 @@ def test_script_runs_as_on_one_machine(address: str, job: list[str], tmp_path: P
 NO_PATIENCE = """
 from functools import partial
 from ctr_ps.deploy import launch
-from ctr_ps.deploy.ray import engine
-engine.ray_engine = partial(engine.ray_engine, place_seconds=1)
+from ctr_ps.deploy import ray_engine
+ray_engine.ray_engine = partial(ray_engine.ray_engine, place_seconds=1)
 launch.main()
 """
 
@@ -270,7 +270,7 @@ def test_update_logs_are_removed_on_the_node_of_each_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Here the nodes have one disk, so the first of them removes the folder of all."""
-    from ctr_ps.deploy.ray import engine
+    from ctr_ps.deploy import ray_engine
 
     class Actor:
         def __init__(self, name: str) -> None:
@@ -281,8 +281,8 @@ def test_update_logs_are_removed_on_the_node_of_each_server(
             return self._name, folder
 
     removed: list[tuple[str, str]] = []
-    monkeypatch.setattr(engine.ray, "get", lambda call, **_: removed.append(call))
-    found = engine.RayEngine(cast(Any, None), cast(Any, None))
+    monkeypatch.setattr(ray_engine.ray, "get", lambda call, **_: removed.append(call))
+    found = ray_engine.RayEngine(cast(Any, None), cast(Any, None))
     found._actors = dict.fromkeys(("pserver.0", "trainer.0", "pserver.1"))
     monkeypatch.setattr(found, "_actor", Actor)
 

@@ -1,4 +1,4 @@
-"""The engine `ray`: each process of a cluster belongs to an actor in a placement group.
+"""The engine `ray`: each process of a cluster belongs to an actor in a placement group. Imported late.
 
     servers   a bundle each, SPREAD over the nodes
     workers   a bundle each, PACKed on few nodes
@@ -7,6 +7,7 @@ A bundle stays on its node, so an actor that takes the place of a lost one finds
 rules of what is restarted are the launcher's, not Ray's: actors have no restarts of their own.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -22,15 +23,16 @@ from typing import IO, Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ctr_ps.deploy.cluster import to_descriptor
+from ctr_ps.deploy.cluster import LocalEngine, LocalProcess, to_descriptor
 from ctr_ps.deploy.plan import ProcessSpec
-from ctr_ps.deploy.ray.host import Host
 
 CPUS_EACH = 1
 CALL_SECONDS = 30.0
+CHUNK_BYTES = 1 << 16
 CONNECT_SECONDS = 10.0
 LAST_WORDS_SECONDS = 5.0
 LOOK_SECONDS = 1  # a whole one: Ray takes parts of it for none, and would be asked again at once
@@ -113,18 +115,69 @@ def _free_cpus() -> float:
 
 
 def _require_listener(address: str) -> None:
-    """Refuses what is no address, and one where nobody listens: Ray would try again for minutes.
-
-    Raises:
-        ValueError: If it is none.
-        OSError: If nobody listens at HOST:PORT.
-    """
+    """Raises ValueError unless it is an address, OSError if nobody listens: Ray would try for minutes."""
     if address == "auto" or "://" in address:
         return
     found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)
     if found is None or int(found[2]) > 65535:
         raise ValueError(f"{address!r} is neither")
     socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
+
+
+class Host:
+    """What an actor does on its node: it owns one process at a time, which dies with it.
+
+    An actor with coroutines has one event loop, whose thread lives as long as the actor: the kernel ties a
+    process to the thread that started it (`deploy.tether`), so all starts happen there, and only waits
+    elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._engine = LocalEngine(str(get_node_ip_address()))
+        self._process: LocalProcess | None = None
+
+    async def endpoint(self, name: str) -> str:
+        """Returns a free endpoint at the node's address, reserved until the process is started."""
+        return self._engine.endpoints([name])[0]
+
+    async def start(
+        self, spec: ProcessSpec, token: str, variables: dict[str, str], folder: str
+    ) -> None:
+        """Starts a process in `folder`, where the node has it, with the node's variables and `variables`."""
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        os.environ.update(variables)
+        self._process = self._engine.start(
+            spec, token, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    async def read(self, *, is_stderr: bool) -> bytes:
+        """Returns the next output of the process; empty at its end."""
+        assert self._process is not None
+        source = self._process.stderr if is_stderr else self._process.stdout
+        assert source is not None
+        return await asyncio.to_thread(os.read, source.fileno(), CHUNK_BYTES)
+
+    async def wait(self) -> int:
+        """Returns the return code of the process when it has exited."""
+        assert self._process is not None
+        return await asyncio.to_thread(self._process.wait)
+
+    async def send(self, number: int) -> bool:
+        """Sends a signal to the process group; returns False if the process has exited."""
+        return self._process is not None and self._process.send(signal.Signals(number))
+
+    async def pid(self) -> int:
+        """Returns the process id of the actor itself."""
+        return os.getpid()
+
+    async def find(self, folder: str, pattern: str) -> set[str]:
+        """Returns the files in a folder of the node, by their paths in it."""
+        return self._engine.find((), Path(folder), pattern)
+
+    async def remove(self, folder: str) -> None:
+        """Removes a folder of the node, if it is there."""
+        self._engine.remove(Path(folder))
 
 
 class RayProcess:
@@ -187,7 +240,7 @@ class RayEngine:
 
     def endpoints(self, names: Sequence[str]) -> list[str]:
         """Returns an endpoint of the node of each server."""
-        calls = [self._actor(name).endpoint.remote() for name in names]
+        calls = [self._actor(name).endpoint.remote(name) for name in names]
         return [str(endpoint) for endpoint in ray.get(calls, timeout=CALL_SECONDS)]
 
     def start(
@@ -213,7 +266,7 @@ class RayEngine:
         """
         where = str(folder.absolute())
         calls = [self._actor(name).find.remote(where, pattern) for name in servers]
-        views = list(map(set, ray.get(calls, timeout=CALL_SECONDS)))
+        views: list[set[str]] = ray.get(calls, timeout=CALL_SECONDS)
         found = {
             path
             for index, view in enumerate(views)
