@@ -12,8 +12,8 @@ from ctr_ps.ctr_model.parameters import ModelInputError
 from ctr_ps.ctr_model.registry import build_model, with_compute, with_dropout, with_logit_offset
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError
-from ctr_ps.ps_worker.job.faults import first_named
 from ctr_ps.ps_worker.job.job import Job
+from ctr_ps.ps_worker.job.reading import first_named
 
 DENSE_BLOCK = "dense"
 """The one dense block of a model: all its dense parameters in one flat vector."""

@@ -23,7 +23,7 @@ from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY
 from ctr_ps.ps_worker.job.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.sections.optimizers import OptimizerChoice
+from ctr_ps.ps_worker.job.optimizers import OptimizerChoice
 
 DELTA_OPTIMIZER = OptimizerSpec(name="sum")
 """The optimizer of servers in GEO training: it adds deltas."""

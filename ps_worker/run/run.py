@@ -43,17 +43,14 @@ from ctr_ps.ps_worker.job.specs import (
     num_biases,
     num_rates,
 )
-from ctr_ps.ps_worker.run.abort import abort_by
 from ctr_ps.ps_worker.run.guests import DenseTrainers, PassTrainer
-from ctr_ps.ps_worker.run.membership import Membership
+from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.termination import Termination
-from ctr_ps.ps_worker.training.evaluation.advice import advice_on_loss
-from ctr_ps.ps_worker.training.evaluation.base_rate import rates_of
+from ctr_ps.ps_worker.training.evaluation.base_rate import advice_on_loss, rates_of
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
 from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, OnPredictions, evaluate
-from ctr_ps.ps_worker.training.learning_rates import LearningRates
-from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.meter import LearningRates, Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 from ctr_ps.ps_worker.training.step_loop import StepLoop, TrainedStep
 

@@ -19,14 +19,12 @@ from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job
 from ctr_ps.ps_worker.job.model import errors_of_model
-from ctr_ps.ps_worker.run.figures.run_folder import RunFolder
 from ctr_ps.ps_worker.run.guests import DenseTrainers
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints
-from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ctr_ps.ps_worker.run.training_job.start import clear_folder, start_of
-from ctr_ps.ps_worker.run.training_job.summary import Summarizer, Summary
+from ctr_ps.ps_worker.run.run_folder import MetricsWriter, RunFolder
+from ctr_ps.ps_worker.run.training_job.checkpoints import JobCheckpoints, clear_folder, start_of
+from ctr_ps.ps_worker.run.training_job.summary import Summary, summarize
 from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 
@@ -77,9 +75,8 @@ def train_job(
                 training = Training(
                     plan, run, data, metrics, validator, checkpoints, is_told_to_end
                 )
-                trained = training.train(start.earlier)
-                summarizer = Summarizer(plan, run, metrics, validator.validations, checkpoints)
-                summary = summarizer.summarize(trained, data.bad_rows, start.warm_start)
+                training.train(start.earlier)
+                summary = summarize(training, start.warm_start)
         run.leave()
     return summary
 

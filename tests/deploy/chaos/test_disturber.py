@@ -17,7 +17,7 @@ from ctr_ps.deploy.chaos.disturber import WATCHER, Disturber
 from ctr_ps.deploy.chaos.sentences import parse
 from ctr_ps.deploy.cluster import Cluster, Events, Line
 from ctr_ps.deploy.supervisor import Progressed
-from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fault
+from ctr_ps.ps_worker.extras.chaos.channels import Chaos, Fault
 from tests.support.launches import launched_here
 from tests.support.processes import LIMIT_S, started
 

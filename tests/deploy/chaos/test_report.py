@@ -5,7 +5,7 @@ from pathlib import Path
 from ctr_ps.deploy.chaos.disturber import Report, faults_in
 from ctr_ps.deploy.chaos.schedule import Record
 from ctr_ps.deploy.chaos.sentences import parse
-from ctr_ps.ps_worker.extras.chaos.fates import Fate
+from ctr_ps.ps_worker.extras.chaos.channels import Fate
 
 CHAOS = parse("kill server 1 at 5s; drop 5% pushes", num_servers=2, num_workers=1, seed=7)
 KILL = Record(action="kill", process="pserver.1", at_s=5.04, step=200, recovered_s=1.26)

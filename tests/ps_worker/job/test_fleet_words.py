@@ -6,13 +6,13 @@ import pytest
 
 from ctr_ps.protos.errors import JobError
 from ctr_ps.ps_worker.job import override_job
-from ctr_ps.ps_worker.job.fleet_words import (
+from ctr_ps.ps_worker.job.strategy import (
     IGNORED,
     FleetWordError,
+    Mode,
     aliases_of,
     translated,
 )
-from ctr_ps.ps_worker.job.sections.strategy import Mode
 
 MODES = get_args(Mode)
 

@@ -6,7 +6,7 @@ import pytest
 
 from ctr_ps.protos.errors import JobError
 from ctr_ps.ps_worker.job import Job, load_job, override_job
-from ctr_ps.ps_worker.job.origin import Origin
+from ctr_ps.ps_worker.job.job import Origin
 
 
 def faults_of(text: str, *overrides: str, folder: Path) -> list[str]:

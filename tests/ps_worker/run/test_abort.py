@@ -9,7 +9,7 @@ from ctr_ps.protos.role import WorkerRole
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_worker.cluster import connect
 from ctr_ps.ps_worker.cluster.open_store import LOCAL
-from ctr_ps.ps_worker.run.abort import job_ends_by_errors
+from ctr_ps.ps_worker.run.membership import job_ends_by_errors
 from tests.support.cluster import cluster
 
 

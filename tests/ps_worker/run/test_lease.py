@@ -10,7 +10,7 @@ import pytest
 from ctr_ps.protos.errors import AbortedError, CtrPsError, PlaceLostError, TransportError
 from ctr_ps.protos.store import Lease, WorkerLoss
 from ctr_ps.ps_server.settings import ServerSettings
-from ctr_ps.ps_worker.run.membership.lease import LeaseRenewal
+from ctr_ps.ps_worker.run.membership import LeaseRenewal
 
 LIMIT_S = 10.0
 
@@ -96,9 +96,9 @@ def test_lease_is_renewed_three_times_in_its_time_however_long_that_takes(
 
     store = Slow()
     threads = SimpleNamespace(Event=Event, Thread=NowThread)
-    monkeypatch.setattr("ctr_ps.ps_worker.run.membership.lease.threading", threads)
+    monkeypatch.setattr("ctr_ps.ps_worker.run.membership.threading", threads)
     monkeypatch.setattr(
-        "ctr_ps.ps_worker.run.membership.lease.time", SimpleNamespace(monotonic=lambda: now[0])
+        "ctr_ps.ps_worker.run.membership.time", SimpleNamespace(monotonic=lambda: now[0])
     )
     LeaseRenewal(store, 3, lease_of(6.0))  # type: ignore[arg-type]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec
-from ctr_ps.ps_worker.training.learning_rates import LearningRates
+from ctr_ps.ps_worker.training.meter import LearningRates
 
 LINEAR = ScheduleSpec(kind="linear", total_steps=10)
 

@@ -6,7 +6,7 @@ import pytest
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.wire.calls import CALLS
-from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fate, Fates, Fault
+from ctr_ps.ps_worker.extras.chaos.channels import Chaos, Fate, Fates, Fault
 
 
 def fates_of(*faults: Fault, seed: str = "7", server: int = 0) -> Fates:

@@ -8,7 +8,7 @@ import pytest
 from ctr_ps.protos.errors import JobError
 from ctr_ps.protos.role import Members
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.job.sections.strategy import SETTINGS, Mode
+from ctr_ps.ps_worker.job.strategy import SETTINGS, Mode
 from ctr_ps.ps_worker.run.plan import terms_of
 
 MODES = get_args(Mode)

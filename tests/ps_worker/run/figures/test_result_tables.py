@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ctr_ps.ps_worker.run.figures.result_tables import result_tables
+from ctr_ps.ps_worker.run.result_tables import result_tables
 from ctr_ps.ps_worker.run.training_job.summary import Summary
 
 SUMMARY = Summary(

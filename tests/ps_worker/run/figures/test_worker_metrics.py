@@ -17,7 +17,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.model import model_of
-from ctr_ps.ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port, worker_status
+from ctr_ps.ps_worker.run.worker_metrics import WorkerMetrics, metrics_port, worker_status
 from ctr_ps.ps_worker.training.meter import Progress
 from tests.support.cluster import cluster
 from tests.support.training import worker_run

@@ -22,7 +22,7 @@ from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.run_folder import MetricsWriter
 from ctr_ps.ps_worker.run.training_job.summary import Summary
 from ctr_ps.ps_worker.run.training_job.train_job import train_job
 from ctr_ps.ps_worker.run.training_job.validation import Validations, Validator

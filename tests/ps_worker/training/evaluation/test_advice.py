@@ -3,7 +3,7 @@
 import pytest
 
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.training.evaluation.advice import advice_on_loss, warning_of_test
+from ctr_ps.ps_worker.training.evaluation.base_rate import advice_on_loss, warning_of_test
 
 
 def advice(*overrides: str) -> str:

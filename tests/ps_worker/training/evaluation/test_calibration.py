@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctr_ps.ps_worker.training.evaluation.calibration import Calibration, calibration_error
+from ctr_ps.ps_worker.training.evaluation.breakdown import Calibration, calibration_error
 
 # Few distinct predictions, with the smallest and the largest that there are.
 PREDICTIONS = [

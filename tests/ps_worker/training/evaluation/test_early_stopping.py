@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ctr_ps.ps_worker.training.evaluation.early_stopping import EarlyStopping
+from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
 
 
 def after(rule: EarlyStopping, *figures: tuple[float, float]) -> EarlyStopping:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from typing import Any, Literal, Protocol, Self
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
 
 logger = logging.getLogger(__name__)
@@ -186,3 +188,22 @@ def _numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
             yield f"{prefix}{name}", float(value)
+
+
+@dataclass(slots=True)
+class MetricsWriter:
+    """Writes the figures of a run, each line with the epoch and the step that the run is at.
+
+    A no-op on a worker that has no folder for them. Any thread may write; `epoch` is for the one that goes from
+    pass to pass.
+    """
+
+    folder: RunFolder | None
+    run: Run
+    epoch: int = 0  # the current one, from 1; 0: before the first
+
+    def write(self, kind: Kind, figures: Mapping[str, Any], step: int | None = None) -> None:
+        """Writes one line; see `RunFolder.write`. `step` None is the step that the run is at."""
+        if self.folder is not None:
+            step = self.run.progress.steps if step is None else step
+            self.folder.write(kind, epoch=self.epoch, step=step, figures=figures)

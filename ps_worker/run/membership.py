@@ -2,15 +2,25 @@
 
 import logging
 import secrets
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from ctr_ps.protos.errors import PlaceLostError, TransportError
-from ctr_ps.protos.store import Coordination, Joined, Lease, Member, Version, WorkerLoss
-from ctr_ps.ps_worker.job.sections.section import ClusterSection
-from ctr_ps.ps_worker.run.abort import abort_by
-from ctr_ps.ps_worker.run.membership.lease import LeaseRenewal
+from ctr_ps.protos.errors import CtrPsError, PlaceLostError, TransportError, UsageError, comes_again
+from ctr_ps.protos.role import HeterRole, WorkerRole
+from ctr_ps.protos.store import (
+    Coordination,
+    Joined,
+    Lease,
+    Member,
+    Version,
+    WorkerLoss,
+    abort_reason,
+)
+from ctr_ps.ps_worker.job.sections import ClusterSection
 
 logger = logging.getLogger(__name__)
 
@@ -121,3 +131,103 @@ class Membership:
         """Ends the renewal of the lease."""
         if self._renewal is not None:
             self._renewal.close()
+
+
+class LeaseRenewal:
+    """Renews the lease of a worker until it is closed, or a server refuses it or is gone.
+
+    Attributes:
+        refusal: Why it ended: this process has no place in the job, or there is no job, and its calls fail.
+    """
+
+    def __init__(
+        self,
+        store: Coordination,
+        worker: int,
+        lease: Lease,
+        *,
+        on_refusal: Callable[[CtrPsError], None] = lambda _: None,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            store: Where the lease is.
+            worker: Whose it is.
+            lease: How long it lasts.
+            on_refusal: Called by the thread with the refusal, while the store can still be called.
+        """
+        self.refusal: CtrPsError | None = None
+        self._on_refusal = on_refusal
+        self._store = store
+        self._worker = worker
+        self._pause_s = lease.renewal_s
+        self._is_over = threading.Event()
+        self._is_given_up = False
+        self._thread = threading.Thread(target=self._renew_forever, name="lease", daemon=True)
+        self._thread.start()
+
+    def _renew_forever(self) -> None:
+        pause_s = self._pause_s
+        while not self._is_over.wait(pause_s):
+            began = time.monotonic()
+            try:
+                self._store.renew(self._worker)
+            except CtrPsError as error:
+                if self._is_over.is_set():
+                    break
+                logger.warning("lease refused: %s", error)
+                self.refusal = error
+                self._on_refusal(error)
+                self._store.disconnect()
+                return
+            # It waits for a pause's time where a server is away: no other one is to wait for two.
+            pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
+        if self._is_given_up:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        try:
+            self._store.renew(self._worker, is_last=True)
+        except CtrPsError as error:
+            logger.warning("lease not given up, it runs out: %s", error)
+
+    def give_up(self) -> None:
+        """Ends the thread, and the lease: whoever waits for this worker to be lost need not wait longer."""
+        self._is_given_up = True
+        self._is_over.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Ends the thread, after the call that it is in."""
+        self._is_over.set()
+
+
+def abort_by(error: BaseException, store: Coordination, worker: int) -> None:
+    """Ends the job by an error of a worker that has joined, on all servers that can be reached."""
+    try:
+        store.abort(worker, abort_reason(error), comes_again=comes_again(error))
+    except CtrPsError as failure:
+        logger.warning("not all others could be told of the error: %s", failure)
+
+
+@contextmanager
+def job_ends_by_errors(role: WorkerRole | HeterRole) -> Iterator[None]:
+    """Ends the job by an error of the block, as `abort_before_joining` does."""
+    try:
+        yield
+    except Exception as error:
+        abort_before_joining(role, error)
+        raise
+
+
+def abort_before_joining(role: WorkerRole | HeterRole, error: BaseException) -> None:
+    """Ends the job for all by an error of a worker that has not joined, if the servers answer soon.
+
+    A UsageError is left to this process: a wrong job file is so for all, and servers that stay are not lost.
+    """
+    if role.is_in_process or isinstance(error, UsageError):
+        return
+    # Imported late: a run in one process needs no gRPC.
+    from ctr_ps.ps_worker.cluster.connect import abort_unjoined
+
+    abort_unjoined(role, error)
