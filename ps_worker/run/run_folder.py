@@ -194,8 +194,8 @@ def _numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 class MetricsWriter:
     """Writes the figures of a run, each line with the epoch and the step that the run is at.
 
-    A no-op on a worker that has no folder for them. Any thread may write; `epoch` is for the one that goes from
-    pass to pass.
+    A no-op on a worker that has no folder for them. Any thread may write; `epoch` is for the one that goes
+    from pass to pass.
     """
 
     folder: RunFolder | None

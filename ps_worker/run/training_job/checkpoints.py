@@ -1,4 +1,4 @@
-"""The checkpoints of a training job: what each says of its run, and the best one, which BEST names."""
+"""The checkpoints of a training job: what it starts from, what each says of its run, and BEST."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -32,25 +32,19 @@ from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.passes import Pass
-from ctr_ps.ps_worker.run.training_job.validation import NameOf, Validator
+from ctr_ps.ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What a run starts with; what was loaded is known on worker 0 alone.
+    """What a run starts with; what was loaded is known on worker 0 alone."""
 
-    Attributes:
-        files: The training files, as `digest_of_files`.
-        claim: On the folder of checkpoints; None: there is none, or it is worker 0's.
-        earlier: The run that it resumes; None: none.
-        warm_start: What it took from `checkpoint.load`; None: nothing, or a lost process has loaded it.
-    """
-
-    files: str
-    claim: Claim | None
-    earlier: EarlierRun | None = None
+    files: str  # the training files, as `digest_of_files`
+    claim: Claim | None  # on the folder of checkpoints; None: there is none, or it is worker 0's
+    earlier: EarlierRun | None = None  # the run that it resumes
+    # what it took from `checkpoint.load`; None: nothing, or a lost process has loaded it
     warm_start: WarmStart | None = None
 
     def confirm(self, run: Run) -> None:
@@ -89,17 +83,15 @@ class JobCheckpoints:
         """The url of the newest complete checkpoint; None: no checkpoint yet."""
         return None if self._saver is None else self._saver.latest
 
-    @property
-    def name_within(self) -> NameOf | None:
-        """How `save_within` names the model of a validation; None: nothing is saved."""
-        return None if self._saver is None else self._name_within
+    def name_within(self, validation: Validation) -> str:
+        """Returns the name for a model in the middle of a pass; "" if nothing is saved."""
+        if self._saver is None:
+            return ""
+        return name_at_step(validation.step, self._validations_at(validation.step) + 1)
 
-    @property
-    def name_after(self) -> NameOf | None:
-        """How `save_after` names the model of a validation; None: nothing is saved."""
-        return (
-            None if self._saver is None else lambda validation: name_after_epoch(validation.epoch)
-        )
+    def name_after(self, validation: Validation) -> str:
+        """Returns the name for a model at the end of a pass; "" if nothing is saved."""
+        return "" if self._saver is None else name_after_epoch(validation.epoch)
 
     def after_step_of(self, each: Pass) -> Callable[[], None] | None:
         """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
@@ -109,23 +101,23 @@ class JobCheckpoints:
 
         def begin() -> Mapping[str, bytes]:
             run.settle()
-            return self._attachments(epochs_done=each.number - 1, is_between_epochs=False)
+            return self._attachments(each, is_between_epochs=False)
 
         return lambda: saver.after_step(run.progress.steps, begin)
 
     def save_best_within(self, each: Pass, validation: Validation) -> None:
         """Saves the model of the best validation, in the middle of a pass, while all workers wait."""
-        self._save_within(each, validation.checkpoint, is_best=True)
+        self._save(validation.checkpoint, each, is_between_epochs=False, is_best=True)
 
     def save_last_within(self, each: Pass) -> None:
         """Saves the model of the last validation, in the middle of a pass, which ends with it."""
         step = self._run.progress.steps
-        self._save_within(each, name_at_step(step, self._validations_at(step)), is_best=False)
+        name = name_at_step(step, self._validations_at(step))
+        self._save(name, each, is_between_epochs=False, is_best=False)
 
     def save_after(self, each: Pass, *, is_best: bool) -> None:
         """Saves at the end of a pass, while all others wait; see `Saver.save`."""
-        name = name_after_epoch(each.number)
-        self._save(name, epochs_done=each.number, is_between_epochs=True, is_best=is_best)
+        self._save(name_after_epoch(each.number), each, is_between_epochs=True, is_best=is_best)
 
     def wait(self) -> None:
         """Returns when nothing is being written; see `Saver.wait`."""
@@ -136,13 +128,6 @@ class JobCheckpoints:
         """Returns when everything is written; see `Saver.finish`."""
         if self._saver is not None:
             self._saver.finish()
-
-    def _save_within(self, each: Pass, name: str, *, is_best: bool) -> None:
-        self._save(name, epochs_done=each.number - 1, is_between_epochs=False, is_best=is_best)
-
-    def _name_within(self, validation: Validation) -> str:
-        """Returns the name for the model of a validation that does not count yet."""
-        return name_at_step(validation.step, self._validations_at(validation.step) + 1)
 
     def _validations_at(self, step: int) -> int:
         return sum(each.step == step for each in self._validator.validations)
@@ -172,17 +157,15 @@ class JobCheckpoints:
         name = best_in(folder)
         return None if name is None else folder_at(folder).child(name).url
 
-    def _save(self, name: str, *, epochs_done: int, is_between_epochs: bool, is_best: bool) -> None:
+    def _save(self, name: str, each: Pass, *, is_between_epochs: bool, is_best: bool) -> None:
         if self._saver is None or self._run.is_repeating:
             return  # repeating: the others have gone on since, and it would be of another moment
-        attachments = self._attachments(
-            epochs_done=epochs_done, is_between_epochs=is_between_epochs
-        )
+        attachments = self._attachments(each, is_between_epochs=is_between_epochs)
         self._saver.save(name, self._run.progress.steps, attachments, is_best=is_best)
 
-    def _attachments(self, *, epochs_done: int, is_between_epochs: bool) -> dict[str, bytes]:
+    def _attachments(self, each: Pass, *, is_between_epochs: bool) -> dict[str, bytes]:
         state = RunState(
-            epochs_done=epochs_done,
+            epochs_done=each.number if is_between_epochs else each.number - 1,
             is_between_epochs=is_between_epochs,
             num_workers=self._run.num_workers,
             files=self._files,

@@ -31,7 +31,7 @@ from ctr_ps.ps_worker.training.evaluation.evaluator import figures
 logger = logging.getLogger(__name__)
 
 NameOf = Callable[[Validation], str]
-"""Returns the name of the checkpoint that has the model of a validation."""
+"""Returns the name of the checkpoint that has the model of a validation; "" if nothing is saved."""
 
 
 class Validator:
@@ -66,11 +66,7 @@ class Validator:
     def resume(self, state: RunState | None) -> int:
         """Goes on where the resumed run was, of which worker 0 tells the others, which all have to call.
 
-        Args:
-            state: Of that run; None on the other workers.
-
-        Returns:
-            The epochs that all workers have ended.
+        Returns the epochs that all workers have ended; `state` is of that run, None on the other workers.
         """
         saved = [] if state is None else state.validations
         done, since = (0, 0) if state is None else (state.epochs_done, state.steps_since_validation)
@@ -81,41 +77,34 @@ class Validator:
         told = self._run.all_reduce(known, ReduceOp.MAX, "epochs done").tolist()
         epochs_done, number, best, waits, since = told
         for each in saved[: int(number)]:  # a process in a lost one's place may know later ones
-            self._add(each)
+            self.add(each)
         self._rule = replace(self._rule, best=best, waits=int(waits))
         self.steps.carried = int(since)
         return int(epochs_done)
 
-    def validate(self, epoch: int, name_of: NameOf | None) -> Validation | None:
+    def validate(self, epoch: int, name_of: NameOf) -> Validation | None:
         """Evaluates the model that the store has, and counts it; worker 0 alone, while the others wait.
 
-        Args:
-            epoch: The current one.
-            name_of: Returns the name under which its model is to be saved if it is the best; None: nothing is
-                saved.
-
-        Returns:
-            None on another worker, and in a process that goes through barriers of the one before it.
+        None on another worker, and in a process that goes through barriers of the one before it.
         """
         if not self._run.is_first or self._run.is_repeating:
             return None
         validation = self._named(self._evaluate(epoch), name_of)
-        self._add(validation)
+        self.add(validation)
         return validation
 
-    def tell(self, name: str, own: Validation | None, name_of: NameOf | None) -> None:
+    def tell(self, name: str, own: Validation | None, name_of: NameOf) -> None:
         """Tells all workers of a validation, which all have to call; those without it count it then.
 
-        Args:
-            name: Of the all-reduce.
-            own: What `validate` returned.
-            name_of: As there. By what was told: a process in a lost one's place is at other steps.
+        `own` is what `validate` returned; names are by what was told, since a process in a lost one's place is
+        at other steps.
         """
         told = self._run.all_reduce(_numbers(own), ReduceOp.MAX, name)
         if own is None:
-            self._add(self._named(_validation(told), name_of))
+            self.add(self._named(_validation(told), name_of))
 
-    def _add(self, validation: Validation) -> None:
+    def add(self, validation: Validation) -> None:
+        """Counts a validation."""
         if self._rule.is_better(validation):
             self.best = validation
         self._rule = self._rule.after(validation)
@@ -164,10 +153,9 @@ class Validator:
                 "without" if metrics.clicks else "with",
             )
 
-    def _named(self, validation: Validation, name_of: NameOf | None) -> Validation:
-        if name_of is None or not self._rule.is_better(validation):
-            return validation
-        return replace(validation, checkpoint=name_of(validation))
+    def _named(self, validation: Validation, name_of: NameOf) -> Validation:
+        is_better = self._rule.is_better(validation)
+        return replace(validation, checkpoint=name_of(validation)) if is_better else validation
 
 
 _UNKNOWN = -math.inf  # leaves a maximum as it is

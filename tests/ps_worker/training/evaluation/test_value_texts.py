@@ -10,7 +10,6 @@ from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.ps_worker.data import distinct_values
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
-from ctr_ps.ps_worker.training.evaluation import breakdown
 from ctr_ps.ps_worker.training.evaluation.breakdown import ValueTexts
 
 SCHEMA = Schema(dense=(), slots=("user", "site"), label="click")
