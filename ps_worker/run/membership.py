@@ -1,4 +1,9 @@
-"""A worker's place in a job: taken by joining, kept by a lease, left in the end."""
+"""A worker's place in a job: taken by joining, kept by a lease, left in the end.
+
+An error of a worker ends the job for all: the servers tell the others, which do not wait for it then. A
+worker that has joined aborts the job. One that has not, as its files are missing, joins to do so: else the
+others would wait for it at the start.
+"""
 
 import logging
 import secrets
@@ -6,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 from ctr_ps.protos.errors import CtrPsError, PlaceLostError, TransportError, UsageError, comes_again
@@ -29,11 +33,6 @@ class Membership:
     """The place of a worker that has joined. For one thread.
 
     Leaving the `with` block by an error ends the job: no other worker waits for one that does not come.
-
-    Attributes:
-        member: This process, in its worker's place.
-        joined: What the store said.
-        has_left: The worker's part in the job is over.
     """
 
     def __init__(
@@ -45,39 +44,29 @@ class Membership:
         limits: ClusterSection,
         is_in_process: bool,
     ) -> None:
-        """Joins the job.
+        """Joins the job, in whose `terms`, settings by name, all workers must agree.
 
-        Args:
-            store: Where the job is.
-            worker: Index of this worker.
-            terms: Settings in which all workers must agree, by name.
-            limits: The lease, and what becomes of the job without this worker.
-            is_in_process: The store is in this process, and no lease has to be renewed.
+        Where the store is in this process, no lease has to be renewed.
 
         Raises:
             JobError: If workers do not agree.
             CtrPsError: If servers do not answer, or another process has the place.
         """
         self.member = Member(worker, secrets.randbits(63))
-        self.has_left = False
+        self.has_left = False  # the worker's part in the job is over
         self._store = store
         self._renewal: LeaseRenewal | None = None
         self._lease = lease = Lease(
             seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss)
         )
-        self.joined: Joined = self._join(terms)
+        self.joined: Joined = self._join(terms)  # what the store said
         if not is_in_process:
             self._renewal = LeaseRenewal(store, worker, lease, on_refusal=self._abort_by)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         refusal = None if self._renewal is None else self._renewal.refusal
         try:
             if refusal is not None and not self.has_left:
@@ -136,8 +125,7 @@ class Membership:
 class LeaseRenewal:
     """Renews the lease of a worker until it is closed, or a server refuses it or is gone.
 
-    Attributes:
-        refusal: Why it ended: this process has no place in the job, or there is no job, and its calls fail.
+    In a thread: also while the worker computes or waits for long.
     """
 
     def __init__(
@@ -148,14 +136,8 @@ class LeaseRenewal:
         *,
         on_refusal: Callable[[CtrPsError], None] = lambda _: None,
     ) -> None:
-        """Starts the thread.
-
-        Args:
-            store: Where the lease is.
-            worker: Whose it is.
-            lease: How long it lasts.
-            on_refusal: Called by the thread with the refusal, while the store can still be called.
-        """
+        """Starts the thread, which calls `on_refusal` with a refusal while the store can still be called."""
+        # Why it ended: this process has no place in the job, or there is no job, and its calls fail.
         self.refusal: CtrPsError | None = None
         self._on_refusal = on_refusal
         self._store = store

@@ -13,7 +13,6 @@ import signal
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self
 
 from ctr_ps.protos.errors import AbortedError, CtrPsError, TransportError
@@ -84,12 +83,7 @@ class Termination:
         self._was_asked = True
         self._wake.put(None)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         signal.signal(signal.SIGTERM, self._previous)
         self._is_over.set()
         self._wake.put(None)

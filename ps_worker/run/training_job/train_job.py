@@ -8,15 +8,14 @@ starts in the middle of this: in the epoch, and at the position in its data, tha
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 
 from ctr_ps.protos.errors import counted
 from ctr_ps.protos.store import Store
-from ctr_ps.ps_worker.checkpoints.claim import Claim, claimed
+from ctr_ps.ps_worker.checkpoints.claim import claimed
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ctr_ps.ps_worker.data.formats import reader_of
-from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job
 from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.run.guests import DenseTrainers
@@ -54,59 +53,40 @@ def train_job(
     """
     job = plan.job
     # All that can fail comes after joining: the others are told, and no other process has this one's place.
-    with (
-        errors_of_model(job),
-        Run(store, plan, heter=heter) as run,
-    ):
+    with errors_of_model(job), Run(store, plan, heter=heter) as run:
         on_joined(run)
-        parts = _parts_of_workers(plan, run.num_workers)
+        # All workers compute the shares of all alike.
+        parts = splits_of_workers(
+            lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(job)),
+            plan.train_files,
+            run.num_workers,
+            plan.stamps,
+        )
         data = TrainingData(job, plan.schema, parts[run.worker])
-        without_rows = [] if data.is_shuffled_globally else _without_rows(parts)
+        is_shared = data.is_shuffled_globally
+        without_rows = [] if is_shared else [k for k, own in enumerate(parts) if not own]
         _log_parts(parts, run.worker, without_rows)
-        run_folder = _folder_of(job, run)
-        with _claimed(job, run, plan.role.endpoints) as claim:
+        folder = None
+        if run.is_first and job.run.dir:
+            folder = RunFolder(job, is_continued=job.checkpoint.resume or run.is_replacement)
+        with ExitStack() as stack:
+            claim = None
+            if run.is_first:
+                is_own, servers = run.is_replacement, plan.role.endpoints
+                claim = stack.enter_context(claimed(job, is_of_this_run=is_own, servers=servers))
             start = start_of(plan, run, data, claim)
-            with run_folder as folder:
-                run.start(data.head(), num_training=run.num_workers - len(without_rows))
-                clear_folder(job, run, start)
-                metrics = MetricsWriter(folder, run)
-                validator = Validator(plan, run, metrics)
-                checkpoints = JobCheckpoints(plan, run, validator, start)
-                training = Training(
-                    plan, run, data, metrics, validator, checkpoints, is_told_to_end
-                )
-                training.train(start.earlier)
-                summary = summarize(training, start.warm_start)
+            if folder is not None:
+                stack.enter_context(folder)
+            run.start(data.head(), num_training=run.num_workers - len(without_rows))
+            clear_folder(job, run, start)
+            metrics = MetricsWriter(folder, run)
+            validator = Validator(plan, run, metrics)
+            checkpoints = JobCheckpoints(plan, run, validator, start)
+            training = Training(plan, run, data, metrics, validator, checkpoints, is_told_to_end)
+            training.train(start.earlier)
+            summary = summarize(training, start.warm_start)
         run.leave()
     return summary
-
-
-def _claimed(job: Job, run: Run, servers: Sequence[str]) -> AbstractContextManager[Claim | None]:
-    """Returns the claim on the folder of checkpoints, on worker 0 if the job names one."""
-    if not run.is_first:
-        return nullcontext()
-    return claimed(job, is_of_this_run=run.is_replacement, servers=servers)
-
-
-def _folder_of(job: Job, run: Run) -> AbstractContextManager[RunFolder | None]:
-    """Returns the folder for figures, on worker 0 if the job names one."""
-    if not run.is_first or not job.run.dir:
-        return nullcontext()
-    return RunFolder(job, is_continued=job.checkpoint.resume or run.is_replacement)
-
-
-def _parts_of_workers(plan: Plan, num_workers: int) -> list[list[FileSplit]]:
-    """Returns each worker's share of the training files, which all workers compute alike."""
-    return splits_of_workers(
-        lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(plan.job)),
-        plan.train_files,
-        num_workers,
-        plan.stamps,
-    )
-
-
-def _without_rows(parts: Sequence[Sequence[FileSplit]]) -> list[int]:
-    return [worker for worker, own in enumerate(parts) if not own]
 
 
 def _log_parts(

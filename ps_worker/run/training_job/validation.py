@@ -96,8 +96,8 @@ class Validator:
     def tell(self, name: str, own: Validation | None, name_of: NameOf) -> None:
         """Tells all workers of a validation, which all have to call; those without it count it then.
 
-        `own` is what `validate` returned; names are by what was told, since a process in a lost one's place is
-        at other steps.
+        `own` is what `validate` returned. Names are by what was told: a process in a lost one's place is at
+        other steps.
         """
         told = self._run.all_reduce(_numbers(own), ReduceOp.MAX, name)
         if own is None:

@@ -559,7 +559,7 @@ def test_best_model_is_named_by_its_step_in_every_process(data: Path) -> None:
 
 
 def resumed(plan: Plan, *known: list[Validation]) -> list[Validator]:
-    """Returns workers that know validations of a resumed run, and are told of those that the first one knows."""
+    """Returns workers that know these validations of a resumed run, and are told of the first one's."""
     told: list[Numbers] = []
 
     def all_reduce(own: Numbers, *_: object) -> Numbers:

@@ -10,6 +10,7 @@ from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.ps_worker.data import distinct_values
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
+from ctr_ps.ps_worker.training.evaluation import breakdown
 from ctr_ps.ps_worker.training.evaluation.breakdown import ValueTexts
 
 SCHEMA = Schema(dense=(), slots=("user", "site"), label="click")
@@ -83,5 +84,5 @@ def test_reading_ends_where_all_are_found_or_enough_was_read(
     missing = f"{tmp_path}/none.parquet"
     assert ValueTexts([file, missing], SCHEMA, None).find("site", [key_of(2, "a")])
     assert missing not in caplog.text
-    monkeypatch.setattr(value_texts, "MAX_ROWS", 3)
+    monkeypatch.setattr(breakdown, "MAX_ROWS", 3)
     assert ValueTexts([file, str(other)], SCHEMA, None).find("site", [key]) == {}
