@@ -24,6 +24,7 @@ from ctr_ps.ps_worker.job.strategy import (
     FLEET_WORDS,
     SETTINGS,
     FleetWordError,
+    StrategySection,
     aliases_of,
     translated,
 )
@@ -180,27 +181,26 @@ def _names_in(table: Sequence[str]) -> list[str]:
     """Returns the names of the keys in a section or table, in order; none if any name is allowed."""
     section: type[BaseModel] | None = Job
     for part in table:
-        if section is None:
-            return []
-        fields = _fields(section)
+        fields = {} if section is None else _fields(section)
         # In a table of tables, as life.tables, every name goes.
         section = _table_of(fields[part]) if part in fields else section
-    if section is None:
-        return []
+    return [] if section is None else _names_of(section)
+
+
+def _names_of(section: type[BaseModel]) -> list[str]:
     if issubclass(section, OptimizerChoice):
-        return _names_of_optimizers()
-    return [*_fields(section), *(FLEET_WORDS if tuple(table) == ("strategy",) else ())]
+        names = (name for optimizer in OPTIMIZERS.values() for name in optimizer.ranges)
+        return list(dict.fromkeys(["name", *names]))
+    return [*_fields(section), *(FLEET_WORDS if section is StrategySection else ())]
 
 
 def _below(path: KeyPath, section: type[BaseModel]) -> Iterator[KeyPath]:
     """Yields all keys in a section and its tables, except in tables with free names."""
-    if issubclass(section, OptimizerChoice):
-        yield from ((*path, name) for name in _names_of_optimizers())
-        return
-    for name, field in _fields(section).items():
+    fields = {} if issubclass(section, OptimizerChoice) else _fields(section)
+    for name in _names_of(section):
         yield (*path, name)
-        table = _table_of(field)
-        if table is not None and get_origin(field.annotation) is not Mapping:
+        table = _table_of(fields[name]) if name in fields else None
+        if table is not None and get_origin(fields[name].annotation) is not Mapping:
             yield from _below((*path, name), table)
 
 
@@ -214,11 +214,6 @@ def _table_of(field: FieldInfo) -> type[BaseModel] | None:
     kinds = [get_args(kind)[0] if get_args(kind) else kind for kind in kinds]
     tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
     return tables[0] if tables else None
-
-
-def _names_of_optimizers() -> list[str]:
-    names = (name for optimizer in OPTIMIZERS.values() for name in optimizer.ranges)
-    return list(dict.fromkeys(["name", *names]))
 
 
 def _nearest(name: str, keys: Sequence[KeyPath], cutoff: float) -> list[KeyPath]:

@@ -206,17 +206,22 @@ def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> S
     _require_folder(job, run)
     signature = plan.signatures["data.train"]
     earlier = earlier_run(job, num_workers=run.num_workers, files=files, signature=signature)
-    if run.is_replacement:
-        return Start(
-            files=files, claim=claim, earlier=earlier
-        )  # the process before this one has loaded it
-    warm_start = None if earlier else warm_start_of(job, plan.model)
-    if url := job.checkpoint.load if earlier is None else earlier.url:
-        takes_dense = warm_start is None or DENSE_BLOCK in warm_start.taken
-        resumes = earlier is not None
-        require_schema(job, plan.model, plan.schema, url, takes_dense=takes_dense, resumes=resumes)
-    _load(job, run, earlier, data)
-    return Start(files=files, claim=claim, earlier=earlier, warm_start=warm_start)
+    if run.is_replacement:  # the process before this one has loaded it
+        return Start(files=files, claim=claim, earlier=earlier)
+    if earlier is not None:
+        url = earlier.url
+        require_schema(job, plan.model, plan.schema, url, takes_dense=True, resumes=True)
+        run.load(url, token=earlier.token)
+        workers = range(run.num_workers)  # not heter trainers, which have no data to resume in
+        progress = {worker: of for worker, of in earlier.progress.items() if worker in workers}
+        run.resume(earlier.version, progress, batches=earlier.batches)
+        return Start(files=files, claim=claim, earlier=earlier)
+    warm_start = warm_start_of(job, plan.model)
+    if warm_start is not None:
+        url, takes_dense = warm_start.checkpoint, DENSE_BLOCK in warm_start.taken
+        require_schema(job, plan.model, plan.schema, url, takes_dense=takes_dense)
+        run.load(url, only=job.checkpoint.only, head=data.head())
+    return Start(files=files, claim=claim, warm_start=warm_start)
 
 
 def clear_folder(job: Job, run: Run, start: Start) -> None:
@@ -249,14 +254,3 @@ def _require_folder(job: Job, run: Run) -> None:
     if not run.is_replacement:  # else they are of this run
         require_free_folder(job)
     run.store.require_writable(folder)
-
-
-def _load(job: Job, run: Run, earlier: EarlierRun | None, data: TrainingData) -> None:
-    if earlier is not None:
-        run.load(earlier.url, token=earlier.token)
-        workers = range(run.num_workers)  # not heter trainers, which have no data to resume in
-        progress = {worker: of for worker, of in earlier.progress.items() if worker in workers}
-        run.resume(earlier.version, progress, batches=earlier.batches)
-        return
-    if job.checkpoint.load:
-        run.load(job.checkpoint.load, only=job.checkpoint.only, head=data.head())

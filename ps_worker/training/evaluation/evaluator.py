@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -22,7 +23,6 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Missing, ParameterReader, Pulled, Version
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.training.blas import blas_threads
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
@@ -65,7 +65,7 @@ def evaluate(
     workspace = model.workspace(batch_size)
     tasks = tasks_of(model)
     metrics = Evaluation(tasks)
-    with blas_threads(num_threads):
+    with threadpool_limits(limits=num_threads, user_api="blas"):
         for batch in batches:
             keys = keys_of_batch(batch, model.tables)
             if batch.size > workspace.max_batch_size:
