@@ -22,7 +22,7 @@ from ctr_ps.ps_worker.training.meter import Progress
 from tests.support.cluster import cluster
 from tests.support.training import worker_run
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def scraped(progress: Progress, retries: int = 0) -> Callable[..., float | None]:
