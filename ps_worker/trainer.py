@@ -59,29 +59,19 @@ _GIVEN_OTHERWISE = {
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a call of `Trainer.train` did.
+    """What a call of `Trainer.train` did."""
 
-    Attributes:
-        examples: Trained on, over all epochs of the call.
-        loss: Their mean, weighted if they have weights; each example was predicted before it was trained on.
-        seconds: That it took.
-    """
-
-    examples: int
-    loss: float
-    seconds: float
+    examples: int  # trained on, over all epochs of the call
+    loss: float  # their mean, by their weights; each was predicted before it was trained on
+    seconds: float  # that it took
 
 
 class Trainer:
     """A model, its parameters, and what trains and evaluates it, in this process. For one thread.
 
     Nothing is shared between two trainers, and nothing is left of one that is deleted. After `close` all
-    methods raise UsageError.
-
-    Attributes:
-        model: What is trained.
-        schema: The columns of the data.
-        job: The settings.
+    methods raise UsageError. Its attributes `model`, `schema` and `job` are what is trained, the columns of
+    the data, and the settings.
     """
 
     def __init__(

@@ -36,16 +36,11 @@ def path_of(override: str) -> KeyPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The texts that a job was read from. All are equal: a job is its values, wherever they were written.
+    """The texts that a job was read from. All are equal: a job is its values, wherever they were written."""
 
-    Attributes:
-        source: Path of the file, or another name of the source.
-        overrides: `section.key=value`, in order.
-        aliases: Keys as written under another name, by their name in the job.
-    """
-
-    source: str = field(default="job", compare=False)
-    overrides: tuple[str, ...] = field(default=(), compare=False)
+    source: str = field(default="job", compare=False)  # path of the file, or another name
+    overrides: tuple[str, ...] = field(default=(), compare=False)  # `section.key=value`, in order
+    # Keys as written under another name, by their name in the job.
     aliases: Mapping[KeyPath, KeyPath] = field(default_factory=dict, compare=False)
 
     def as_written(self, key: Sequence[str]) -> KeyPath:

@@ -39,19 +39,12 @@ so a row's first click makes more than half a step, and the first of thirty othe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpecs:
-    """A model and its specs, as a job trains it.
-
-    Attributes:
-        model: Whose specs they are.
-        job: How it is trained.
-        tables: See `table_specs`.
-        dense: See `dense_spec`; its biases are as its segments say.
-    """
+    """A model and its specs, as a job trains it."""
 
     model: Model
     job: Job
-    tables: Sequence[TableSpec]
-    dense: DenseSpec
+    tables: Sequence[TableSpec]  # see `table_specs`
+    dense: DenseSpec  # see `dense_spec`; its biases are as its segments say
 
     @property
     def counting_tables(self) -> frozenset[str]:

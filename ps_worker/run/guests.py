@@ -23,13 +23,11 @@ class DenseTrainers(Protocol):
 
 
 class PassTrainer(Protocol):
-    """Trains passes on a device (`extras/device_pass`).
+    """Trains passes on a device (`extras/device_pass`)."""
 
-    Attributes:
-        is_partly_written: The store may have a part of a pass: a write back began and did not end.
-    """
-
-    is_partly_written: bool
+    is_partly_written: (
+        bool  # the store may have a part of a pass: a write back began and did not end
+    )
 
     def train(
         self,

@@ -448,7 +448,7 @@ class Run:
     def end_by(self, termination: Termination) -> None:
         """From now on, SIGTERM aborts the job, or ends this worker after its batch if it is not needed."""
         if self.is_needed:
-            termination.abort_through(self.store, self.worker)
+            termination.abort_at(lambda: (self.store, self.worker))
         else:
             termination.end_after_batch(self.give_up_lease)
 

@@ -34,7 +34,7 @@ Place = tuple[Coordination, int]
 class Termination:
     """Handles SIGTERM while its `with` block lasts. For the main thread.
 
-    Before `abort_through` or `end_after_batch` a signal ends the process at once: there is nothing to tell
+    Before `abort_at` or `end_after_batch` a signal ends the process at once: there is nothing to tell
     anybody. A call that fails after the signal is its consequence, and becomes SystemExit(143).
     """
 
@@ -47,10 +47,6 @@ class Termination:
         self._place: Callable[[], Place | None] = lambda: None
         self._give_up: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._watch, name="termination", daemon=True)
-
-    def abort_through(self, store: Coordination, worker: int) -> None:
-        """From now on, a signal aborts the job of `worker`."""
-        self.abort_at(lambda: (store, worker))
 
     def abort_at(self, place: Callable[[], Place | None]) -> None:
         """From now on, a signal aborts the job of the worker in `place`, or without one ends the process."""
