@@ -8,7 +8,7 @@ import pytest
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import Task
-from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.training.evaluation.base_rate import (
     HEAD_ROWS,
     advice_on_loss,
@@ -124,15 +124,6 @@ def test_no_mode_is_stale_in_one_process(mode: str) -> None:
     job = override_job({}, [f"strategy.mode={mode}"], source="test")
     assert "strategy" in advice_on_loss(job)
     assert "strategy" not in advice_on_loss(job, is_in_process=True)
-
-
-def test_keys_are_those_of_a_job() -> None:
-    for mode in ("async", "geo", "bounded_staleness"):
-        for word in advice(f"strategy.mode={mode}").replace(",", "").split():
-            path = word.split(".")
-            if path[0] in Job.model_fields and path[-1] != "learning_rate":
-                node = Job().model_dump(by_alias=True, context={"all": True})
-                assert path[0] in node
 
 
 def test_test_loss_above_the_base_rate_is_overfitting_only_if_training_went_well() -> None:
