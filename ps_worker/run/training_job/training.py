@@ -110,7 +110,7 @@ class Training:
         figures = figures_of_pass(run, each, of_all, ended - start - validation_seconds)
         if self.metrics.folder is not None:
             status = run.store.status()
-            where_it_went = {
+            where_it_went: dict[str, object] = {
                 "seconds": {**run.progress.times.take(), "wait": ended - trained},
                 "threads": self.plan.job.train.thread_num,
                 "tables": {name: asdict(table) for name, table in status.tables.items()},

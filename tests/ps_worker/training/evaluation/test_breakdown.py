@@ -149,7 +149,7 @@ def test_groups_count_examples_whatever_they_weigh() -> None:
 
 
 def test_missing_value_is_no_group() -> None:
-    missing = key_of(3, b"")
+    missing = reference.key_of(3, b"")
     rows = random_rows(5, 40)
     without = [(label, [[1], [], [missing]], p) for label, _, p in random_rows(6, 20)]
 
@@ -346,7 +346,7 @@ def file(tmp_path: Path) -> str:
 
 def test_texts_are_found_by_their_keys_and_read_once(file: str) -> None:
     texts = ValueTexts([file], OF_TEXTS, None)
-    keys = {reference.key_of(2, site): site for site in SITES}
+    keys = {key_of(2, site): site for site in SITES}
 
     found = texts.find("site", keys)
     Path(file).unlink()
@@ -358,14 +358,12 @@ def test_texts_are_found_by_their_keys_and_read_once(file: str) -> None:
 def test_a_slot_has_its_own_keys_and_unknown_ones_have_no_text(file: str) -> None:
     texts = ValueTexts([file], OF_TEXTS, None)
 
-    assert texts.find("user", [reference.key_of(1, "3"), reference.key_of(2, "a")]) == {
-        reference.key_of(1, "3"): "3"
-    }
+    assert texts.find("user", [key_of(1, "3"), key_of(2, "a")]) == {key_of(1, "3"): "3"}
 
 
 def test_text_that_is_not_there_is_sought_once(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ValueTexts([file], OF_TEXTS, None)
-    keys = [reference.key_of(2, "a"), reference.key_of(2, "unknown")]
+    keys = [key_of(2, "a"), key_of(2, "unknown")]
     expected = texts.find("site", keys)
 
     monkeypatch.setattr(distinct_values, "DistinctValues", None)
@@ -378,15 +376,13 @@ def test_values_of_criteos_layout_have_texts(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("\t".join(["1", *map(str, range(13)), *values]) + "\n")
     texts = ValueTexts([f"{tmp_path}/rows.tsv"], criteo_schema(), None)
 
-    assert texts.find("C3", [reference.key_of(3, values[2])]) == {
-        reference.key_of(3, values[2]): values[2]
-    }
+    assert texts.find("C3", [key_of(3, values[2])]) == {key_of(3, values[2]): values[2]}
 
 
 def test_files_without_values_have_no_texts(file: str, tmp_path: Path) -> None:
     assert convert([file], tmp_path / "keys", OF_TEXTS, keys=True).rows == 4
     (tmp_path / "rows.svm").write_text("1 1:1\n")
-    keys = [reference.key_of(2, "a")]
+    keys = [key_of(2, "a")]
 
     for path in (*(tmp_path / "keys").glob("part-*"), tmp_path / "rows.svm"):
         assert ValueTexts([str(path)], OF_TEXTS, None).find("site", keys) == {}
@@ -402,11 +398,11 @@ def test_reading_ends_where_all_are_found_or_enough_was_read(
     caplog.set_level("INFO")
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({**ROWS, "site": ["later"] * 4}), other)
-    key = reference.key_of(2, "later")
+    key = key_of(2, "later")
 
     assert ValueTexts([file, str(other)], OF_TEXTS, None).find("site", [key]) == {key: "later"}
     missing = f"{tmp_path}/none.parquet"
-    assert ValueTexts([file, missing], OF_TEXTS, None).find("site", [reference.key_of(2, "a")])
+    assert ValueTexts([file, missing], OF_TEXTS, None).find("site", [key_of(2, "a")])
     assert missing not in caplog.text
     monkeypatch.setattr(breakdown, "MAX_ROWS", 3)
     assert ValueTexts([file, str(other)], OF_TEXTS, None).find("site", [key]) == {}
