@@ -29,8 +29,13 @@ from ctr_ps.ps_worker.job.checks import (
     require_optimizers,
 )
 from ctr_ps.ps_worker.job.datasets import evaluated, format_of_job
-from ctr_ps.ps_worker.job.model import model_of, trained_model
-from ctr_ps.ps_worker.job.specs import ModelSpecs, specs_of, with_rates_of_tables
+from ctr_ps.ps_worker.job.model import (
+    ModelSpecs,
+    model_of,
+    specs_of,
+    trained_model,
+    with_rates_of_tables,
+)
 from ctr_ps.ps_worker.run.guests import NewPassTrainer
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 

@@ -36,8 +36,8 @@ from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.data.blocks.position import Batches
 from ctr_ps.ps_worker.data.memory.peers import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.specs import (
+from ctr_ps.ps_worker.job.model import (
+    DENSE_BLOCK,
     declare,
     num_biases,
     num_rates,

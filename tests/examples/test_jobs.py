@@ -7,8 +7,7 @@ import pytest
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ps_worker.job import load_job
 from ctr_ps.ps_worker.job.checks import require_life, require_optimizers
-from ctr_ps.ps_worker.job.model import model_of
-from ctr_ps.ps_worker.job.specs import specs_of
+from ctr_ps.ps_worker.job.model import model_of, specs_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators import asynchronous
 from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
 from ctr_ps.ps_worker.communicators.choice import communicator_of
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker

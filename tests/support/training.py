@@ -22,8 +22,7 @@ from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.model import trained_model
 from ctr_ps.ps_worker.run.plan import Plan, model_plan_of, plan_of
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.training_job.summary import Summary
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.training.meter import Progress
 
 NUM_DENSE, NUM_SLOTS = 3, 4

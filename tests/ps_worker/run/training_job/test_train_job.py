@@ -22,8 +22,7 @@ from ctr_ps.ps_worker.checkpoints.claim import claimed
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, load_job, override_job
 from ctr_ps.ps_worker.job.checks import require_optimizers
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of
-from ctr_ps.ps_worker.job.specs import table_specs
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of, table_specs
 from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.training_job.train_job import train_job

@@ -25,8 +25,7 @@ from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.run_folder import MetricsWriter
-from ctr_ps.ps_worker.run.training_job.summary import Summary
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from tests.support.cluster import Cluster, cluster
 from tests.support.training import train_alone, train_together, worker_role, worker_run
