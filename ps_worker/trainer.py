@@ -131,11 +131,9 @@ class Trainer:
         self._close = weakref.finalize(self, self._run.close)
 
     def train(self, data: Data, *, epochs: int | None = None) -> Trained:
-        """Trains on, from the parameters as they are; a second call is a further one.
+        """Trains on data with labels, from the parameters as they are; a second call is a further one.
 
-        Args:
-            data: With labels.
-            epochs: Passes over it; None: as the section `train` says, 1 without it.
+        `epochs` None is as the section `train` says, 1 without it.
 
         Raises:
             DataError: If no file matches, there are no rows, or data are malformed.
@@ -214,11 +212,7 @@ class Trainer:
     def save(self, folder: str | Path) -> str:
         """Saves the model with its optimizer state, for `Predictor.load`, `ps-worker infer` and `load`.
 
-        Args:
-            folder: A path or URL that does not exist, or a checkpoint, which is replaced.
-
-        Returns:
-            Where it is.
+        Returns `folder`, a path or URL that does not exist, or a checkpoint, which is replaced.
 
         Raises:
             UsageError: If an option of the model cannot be saved.
@@ -243,8 +237,7 @@ class Trainer:
     def load(self, folder: str | Path) -> None:
         """Takes the parameters and optimizer state of a saved model, before training.
 
-        Args:
-            folder: A checkpoint, or a folder of them: then its newest.
+        `folder` is a checkpoint, or has some: then its newest.
 
         Raises:
             UsageError: If training has begun.

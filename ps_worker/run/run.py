@@ -425,10 +425,6 @@ class Run:
             log_shrunk({name: shrunk[name] for name in names})
         return shrunk
 
-    def confirm_place(self) -> None:
-        """Returns when this process is known to have its place; see `Coordination.confirm_place`."""
-        self.store.confirm_place(self.worker)
-
     def leave(self) -> None:
         """Leaves the run for good, when the store has all its gradients.
 
@@ -450,7 +446,7 @@ class Run:
         if self.is_needed:
             termination.abort_at(lambda: (self.store, self.worker))
         else:
-            termination.end_after_batch(self.give_up_lease)
+            termination.end_after_batch(self._membership.give_up)
 
     def end_early(self) -> None:
         """Ends the part of a worker that is not needed before its end, when the store has all its gradients.
@@ -464,10 +460,6 @@ class Run:
         self._membership.has_left = True
         if self._communicator is not None:
             self._communicator.close()
-        self.give_up_lease()
-
-    def give_up_lease(self) -> None:
-        """Has the servers lose this worker now, as its process ends; no other call may follow."""
         self._membership.give_up()
 
     def close(self) -> None:

@@ -84,17 +84,6 @@ def random_batches(num_batches: int, batch_size: int, *, seed: int) -> list[Batc
     return batches
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
-    sizes = sum(batch.size for batch in batches)
-    return Batch(
-        labels=np.concatenate([batch.labels for batch in batches if batch.labels is not None]),
-        dense=np.concatenate([batch.dense for batch in batches]),
-        keys=np.concatenate([batch.keys for batch in batches]),
-        offsets=np.arange(sizes * NUM_SLOTS + 1, dtype=np.int32),
-        num_slots=NUM_SLOTS,
-    )
-
-
 def worker_role(
     worker: int = 0, num_workers: int = 1, *, num_heter: int = 0, is_in_process: bool = True
 ) -> WorkerRole:

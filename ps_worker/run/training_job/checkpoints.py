@@ -48,15 +48,10 @@ class Start:
     warm_start: WarmStart | None = None
 
     def confirm(self, run: Run) -> None:
-        """Checks that this process may replace files in the folder.
-
-        Raises:
-            CheckpointError: If another run has the folder.
-            ProtocolError: If another process has this one's place.
-        """
+        """Raises CheckpointError if another run has the folder, ProtocolError without this place."""
         if self.claim is not None:
             self.claim.require()
-        run.confirm_place()
+        run.store.confirm_place(run.worker)
 
 
 class JobCheckpoints:
