@@ -123,19 +123,23 @@ def test_validation_is_of_a_moment_at_which_nobody_trains(data: Path) -> None:
     assert sorted(set(seen[:-12])) == sorted({8, 16, store.status().version})
 
 
+def lines_of(rows: list[str]) -> list[str]:
+    return [f"{row}\n" for row in rows]
+
+
+def as_long_as(others: list[str], rows: list[str]) -> list[str]:
+    """Returns 20 rows as lines that have as many bytes as others: files are divided by bytes."""
+    missing = len("".join(lines_of(others))) - len("".join(lines_of(rows)))
+    return lines_of([f"{row}{'0' * (missing // 20)}" for row in rows])
+
+
 def test_worker_with_fewer_rows_waits_in_the_validations_of_the_others(
     data: Path, tmp_path: Path
 ) -> None:
     """Rows of 40 and of 20, which are as long together, as files are divided by bytes."""
     lines = (data / "rows.tsv").read_text().splitlines()
-    shorter, longer = lines[:40], lines[40:60]
-    extra = sum(map(len, shorter)) - sum(map(len, longer))
     rows = tmp_path / "rows.tsv"
-    rows.write_text(
-        "".join(
-            f"{line}\n" for line in (*shorter, *(f"{line}{'0' * (extra // 20)}" for line in longer))
-        )
-    )
+    rows.write_text("".join([*lines_of(lines[:40]), *as_long_as(lines[:40], lines[40:60])]))
     settings = [f"data.train={rows}", f"data.valid={data}/test.tsv", "valid.every_steps=2"]
 
     first, second = train_together(job_of(data, "strategy.mode=sync", *settings))
@@ -239,11 +243,8 @@ def test_best_model_stays_while_worker_0_has_no_data_left(
 ) -> None:
     """Validations at steps 2, 3 and 3 of worker 0; the second is the best, and the third ends the run."""
     lines = (data / "rows.tsv").read_text().splitlines()
-    longer, shorter = lines[:20], lines[20:120]
-    extra = sum(map(len, shorter)) + 80 - sum(map(len, longer))  # files are divided by bytes
     rows = tmp_path / "rows.tsv"
-    padded = (f"{line}{'0' * (extra // 20)}" for line in longer)
-    rows.write_text("".join(f"{line}\n" for line in (*padded, *shorter)))
+    rows.write_text("".join([*as_long_as(lines[20:120], lines[:20]), *lines_of(lines[20:120])]))
     seen: list[tuple[int, str]] = []
 
     def evaluate(validator: Validator, epoch: int) -> Validation:
