@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from typing import Any
 
 from ctr_ps.ps_worker.checkpoints.resume import EarlierRun
 from ctr_ps.ps_worker.job.datasets import TrainingData
@@ -110,7 +111,7 @@ class Training:
         figures = figures_of_pass(run, each, of_all, ended - start - validation_seconds)
         if self.metrics.folder is not None:
             status = run.store.status()
-            where_it_went: dict[str, object] = {
+            where_it_went: dict[str, Any] = {
                 "seconds": {**run.progress.times.take(), "wait": ended - trained},
                 "threads": self.plan.job.train.thread_num,
                 "tables": {name: asdict(table) for name, table in status.tables.items()},
