@@ -54,9 +54,7 @@ class Summary:
     calibration_error: float | None = None
     # predicted and actual click rates by ascending prediction
     calibration_buckets: Sequence[Mapping[str, object]] | None = None
-    gauc: float | None = (
-        None  # AUC within the groups of `valid.group_by`, weighted by their examples
-    )
+    gauc: float | None = None  # AUC within groups of `valid.group_by`, weighted by their examples
     groups: Mapping[str, object] | None = None  # numbers of groups and examples in it, and left out
     # by slot of `valid.slices`: figures of its most frequent values
     slices: Mapping[str, object] | None = None
@@ -72,7 +70,7 @@ class Summary:
     # steps of other workers between the pull and the push of a batch, over all workers
     staleness: Mapping[str, object] | None = None
     duplicates: int | None = (
-        None  # pushes that came again, since their answer was lost; they count once
+        None  # pushes that came again as their answer was lost; they count once
     )
     # without whom the others went on: what was left of their data was not trained on
     lost_workers: Sequence[int] | None = None
