@@ -69,9 +69,7 @@ class Summary:
     skipped_by_name: Mapping[str, int] = field(default_factory=dict)
     # steps of other workers between the pull and the push of a batch, over all workers
     staleness: Mapping[str, object] | None = None
-    duplicates: int | None = (
-        None  # pushes that came again as their answer was lost; they count once
-    )
+    duplicates: int | None = None  # pushes that came again, their answers lost; they count once
     # without whom the others went on: what was left of their data was not trained on
     lost_workers: Sequence[int] | None = None
     tables: Mapping[str, Mapping[str, int]] | None = None  # rows, bytes, rows expired or evicted
