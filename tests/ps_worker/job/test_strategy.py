@@ -8,6 +8,7 @@ import pytest
 from ctr_ps.protos.errors import JobError
 from ctr_ps.protos.role import Members
 from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job.sections import TrainSection
 from ctr_ps.ps_worker.job.strategy import (
     IGNORED,
     SETTINGS,
@@ -101,6 +102,14 @@ def test_workers_agree_on_the_settings_of_their_mode_alone(mode: str) -> None:
     assert terms() != terms(**{mode: TABLES[mode]}) if mode in TABLES else True
     others = {table: values for table, values in TABLES.items() if table != mode}
     assert terms() == terms(**others)
+
+
+def test_workers_agree_on_all_settings_of_training_but_how_often_they_log() -> None:
+    terms = terms_of(Job(), Members(2, 0))
+
+    assert {f"train.{key}" for key in TrainSection.model_fields} - terms.keys() == {
+        "train.log_every_s"
+    }
 
 
 def test_term_of_a_setting_has_its_key() -> None:
