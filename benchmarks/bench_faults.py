@@ -55,7 +55,7 @@ from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import connect
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import declare, specs_of
 
 NUM_SERVERS = NUM_WORKERS = 2
 BATCH_SIZES = (512, 4096)

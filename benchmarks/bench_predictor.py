@@ -30,7 +30,7 @@ from ctr_ps.protos.store import PushId, SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
 

@@ -46,7 +46,7 @@ from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import connect
 from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop

@@ -23,7 +23,7 @@ from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.cluster.open_store import open_store
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.ps_worker.job.sections import CheckpointSection
 from ctr_ps.ps_worker.run.plan import model_plan_of
 from ctr_ps.ps_worker.run.run import Run
 

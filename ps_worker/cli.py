@@ -218,13 +218,13 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
         heter_trainers,
         require_heter,
     )
-    from ctr_ps.ps_worker.run.abort import job_ends_by_errors
-    from ctr_ps.ps_worker.run.figures.worker_metrics import metrics_port
+    from ctr_ps.ps_worker.run.membership import job_ends_by_errors
     from ctr_ps.ps_worker.run.plan import plan_of
     from ctr_ps.ps_worker.run.precompile import precompile
     from ctr_ps.ps_worker.run.run import Run
     from ctr_ps.ps_worker.run.termination import Termination
     from ctr_ps.ps_worker.run.training_job.train_job import train_job
+    from ctr_ps.ps_worker.run.worker_metrics import metrics_port
 
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
@@ -296,7 +296,7 @@ def _tell_of_interruptions(job: Job) -> None:
 def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
     from ctr_ps.ps_worker.cluster.open_store import open_store
     from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
-    from ctr_ps.ps_worker.run.abort import job_ends_by_errors
+    from ctr_ps.ps_worker.run.membership import job_ends_by_errors
     from ctr_ps.ps_worker.run.plan import heter_plan_of
     from ctr_ps.ps_worker.run.termination import Termination
 
@@ -331,7 +331,7 @@ def _other_role(command: str) -> RoleError:
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:
     """Prints the result: as tables for people, or as JSON."""
-    from ctr_ps.ps_worker.run.figures.result_tables import print_result
+    from ctr_ps.ps_worker.run.result_tables import print_result
 
     if as_json:
         print(json.dumps(result), flush=True)

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeGuard, cast
 
 import numpy as np
@@ -60,29 +59,19 @@ _GIVEN_OTHERWISE = {
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a call of `Trainer.train` did.
+    """What a call of `Trainer.train` did."""
 
-    Attributes:
-        examples: Trained on, over all epochs of the call.
-        loss: Their mean, weighted if they have weights; each example was predicted before it was trained on.
-        seconds: That it took.
-    """
-
-    examples: int
-    loss: float
-    seconds: float
+    examples: int  # trained on, over all epochs of the call
+    loss: float  # their mean, by their weights; each was predicted before it was trained on
+    seconds: float  # that it took
 
 
 class Trainer:
     """A model, its parameters, and what trains and evaluates it, in this process. For one thread.
 
     Nothing is shared between two trainers, and nothing is left of one that is deleted. After `close` all
-    methods raise UsageError.
-
-    Attributes:
-        model: What is trained.
-        schema: The columns of the data.
-        job: The settings.
+    methods raise UsageError. Its attributes `model`, `schema` and `job` are what is trained, the columns of
+    the data, and the settings.
     """
 
     def __init__(
@@ -142,11 +131,9 @@ class Trainer:
         self._close = weakref.finalize(self, self._run.close)
 
     def train(self, data: Data, *, epochs: int | None = None) -> Trained:
-        """Trains on, from the parameters as they are; a second call is a further one.
+        """Trains on data with labels, from the parameters as they are; a second call is a further one.
 
-        Args:
-            data: With labels.
-            epochs: Passes over it; None: as the section `train` says, 1 without it.
+        `epochs` None is as the section `train` says, 1 without it.
 
         Raises:
             DataError: If no file matches, there are no rows, or data are malformed.
@@ -225,11 +212,7 @@ class Trainer:
     def save(self, folder: str | Path) -> str:
         """Saves the model with its optimizer state, for `Predictor.load`, `ps-worker infer` and `load`.
 
-        Args:
-            folder: A path or URL that does not exist, or a checkpoint, which is replaced.
-
-        Returns:
-            Where it is.
+        Returns `folder`, a path or URL that does not exist, or a checkpoint, which is replaced.
 
         Raises:
             UsageError: If an option of the model cannot be saved.
@@ -254,8 +237,7 @@ class Trainer:
     def load(self, folder: str | Path) -> None:
         """Takes the parameters and optimizer state of a saved model, before training.
 
-        Args:
-            folder: A checkpoint, or a folder of them: then its newest.
+        `folder` is a checkpoint, or has some: then its newest.
 
         Raises:
             UsageError: If training has begun.
@@ -285,12 +267,7 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _epochs(self, data: Data, epochs: int) -> Iterator[Any]:

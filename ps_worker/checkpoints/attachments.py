@@ -12,9 +12,8 @@ from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.job import Job, saved_job
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of, own_model_file
-from ctr_ps.ps_worker.job.sections.section import ModelSection, require_json
-from ctr_ps.ps_worker.job.specs import dense_spec
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, dense_spec, model_of, own_model_file
+from ctr_ps.ps_worker.job.sections import ModelSection, require_json
 
 logger = logging.getLogger(__name__)
 

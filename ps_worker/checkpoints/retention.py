@@ -19,7 +19,7 @@ from ctr_ps.ps_server.checkpoint.publish import (
 )
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at, place_of
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.ps_worker.job.sections import CheckpointSection
 
 _NAME_OF_RUN = re.compile(r"epoch-[0-9]+|step-[0-9]+(-[0-9]+)?")
 

@@ -19,7 +19,7 @@ from ctr_ps.protos.store import Checkpoints, SaveRequest
 from ctr_ps.ps_server.checkpoint.publish import latest_in, require_latest, write_best, write_latest
 from ctr_ps.ps_server.checkpoint.storage.folders import place_of
 from ctr_ps.ps_worker.checkpoints.retention import Keeper, name_at_step
-from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.ps_worker.job.sections import CheckpointSection
 
 logger = logging.getLogger(__name__)
 

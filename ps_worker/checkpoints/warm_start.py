@@ -10,8 +10,7 @@ from ctr_ps.protos.errors import JobError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.checkpoints.attachments import SCHEMA_ATTACHMENT, schema_of_checkpoint
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK, names_of
-from ctr_ps.ps_worker.job.specs import dense_spec
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, dense_spec, names_of
 
 logger = logging.getLogger(__name__)
 

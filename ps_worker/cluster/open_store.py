@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ctr_ps.protos.errors import CtrPsError, TransportError, UsageError
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Store
-from ctr_ps.ps_worker.job.sections.section import ClusterSection
+from ctr_ps.ps_worker.job.sections import ClusterSection
 
 if TYPE_CHECKING:
     from ctr_ps.ps_worker.cluster.grpc_transport import Disturb

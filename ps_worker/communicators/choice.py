@@ -13,8 +13,8 @@ from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.geo import GeoCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.sections.strategy import AsyncSettings
-from ctr_ps.ps_worker.job.specs import ModelSpecs
+from ctr_ps.ps_worker.job.model import ModelSpecs
+from ctr_ps.ps_worker.job.strategy import AsyncSettings
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.checks import require_base_rate, require_life, require_optimizers
-from ctr_ps.ps_worker.job.model import trained_model
-from ctr_ps.ps_worker.job.specs import specs_of
+from ctr_ps.ps_worker.job.model import specs_of, trained_model
 
 
 class DistributedOptimizer:

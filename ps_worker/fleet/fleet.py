@@ -44,11 +44,11 @@ from ctr_ps.ps_worker.extras.heter.connect import before_the_cut, heter_trainers
 from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ctr_ps.ps_worker.fleet.words.unknown import called_as
-from ctr_ps.ps_worker.run.abort import abort_before_joining
-from ctr_ps.ps_worker.run.figures.worker_metrics import metrics_port
+from ctr_ps.ps_worker.run.membership import abort_before_joining
 from ctr_ps.ps_worker.run.plan import model_plan_of
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.termination import Place, Termination
+from ctr_ps.ps_worker.run.worker_metrics import metrics_port
 
 _MOST_LISTS = 16
 

@@ -12,11 +12,9 @@ from ctr_ps.ps_server.optimizers.registry import WEIGHT_DECAY, Tuning, optimizer
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
 from ctr_ps.ps_server.table.feature_life.eviction import max_rows_of_shard
 from ctr_ps.ps_server.table.spec_checks import check_table_spec
-from ctr_ps.ps_worker.job.faults import first_named
 from ctr_ps.ps_worker.job.job import Job
-from ctr_ps.ps_worker.job.sections.life import EXPIRY_RULES, TableLife
-from ctr_ps.ps_worker.job.sections.schedule import ScheduleSection
-from ctr_ps.ps_worker.job.specs import (
+from ctr_ps.ps_worker.job.life import EXPIRY_RULES, TableLife
+from ctr_ps.ps_worker.job.model import (
     DELTA_OPTIMIZER,
     ModelSpecs,
     asked_optimizer,
@@ -24,6 +22,8 @@ from ctr_ps.ps_worker.job.specs import (
     optimizer_of_dense,
     optimizer_of_table,
 )
+from ctr_ps.ps_worker.job.optimizers import ScheduleSection
+from ctr_ps.ps_worker.job.reading import first_named
 
 
 def require_optimizers(job: Job, model: Model) -> None:

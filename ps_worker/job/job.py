@@ -1,29 +1,73 @@
-"""A whole job: all its sections, checked."""
+"""A whole job: all its sections, checked, and the place where each key was written."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, PrivateAttr, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctr_ps.protos.errors import JobError
-from ctr_ps.ps_worker.job.origin import Origin
-from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
-from ctr_ps.ps_worker.job.sections.data import DataSection
-from ctr_ps.ps_worker.job.sections.device import DeviceSection
-from ctr_ps.ps_worker.job.sections.life import LifeSection
-from ctr_ps.ps_worker.job.sections.optimizers import OptimizerSection
-from ctr_ps.ps_worker.job.sections.run import RunSection
-from ctr_ps.ps_worker.job.sections.section import (
+from ctr_ps.ps_worker.job.life import LifeSection
+from ctr_ps.ps_worker.job.optimizers import OptimizerSection
+from ctr_ps.ps_worker.job.sections import (
+    CheckpointSection,
     ClusterSection,
+    DataSection,
+    DeviceSection,
     HeterSection,
     ModelSection,
+    RunSection,
     Section,
     TrainSection,
+    ValidSection,
     is_utf8,
 )
-from ctr_ps.ps_worker.job.sections.strategy import StrategySection
-from ctr_ps.ps_worker.job.sections.valid import ValidSection
+from ctr_ps.ps_worker.job.strategy import StrategySection
+
+KeyPath = tuple[str, ...]
+"""A key from the top on; the elements of an array have their index as key: ("data", "train", "0")."""
+
+
+def path_of(override: str) -> KeyPath:
+    """Returns the key that `section.key=value` sets."""
+    return tuple(override.partition("=")[0].strip().split("."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The texts that a job was read from. All are equal: a job is its values, wherever they were written."""
+
+    source: str = field(default="job", compare=False)  # path of the file, or another name
+    overrides: tuple[str, ...] = field(default=(), compare=False)  # `section.key=value`, in order
+    # Keys as written under another name, by their name in the job.
+    aliases: Mapping[KeyPath, KeyPath] = field(default_factory=dict, compare=False)
+
+    def as_written(self, key: Sequence[str]) -> KeyPath:
+        """Returns the key under the name with which it was written."""
+        return self.aliases.get(tuple(key), tuple(key))
+
+    def of(self, key: Sequence[str]) -> str:
+        """Returns all places of a key, for messages."""
+        return ", ".join(self.places(key))
+
+    def places(self, key: Sequence[str]) -> list[str]:
+        """Returns where a key was written: the source, `--set section.key=value`, or both.
+
+        Both, where overrides changed a part of the value.
+        """
+        path = self.as_written(key)
+        places = [self.source]
+        for text in self.overrides:
+            if _is_within(path, path_of(text)):
+                places = [f"--set {text}"]  # it replaced the value before
+            elif _is_within(path_of(text), path):
+                places.append(f"--set {text}")
+        return places
+
+
+def _is_within(path: KeyPath, table: KeyPath) -> bool:
+    return path[: len(table)] == table
 
 
 def _model_of_name(value: object) -> object:

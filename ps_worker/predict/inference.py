@@ -28,8 +28,7 @@ from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.job.datasets import evaluated
 from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
-from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate, figures
-from ctr_ps.ps_worker.training.evaluation.saved_store import SavedStore
+from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate, figures
 
 _DIGITS = "%.9g"
 """Of a prediction: with nine digits text is read as the float32 that it was."""

@@ -7,7 +7,7 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.store import ReduceOp, Store
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks.position import Batches
-from ctr_ps.ps_worker.job.specs import ModelSpecs
+from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 
@@ -23,13 +23,11 @@ class DenseTrainers(Protocol):
 
 
 class PassTrainer(Protocol):
-    """Trains passes on a device (`extras/device_pass`).
+    """Trains passes on a device (`extras/device_pass`)."""
 
-    Attributes:
-        is_partly_written: The store may have a part of a pass: a write back began and did not end.
-    """
-
-    is_partly_written: bool
+    is_partly_written: (
+        bool  # the store may have a part of a pass: a write back began and did not end
+    )
 
     def train(
         self,

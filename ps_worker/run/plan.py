@@ -7,7 +7,8 @@ job, model, role --> ModelPlan   what any run trains: specs, the model that trai
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ctr_ps.ctr_model.models.model import Model
@@ -28,8 +29,13 @@ from ctr_ps.ps_worker.job.checks import (
     require_optimizers,
 )
 from ctr_ps.ps_worker.job.datasets import evaluated, format_of_job
-from ctr_ps.ps_worker.job.model import model_of, trained_model
-from ctr_ps.ps_worker.job.specs import ModelSpecs, specs_of, with_rates_of_tables
+from ctr_ps.ps_worker.job.model import (
+    ModelSpecs,
+    model_of,
+    specs_of,
+    trained_model,
+    with_rates_of_tables,
+)
 from ctr_ps.ps_worker.run.guests import NewPassTrainer
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 
@@ -44,21 +50,15 @@ _NAMES_OF_FILES = {"train", "test", "valid", "schema_source"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPlan:
-    """What a process of a run trains, and in which role.
+    """What a process of a run trains, and in which role."""
 
-    Attributes:
-        specs: The model and the job, and what follows from the two.
-        role: Of this process.
-        trained: Computes its gradients; `model` predicts.
-        terms: Settings in which all workers of the run must agree, by the names that users know.
-        new_pass_trainer: Makes what trains where `device.tables` is "pass".
-    """
-
-    specs: ModelSpecs
+    specs: ModelSpecs  # the model and the job, and what follows from the two
     role: WorkerRole | HeterRole
-    trained: Model
-    terms: Mapping[str, str]
-    new_pass_trainer: NewPassTrainer | None = None
+    trained: Model  # computes gradients; `model` predicts
+    terms: Mapping[
+        str, str
+    ]  # settings in which all workers must agree, by the names that users know
+    new_pass_trainer: NewPassTrainer | None = None  # of what trains where `device.tables` is "pass"
 
     @property
     def model(self) -> Model:
@@ -73,23 +73,14 @@ class ModelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(ModelPlan):
-    """A training job that was checked before anything runs.
+    """A training job that was checked before anything runs."""
 
-    Attributes:
-        schema: The columns of its data.
-        train_files: Of all workers.
-        test_files: Evaluated after training; empty: no evaluation.
-        valid_files: Evaluated while training; empty: no validation.
-        stamps: Of all these files, as they must be when they are read.
-        signatures: Of the three lists, by the keys of the job that name them.
-    """
-
-    schema: Schema
-    train_files: list[str]
-    test_files: list[str]
-    valid_files: list[str]
-    stamps: Mapping[str, FileStamp | None]
-    signatures: Mapping[str, str]
+    schema: Schema  # the columns of its data
+    train_files: list[str]  # of all workers
+    test_files: list[str]  # evaluated after training; empty: no evaluation
+    valid_files: list[str]  # evaluated while training; empty: no validation
+    stamps: Mapping[str, FileStamp | None]  # of all these files, as they must be when they are read
+    signatures: Mapping[str, str]  # of the three lists, by the keys of the job that name them
 
 
 def model_plan_of(
@@ -158,13 +149,18 @@ def plan_of(
     model = model_of(job, schema)
     of_model = checked_model_plan(model, job, role, new_pass_trainer=new_pass_trainer)
     job = of_model.job
-    _require_format(job)
+    try:
+        format_of_job(job)
+    except UsageError as error:
+        raise job.error("data.format", str(error)) from error
     warm_start_of(job, of_model.model)
     _require_order(job)
     require_other_folder(job)
     breakdown_of(job, schema)
-    patterns = {"train": job.data.train, "test": job.data.test, "valid": job.data.valid}
-    files = {name: _files_of(job, f"data.{name}", each) for name, each in patterns.items()}
+    files: dict[str, list[str]] = {}
+    for name in ("train", "test", "valid"):
+        with _errors_of_data(job, f"data.{name}"):
+            files[name] = matching_files(getattr(job.data, name))
     stamps = {path: stamp_of(path) for each in files.values() for path in each}
     signatures = {f"data.{name}": signature_of(each, stamps) for name, each in files.items()}
     plan = Plan(
@@ -181,8 +177,9 @@ def plan_of(
         signatures=signatures,
     )
     _warn_of_overlaps(files)
-    _require_rows(plan, "data.test", plan.test_files)
-    _require_rows(plan, "data.valid", plan.valid_files)
+    for name in ("test", "valid"):
+        with _errors_of_data(job, f"data.{name}"):  # before hours of training
+            evaluated(job, schema, files[name], stamps).require_rows()
     return plan
 
 
@@ -248,13 +245,6 @@ def _schema_of(job: Job) -> Schema:
         raise job.error("data.schema", str(error)) from error
 
 
-def _require_format(job: Job) -> None:
-    try:
-        format_of_job(job)
-    except UsageError as error:
-        raise job.error("data.format", str(error)) from error
-
-
 def _require_order(job: Job) -> None:
     """Refuses a run that could not resume from its own checkpoints."""
     checkpoint, data = job.checkpoint, job.data
@@ -268,21 +258,10 @@ def _require_order(job: Job) -> None:
         )
 
 
-def _require_rows(plan: Plan, key: str, files: Sequence[str]) -> None:
-    """Refuses files to evaluate whose first rows cannot be read, before hours of training."""
-    dataset = evaluated(plan.job, plan.schema, files, plan.stamps)
+@contextmanager
+def _errors_of_data(job: Job, key: str) -> Iterator[None]:
+    """Has a DataError begin with the key of the job that names the files."""
     try:
-        dataset.require_rows()
+        yield
     except DataError as error:
-        raise _error_of_data(plan.job, key, error) from error
-
-
-def _files_of(job: Job, key: str, patterns: Sequence[str]) -> list[str]:
-    try:
-        return matching_files(patterns)
-    except DataError as error:
-        raise _error_of_data(job, key, error) from error
-
-
-def _error_of_data(job: Job, key: str, error: DataError) -> DataError:
-    return DataError(f"{job.place_of(key)}: {key}: {error}")
+        raise DataError(f"{job.place_of(key)}: {key}: {error}") from error

@@ -26,7 +26,7 @@ from ctr_ps.protos.wire.encoding.arrays import from_bfloat16, to_bfloat16
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.routing import scatter_rows
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ctr_ps.ps_worker.data.columnar.record_batches import Columns, blocks_of
+from ctr_ps.ps_worker.data.columnar.record_batches import blocks_of
 from ctr_ps.ps_worker.data.columns import columns_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of, without_codec
@@ -56,7 +56,8 @@ def precompile(plan: Plan) -> None:
         if job.data.in_memory:
             _gather_lists()
         if job.data.pipe_command:
-            _scan_a_line(plan.schema)
+            # Without the command: each run of one may be costly.
+            MultiSlotScanner(plan.schema).scan(np.frombuffer(b"\n", np.uint8))
         if read_again is not None:
             read_again()
 
@@ -90,11 +91,10 @@ def _train_on_two_rows(
         run.evaluate(batches)
 
 
-def _first_rows(plan: Plan) -> Callable[[], None] | None:
+def _first_rows(plan: Plan) -> Callable[[], object] | None:
     """Reads the first rows of the files, and compiles nothing.
 
-    Returns:
-        What compiles the kernels that read such rows, without the files; None: they cannot be read.
+    Returns what compiles the kernels that read such rows, without the files; None: they cannot be read.
     """
     path = plan.train_files[0]
     format = plan.job.data.format or format_of(path)
@@ -102,15 +102,11 @@ def _first_rows(plan: Plan) -> Callable[[], None] | None:
         if format in ("parquet", "orc"):
             bad_rows = BadRows(plan.job.data.bad_row_limit, BadRowLog(is_silent=True))
             columns = next(columns_of(path, plan.schema, bad_rows, format=format), None)
-            return None if columns is None else partial(_hash_columns, columns, plan.schema)
+            return None if columns is None else lambda: next(blocks_of(columns, plan.schema), None)
         with closing(line_blocks(FileSplit(path))) as blocks:
             for block, _ in blocks:
                 return partial(_read_lines, plan, without_codec(path), block.tobytes())
     return None
-
-
-def _hash_columns(columns: Columns, schema: Schema) -> None:
-    next(blocks_of(columns, schema), None)
 
 
 def _read_lines(plan: Plan, name: str, lines: bytes) -> None:
@@ -135,11 +131,6 @@ def _batch_of_one(schema: Schema, label: float) -> Batch:
         offsets=np.arange(num_slots + 1, dtype=np.int32),
         num_slots=num_slots,
     )
-
-
-def _scan_a_line(schema: Schema) -> None:
-    """Compiles the scanner of what commands print, without a command: each run of one may be costly."""
-    MultiSlotScanner(schema).scan(np.frombuffer(b"\n", np.uint8))
 
 
 def _hash_a_sample(schema: Schema) -> None:

@@ -13,7 +13,6 @@ train; later it may not, since in some modes each worker has parameters of its o
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -37,23 +36,20 @@ from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.data.blocks.position import Batches
 from ctr_ps.ps_worker.data.memory.peers import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.specs import (
+from ctr_ps.ps_worker.job.model import (
+    DENSE_BLOCK,
     declare,
     num_biases,
     num_rates,
 )
-from ctr_ps.ps_worker.run.abort import abort_by
 from ctr_ps.ps_worker.run.guests import DenseTrainers, PassTrainer
-from ctr_ps.ps_worker.run.membership import Membership
+from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.termination import Termination
-from ctr_ps.ps_worker.training.evaluation.advice import advice_on_loss
-from ctr_ps.ps_worker.training.evaluation.base_rate import rates_of
+from ctr_ps.ps_worker.training.evaluation.base_rate import advice_on_loss, rates_of
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
 from ctr_ps.ps_worker.training.evaluation.evaluator import Evaluation, OnPredictions, evaluate
-from ctr_ps.ps_worker.training.learning_rates import LearningRates
-from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.meter import LearningRates, Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 from ctr_ps.ps_worker.training.step_loop import StepLoop, TrainedStep
 
@@ -68,26 +64,14 @@ class Run:
 
     Leaving the `with` block ends the background work; what was not sent is lost. By an error it ends the job:
     no other worker waits for one that does not come.
-
-    Attributes:
-        store: The parameters.
-        worker: Index of this worker.
-        num_workers: Workers of the run.
-        is_in_process: The store is in this process.
-        progress: Of this worker's training.
-        non_finite: Its batches that were skipped.
     """
 
     def __init__(
         self, store: Store, plan: ModelPlan, *, heter: DenseTrainers | None = None
     ) -> None:
-        """Joins the run.
+        """Joins the run; `heter` trains the dense parameters for this worker, None: it does that itself.
 
-        Args:
-            store: The parameters.
-            plan: What to train, and in which role; of its job the sections [train], [optimizer], [life],
-                [strategy], [device] and [cluster] count.
-            heter: Trains the dense parameters for this worker; None: it does that itself.
+        Of the plan's job the sections [train], [optimizer], [life], [strategy], [device] and [cluster] count.
 
         Raises:
             JobError: If workers do not agree.
@@ -98,7 +82,7 @@ class Run:
         self.store = store
         self.worker = role.worker_index
         self.num_workers = role.num_workers
-        self.is_in_process = role.is_in_process
+        self.is_in_process = role.is_in_process  # the store
         self.progress = Progress(
             every_s=job.train.log_every_s,
             has_log_loss=getattr(model, "has_log_loss", False),
@@ -118,7 +102,7 @@ class Run:
         self._earlier_progress: WorkerProgress | None = None
         self._partial_pass: str | None = None  # why its write back ended midway
         self._num_barriers = 0
-        self._barriers_passed = 0
+        self.barriers_passed = 0  # by this process, all-reduces included
         self._version_of_barrier: Version = 0
         self._membership = Membership(
             store,
@@ -151,12 +135,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             self._membership.__exit__(kind, error, trace)
         finally:
@@ -170,7 +149,7 @@ class Run:
     @property
     def is_repeating(self) -> bool:
         """Whether the next barrier is one that the lost process before this one has passed."""
-        return self._barriers_passed < self._membership.joined.barriers_passed
+        return self.barriers_passed < self._membership.joined.barriers_passed
 
     def agree(self, terms: Mapping[str, str]) -> None:
         """Has the servers compare settings with those of other workers; see `Membership.agree`."""
@@ -179,13 +158,9 @@ class Run:
     def load(
         self, url: str, *, only: Sequence[str] = (), token: str = "", head: Iterable[Batch] = ()
     ) -> None:
-        """Replaces the parameters by those of a checkpoint; worker 0 alone, before training.
+        """Loads a checkpoint, see `Store.load`; worker 0 alone, before training.
 
-        Args:
-            url: See `Store.load`.
-            only: See `Store.load`.
-            token: See `Store.load`.
-            head: See `start`; read if the dense parameters are not taken.
+        `head` is as for `start`, and read if the dense parameters are not taken.
 
         Raises:
             UsageError: If training has begun.
@@ -209,10 +184,7 @@ class Run:
     ) -> None:
         """Resumes the run whose checkpoint was loaded; worker 0 alone, before training.
 
-        Args:
-            version: Of the parameters loaded.
-            progress: How much of each worker's training is in them.
-            batches: Of all its workers, that are in them.
+        The parameters loaded have this version, and this much of the training of each worker, and of all.
         """
         self.store.resume(version, progress, batches=batches)
         logger.info("resumes an earlier run at version=%d batches=%d", version, batches)
@@ -228,11 +200,8 @@ class Run:
         Raises:
             CtrPsError: If others do not come.
         """
-        self._started(head, num_training)
-
-    def _started(self, head: Iterable[Batch] = (), num_training: int | None = None) -> Communicator:
         if self._communicator is not None:
-            return self._communicator
+            return
         version = self._declare_together(head)
         status = self.store.status()
         communicator = communicator_of(
@@ -252,7 +221,6 @@ class Run:
             communicator.push_ids.resume(self._earlier_progress)
             self.progress.resume(self._earlier_progress.step)
         self._communicator = communicator
-        return communicator
 
     def _declare(self, rates: Sequence[float] = ()) -> None:
         """Declares the model, once."""
@@ -271,7 +239,7 @@ class Run:
         elif self.is_first and not self.is_repeating:  # else it is told what the lost process was
             told[:-1] = self._rates_of(head) or _NOTHING[ReduceOp.MAX]
         reduced = self.store.all_reduce("start", self.worker, told, ReduceOp.MAX, step=0).result()
-        self._barriers_passed += 1
+        self.barriers_passed += 1
         self._version_of_barrier = reduced.version
         *rates, is_declared = reduced.values.tolist()
         self._declare(rates if np.isfinite(rates).all() and is_declared != 1.0 else ())
@@ -299,7 +267,14 @@ class Run:
         With tables on a device, `after_step` is called when a pass has ended: only then the store has it.
         """
         if self._job.device.tables == "pass":
-            self._train_passes(batches, after_step, is_told_to_end)
+            self.flush()
+            trainer = self._pass_trainer()
+            try:
+                trainer.train(batches, after_step, is_told_to_end)
+            except BaseException as error:
+                if trainer.is_partly_written:
+                    self._partial_pass = f"{type(error).__name__}: {error}"
+                raise
             return
         loop = self._step_loop(thread_num or self._job.train.thread_num)
         loop.train(batches, after_step, is_told_to_end)
@@ -363,13 +338,12 @@ class Run:
     def barrier(self, name: str = "") -> None:
         """Waits at a barrier until every worker has come; the store then has the gradients of all.
 
-        Args:
-            name: The same for all workers; empty: numbered.
+        The name is the same for all workers; empty: numbered.
         """
         self.flush()
         name = self._barrier(name)
         if self._heter is not None:
-            self._heter.attend(self._barriers_passed, name)
+            self._heter.attend(self.barriers_passed, name)
         self._rejoin(self.store.barrier(name, self.worker, step=self._version).result())
 
     def all_reduce(
@@ -377,14 +351,8 @@ class Run:
     ) -> Numbers:
         """Returns the sum, largest or smallest of all workers' `values` float64[N]; all of them must call.
 
-        Workers that have left bring nothing: then a sum logs a warning.
-
-        Args:
-            values: float64[N].
-            op: How they are reduced.
-            name: See `barrier`.
-            remember: See `Coordination.all_reduce`; where `is_repeating` is true before this call, `values`
-                may be returned as they are if it is false.
+        Workers that have left bring nothing: then a sum logs a warning. Without `remember`, see
+        `Coordination.all_reduce`, `values` may be returned as they are where `is_repeating` is true before.
         """
         if op is not ReduceOp.SUM:
             return self._reduced(values, op, name, remember=remember)
@@ -412,12 +380,9 @@ class Run:
     @property
     def communicator(self) -> Communicator:
         """How gradients leave and parameters arrive; the first call waits for all workers."""
-        return self._started()
-
-    @property
-    def barriers_passed(self) -> int:
-        """Barriers that this process has passed, all-reduces included."""
-        return self._barriers_passed
+        self.start()
+        assert self._communicator is not None
+        return self._communicator
 
     @property
     def steps_since_barrier(self) -> int:
@@ -460,10 +425,6 @@ class Run:
             log_shrunk({name: shrunk[name] for name in names})
         return shrunk
 
-    def confirm_place(self) -> None:
-        """Returns when this process is known to have its place; see `Coordination.confirm_place`."""
-        self.store.confirm_place(self.worker)
-
     def leave(self) -> None:
         """Leaves the run for good, when the store has all its gradients.
 
@@ -483,9 +444,9 @@ class Run:
     def end_by(self, termination: Termination) -> None:
         """From now on, SIGTERM aborts the job, or ends this worker after its batch if it is not needed."""
         if self.is_needed:
-            termination.abort_through(self.store, self.worker)
+            termination.abort_at(lambda: (self.store, self.worker))
         else:
-            termination.end_after_batch(self.give_up_lease)
+            termination.end_after_batch(self._membership.give_up)
 
     def end_early(self) -> None:
         """Ends the part of a worker that is not needed before its end, when the store has all its gradients.
@@ -499,10 +460,6 @@ class Run:
         self._membership.has_left = True
         if self._communicator is not None:
             self._communicator.close()
-        self.give_up_lease()
-
-    def give_up_lease(self) -> None:
-        """Has the servers lose this worker now, as its process ends; no other call may follow."""
         self._membership.give_up()
 
     def close(self) -> None:
@@ -518,7 +475,7 @@ class Run:
         return 0 if self._communicator is None else self._communicator.version
 
     def _rejoin(self, version: Version) -> None:
-        self._barriers_passed += 1
+        self.barriers_passed += 1
         self._version_of_barrier = version
         if self._communicator is not None:
             # A process in a lost one's place is answered at old barriers as that one was, and is further on.
@@ -528,7 +485,7 @@ class Run:
         self.flush()
         name = self._barrier(name)
         if self._heter is not None:
-            self._heter.attend(self._barriers_passed, name, size=values.size, op=op)
+            self._heter.attend(self.barriers_passed, name, size=values.size, op=op)
         reduced = self.store.all_reduce(
             name, self.worker, values, op, step=self._version, remember=remember
         ).result()
@@ -541,21 +498,6 @@ class Run:
         self._num_barriers += 1
         return f"barrier-{self._num_barriers}"
 
-    def _train_passes(
-        self,
-        batches: Batches,
-        after_pass: Callable[[], None] | None,
-        is_told_to_end: Callable[[], bool] | None,
-    ) -> None:
-        self.flush()
-        trainer = self._pass_trainer()
-        try:
-            trainer.train(batches, after_pass, is_told_to_end)
-        except BaseException as error:
-            if trainer.is_partly_written:
-                self._partial_pass = f"{type(error).__name__}: {error}"
-            raise
-
     def _pass_trainer(self) -> PassTrainer:
         if self._plan.new_pass_trainer is None:
             raise UsageError(
@@ -565,7 +507,7 @@ class Run:
             self._trained_model,
             self._plan.specs,
             self.store,
-            self._started().push_ids,
+            self.communicator.push_ids,
             progress=self.progress,
             non_finite=self.non_finite,
         )
@@ -573,7 +515,7 @@ class Run:
     def _step_loop(self, thread_num: int) -> StepLoop:
         return StepLoop(
             self._trained_model,
-            self._started(),
+            self.communicator,
             batch_size=self._job.train.batch_size,
             thread_num=thread_num,
             progress=self.progress,

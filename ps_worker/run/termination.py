@@ -13,7 +13,6 @@ import signal
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self
 
 from ctr_ps.protos.errors import AbortedError, CtrPsError, TransportError
@@ -35,7 +34,7 @@ Place = tuple[Coordination, int]
 class Termination:
     """Handles SIGTERM while its `with` block lasts. For the main thread.
 
-    Before `abort_through` or `end_after_batch` a signal ends the process at once: there is nothing to tell
+    Before `abort_at` or `end_after_batch` a signal ends the process at once: there is nothing to tell
     anybody. A call that fails after the signal is its consequence, and becomes SystemExit(143).
     """
 
@@ -48,10 +47,6 @@ class Termination:
         self._place: Callable[[], Place | None] = lambda: None
         self._give_up: Callable[[], None] | None = None
         self._thread = threading.Thread(target=self._watch, name="termination", daemon=True)
-
-    def abort_through(self, store: Coordination, worker: int) -> None:
-        """From now on, a signal aborts the job of `worker`."""
-        self.abort_at(lambda: (store, worker))
 
     def abort_at(self, place: Callable[[], Place | None]) -> None:
         """From now on, a signal aborts the job of the worker in `place`, or without one ends the process."""
@@ -84,12 +79,7 @@ class Termination:
         self._was_asked = True
         self._wake.put(None)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         signal.signal(signal.SIGTERM, self._previous)
         self._is_over.set()
         self._wake.put(None)

@@ -19,7 +19,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.specs import specs_of_tables
+from ctr_ps.ps_worker.job.model import specs_of_tables
 from ctr_ps.ps_worker.run.membership import Membership
 from ctr_ps.ps_worker.torch.gradients import PendingGradients
 from ctr_ps.ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher

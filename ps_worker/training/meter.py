@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.metrics import ClickMetrics, SlidingMetrics
+from ctr_ps.protos.spec import OptimizerSpec
+from ctr_ps.ps_server.optimizers.registry import Tuning
 from ctr_ps.ps_worker.training.evaluation.base_rate import BaseRate
 from ctr_ps.ps_worker.training.evaluation.groups import ratio
 
@@ -101,7 +103,7 @@ class Progress:
         self._has_log_loss = self._is_comparing = has_log_loss
         self._has_logged = False
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._writing = threading.Lock()  # never taken while holding the other
         self._lines: deque[_Line] = deque()  # in the order of their steps, not written yet
         self._metrics = ClickMetrics()
@@ -112,10 +114,8 @@ class Progress:
         self.examples = 0  # trained examples of this run
         self.times = StepTimes()  # step times by part
         self._on_line: Callable[[Mapping[str, float], int], None] = lambda figures, step: None
-        self._pass_name = ""
-        self._share: Callable[[], float | None] = lambda: None
-        self._begin_pass()
-        self._restart_window()
+        self.begin_pass()
+        self.restart_window()
 
     def resume(self, steps: int) -> None:
         """Continues the step count of an earlier run, before the first step."""
@@ -135,23 +135,17 @@ class Progress:
         `name` is shown in lines, if any; `share` returns the fraction done, from 0 to 1, or None.
         """
         with self._lock:
-            self._begin_pass()
             self._pass_name, self._share = name, share
-
-    def _begin_pass(self) -> None:
-        self._before_pass = self._metrics.copy()
-        self._steps_before_pass = self.steps
-        self._is_early = True  # in the first steps, after which the loss is compared once
-        self._pass_start = self._clock()
-        self._share_at_start: float | None = None
+            self._before_pass = self._metrics.copy()
+            self._steps_before_pass = self.steps
+            self._is_early = True  # in the first steps, after which the loss is compared once
+            self._pass_start = self._clock()
+            self._share_at_start: float | None = None
 
     def of_pass(self) -> ClickMetrics:
         """Returns the metrics of this pass so far."""
         with self._lock:
-            return self._of_pass()
-
-    def _of_pass(self) -> ClickMetrics:
-        return self._metrics.without(self._before_pass)
+            return self._metrics.without(self._before_pass)
 
     def recent(self) -> ClickMetrics:
         """Returns the metrics of the last batches."""
@@ -179,13 +173,6 @@ class Progress:
                 self._advice,
             )
 
-    def _restart_window(self) -> None:
-        self._base_rate.end_interval()
-        self._window_start = self._clock()
-        self._window_examples = 0
-        self._window_weight = 0.0
-        self._window_loss = 0.0
-
     def add(
         self,
         labels: NDArray[np.float32],
@@ -212,7 +199,7 @@ class Progress:
             if self._is_early and self.steps - self._steps_before_pass >= EARLY_STEPS:
                 self._is_early = False
                 name = f"the model after the first {EARLY_STEPS} steps of a pass"
-                self.warn_of_base_rate(self._of_pass(), name)
+                self.warn_of_base_rate(self.of_pass(), name)
             if self._clock() - self._window_start >= self._every_s:
                 self._compare_with_base_rate()
                 self._lines.append(self._line())
@@ -227,7 +214,11 @@ class Progress:
     def restart_window(self) -> None:
         """Excludes the time since the last line from the next rate; call `log` before that time."""
         with self._lock:
-            self._restart_window()
+            self._base_rate.end_interval()
+            self._window_start = self._clock()
+            self._window_examples = 0
+            self._window_weight = 0.0
+            self._window_loss = 0.0
 
     def log(self) -> None:
         """Logs a line now, unless nothing has happened since the last."""
@@ -295,7 +286,7 @@ class Progress:
         done, left_s = self._done()
         if done is not None:
             figures |= {"pass_done": done, "pass_left_s": left_s}
-        self._restart_window()
+        self.restart_window()
         text = (
             f"{self._shown(done, left_s)}step={self.steps} examples={self.examples} "
             f"examples/s={figures['examples_per_s']:.0f} loss={figures['loss']:.5f} "
@@ -324,3 +315,41 @@ class Progress:
             minutes, seconds = divmod(round(left_s), 60)
             shown += f"left={minutes // 60}:{minutes % 60:02}:{seconds:02} "
         return shown
+
+
+class LearningRates:
+    """Learning rates of optimizers with a schedule, for lines of progress. For one thread at a time."""
+
+    def __init__(
+        self, optimizers: Mapping[str, OptimizerSpec], applied_batches: Callable[[], int]
+    ) -> None:
+        self._tunings = {
+            name: Tuning(spec) for name, spec in optimizers.items() if spec.schedule is not None
+        }
+        self._applied_batches = applied_batches
+        self._has_ended = False
+
+    def shown(self) -> str:
+        """Returns the current rates, to be appended to a line of progress; "" if none changes.
+
+        Warns, once, of a batch trained at a rate of 0: the schedule has ended.
+        """
+        if not self._tunings:
+            return ""
+        batches = self._applied_batches()
+        rates = {name: tuning.rate_at(batches) for name, tuning in self._tunings.items()}
+        # The last batch of a schedule leaves its rate at 0, for a next one that may not come.
+        ended = [
+            name
+            for name, tuning in self._tunings.items()
+            if not rates[name] and not tuning.rate_at(batches - 1)
+        ]
+        if ended and not self._has_ended:
+            self._has_ended = True
+            logger.warning(
+                "the learning rate of %s is 0 after %d batches of all workers, by its schedule: nothing more "
+                "is learnt there; raise optimizer.schedule.total_steps, or set end_factor above 0",
+                ", ".join(ended),
+                batches,
+            )
+        return " rates=" + ",".join(f"{name}:{rate:.4g}" for name, rate in rates.items())

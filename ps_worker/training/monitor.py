@@ -14,7 +14,7 @@ from typing import Self, TypeVar
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.store import Staleness
 from ctr_ps.ps_worker.training.evaluation.groups import ratio
-from ctr_ps.ps_worker.training.meter import Counts, Progress
+from ctr_ps.ps_worker.training.meter import Progress
 
 T = TypeVar("T")
 
@@ -94,17 +94,13 @@ class Fetching:
             self._error = error
 
     def _fetched(self) -> Fetched:
-        last, self._last = self._last, self._progress.counts()
-        return _figures(self._start, last, self._last, self._staleness())
-
-
-def _figures(start: Counts, last: Counts, now: Counts, staleness: Staleness) -> Fetched:
-    weight = now.weight - start.weight
-    examples, seconds = now.examples - start.examples, now.at_s - last.at_s
-    return Fetched(
-        examples=examples,
-        examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
-        loss=ratio(now.loss - start.loss, weight),
-        auc=now.metrics.without(start.metrics).auc(),
-        staleness=staleness,
-    )
+        start, last, now = self._start, self._last, self._progress.counts()
+        self._last = now
+        seconds = now.at_s - last.at_s
+        return Fetched(
+            examples=now.examples - start.examples,
+            examples_per_s=(now.examples - last.examples) / seconds if seconds > 0 else 0.0,
+            loss=ratio(now.loss - start.loss, now.weight - start.weight),
+            auc=now.metrics.without(start.metrics).auc(),
+            staleness=self._staleness(),
+        )

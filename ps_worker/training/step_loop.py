@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.checks import errors_with_shapes, require_result
@@ -30,7 +31,6 @@ from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks.position import Batches
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.training.blas import blas_threads
 from ctr_ps.ps_worker.training.clipping import clip
 from ctr_ps.ps_worker.training.lookups import BatchKeys, keys_of_batch
 from ctr_ps.ps_worker.training.meter import Progress
@@ -187,7 +187,9 @@ class StepLoop:
         self._after_step = after_step or (lambda: None)
         is_told_to_end = is_told_to_end or (lambda: False)
         self._communicator.begin(len(self._threads))
-        with blas_threads(1):  # for each training thread
+        # By default BLAS takes one thread per core. They wait for each other by spinning, which takes most of
+        # their time where other processes use these cores, or a container has few of them.
+        with threadpool_limits(limits=1, user_api="blas"):  # for each training thread
             if len(self._threads) == 1:
                 source = self._source(batches, is_told_to_end)
                 for _ in self._run(self._threads[0], source, reads_ahead=self._reads_ahead):
@@ -208,7 +210,7 @@ class StepLoop:
         """
         self._after_step = lambda: None
         self._communicator.begin(thread_num=1)
-        with blas_threads(1):  # for each training thread
+        with threadpool_limits(limits=1, user_api="blas"):  # for each training thread
             trained = self._run(self._threads[0], self._source(batches), reads_ahead=False)
             for number, (step, result) in enumerate(trained, start=1):
                 loss = result.loss / step.batch.weight if step.batch.weight else 0.0
@@ -266,7 +268,12 @@ class StepLoop:
             return self._compute(thread, self._asked(self._with_keys(*numbered)))
 
         with _pool(len(self._threads)) as pool:
-            while not is_told_to_end() and (group := self._next_group(source)):
+            while not is_told_to_end():
+                start = time.perf_counter()
+                group = list(itertools.islice(source, len(self._threads)))
+                self._times.add("read", time.perf_counter() - start)
+                if not group:
+                    break
                 threads = self._threads[: len(group)]
                 computed = _results(
                     [pool.submit(compute, *each) for each in zip(threads, group, strict=True)]
@@ -283,12 +290,6 @@ class StepLoop:
                 for (batch, _), part in zip(group, computed, strict=True):
                     self._count(batch, part)
                 self._after_step()
-
-    def _next_group(self, source: "_NumberedBatches") -> list[_Numbered]:
-        start = time.perf_counter()
-        group = list(itertools.islice(source, len(self._threads)))
-        self._times.add("read", time.perf_counter() - start)
-        return group
 
     def _train_free(self, source: "_NumberedBatches") -> None:
         def run(thread: _Thread) -> None:

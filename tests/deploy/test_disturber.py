@@ -29,7 +29,7 @@ from ctr_ps.deploy.disturber import (
     faults_in,
 )
 from ctr_ps.deploy.supervisor import Progressed
-from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fate, Fault
+from ctr_ps.ps_worker.extras.chaos.channels import Chaos, Fate, Fault
 from tests.support.launches import launched_here
 from tests.support.processes import LIMIT_S, started
 

@@ -13,12 +13,10 @@ from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.job import load_job
 from ctr_ps.ps_worker.job.checks import require_life, require_optimizers
-from ctr_ps.ps_worker.job.model import model_of
-from ctr_ps.ps_worker.job.specs import specs_of
+from ctr_ps.ps_worker.job.model import model_of, specs_of
 from ctr_ps.ps_worker.predict import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
-from ctr_ps.ps_worker.run.training_job.summary import Summary
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from tests.support.commands import ROOT, run
 from tests.support.formats import rows_of
 

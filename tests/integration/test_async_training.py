@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators import asynchronous
 from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
 from ctr_ps.ps_worker.communicators.choice import communicator_of
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from tests.support.cluster import cluster
 from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker
@@ -129,9 +129,7 @@ def test_others_begin_when_worker_0_has_trained_the_first_batches(
 def test_worker_0_lets_others_begin_when_rows_have_the_first_batches_and_no_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, store = small_model(), ParameterStore(num_workers=2)
-    joined(store)
-    declare(store, specs_of(model, job("async", *LEARNS)))
+    store = declared(num_workers=2)
     told: list[int] = []
     advance = store.advance
 
@@ -145,7 +143,7 @@ def test_worker_0_lets_others_begin_when_rows_have_the_first_batches_and_no_soon
     try:
         communicator.rejoin(0)
         for pulled in (0, asynchronous.FIRST_BATCHES - 1, asynchronous.FIRST_BATCHES):
-            communicator.push(gradient(model.num_params, 1.0), 10, pulled=pulled)
+            communicator.push(gradient(), 10, pulled=pulled)
             communicator.pull(ROWS_OF_THREE).result()
             found.append(list(told))
     finally:
@@ -158,16 +156,11 @@ def test_nobody_waits_for_the_first_batches_of_a_model_that_had_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As of a process that takes a lost one's place, while worker 0 trains on."""
-    model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.0)
-    joined(store)
-    declare(store, specs_of(model, job("async", *LEARNS)))
-    communicator = communicator_on(store, worker=1, clocks=store)
-    try:
+    store = declared(num_workers=2, wait_limit_s=0.0)
+    with closing(communicator_on(store, worker=1, clocks=store)) as communicator:
         communicator.rejoin(asynchronous.FIRST_BATCHES)
 
-        rows = communicator.pull({"embedding": np.arange(3, dtype=np.uint64)}).result().rows
-    finally:
-        communicator.close()
+        rows = communicator.pull(ROWS_OF_THREE).result().rows
 
     assert rows["embedding"].shape == (3, 4)
     assert not caplog.messages  # that it waited in vain
@@ -177,11 +170,8 @@ def test_after_a_barrier_others_wait_again_for_the_first_batches(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As after a pass with fewer batches: that worker 0 was done with it let the others begin."""
-    model, store = small_model(), ParameterStore(num_workers=2, wait_limit_s=0.5)
-    joined(store)
-    declare(store, specs_of(model, job("async", *LEARNS)))
-    communicator = communicator_on(store, worker=1, clocks=store)
-    try:
+    store = declared(num_workers=2, wait_limit_s=0.5)
+    with closing(communicator_on(store, worker=1, clocks=store)) as communicator:
         communicator.rejoin(0)
         of_worker_0 = store.barrier("pass", 0, step=0)
         communicator.pull(ROWS_OF_THREE).result()
@@ -191,8 +181,6 @@ def test_after_a_barrier_others_wait_again_for_the_first_batches(
 
         communicator.rejoin(asynchronous.FIRST_BATCHES - 1)
         communicator.pull(ROWS_OF_THREE).result()
-    finally:
-        communicator.close()
 
     assert [text.partition(":")[0] for text in caplog.messages] == [IN_VAIN]
 
@@ -201,9 +189,7 @@ def test_after_a_barrier_others_wait_again_for_the_first_batches(
 def test_worker_0_alone_is_waited_for_and_no_longer_than_servers_let_it(
     is_idle: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, store = small_model(), ParameterStore(num_workers=3, wait_limit_s=0.5)
-    joined(store)
-    declare(store, specs_of(model, job("async", *LEARNS)))
+    store = declared(num_workers=3, wait_limit_s=0.5)
     worker_1, worker_2 = (communicator_on(store, worker=each, clocks=store) for each in (1, 2))
     try:
         for each in (worker_1, worker_2):
@@ -233,12 +219,11 @@ def test_nobody_waits_for_worker_0_in_a_job_with_heter_trainers(
     declare(store, specs)
     heter = tuple(f"heter-{index}:1" for index in range(num_heter))
     role = WorkerRole(endpoints=("ps-0:1",), worker_index=1, num_workers=2, heter_endpoints=heter)
-    communicator = communicator_of(settings, store, model, specs, role, member=member(1))
-    try:
+    with closing(
+        communicator_of(settings, store, model, specs, role, member=member(1))
+    ) as communicator:
         communicator.rejoin(0)
         communicator.pull(ROWS_OF_THREE).result()
-    finally:
-        communicator.close()
 
     warnings = [] if num_heter else [IN_VAIN]
     assert [text.partition(":")[0] for text in caplog.messages] == warnings
@@ -252,16 +237,13 @@ def test_flushed_parameters_are_read_back() -> None:
         "optimizer.dense={name='sgd', learning_rate=0.1}",
     )
     declare(store, specs_of(model, settings))
-    communicator = communicator_on(store)
-    try:
+    with closing(communicator_on(store)) as communicator:
         with communicator.params() as params:
             before = params.copy()
-        communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+        communicator.push(gradient(), 10, pulled=0)
         communicator.flush()
         with communicator.params() as params:
             after = params.copy()
-    finally:
-        communicator.close()
 
     np.testing.assert_allclose(after, before - 0.1 * 1.0 / 10, rtol=1e-5)
 
@@ -272,42 +254,31 @@ def test_gradient_leaves_after_the_longest_delay_without_a_full_merge(
     merges: tuple[int, int],
 ) -> None:
     """The sender wakes by itself: nothing but time makes this push leave."""
-    model, store = small_model(), ParameterStore()
-    declare(store, specs_of(model, job("async", *LEARNS)))
+    store = declared()
     applied = Applied(store)
-    communicator = communicator_on(applied, merges=merges, max_delay_ms=20)
-    try:
-        communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+    with closing(communicator_on(applied, merges=merges, max_delay_ms=20)) as communicator:
+        communicator.push(gradient(), 10, pulled=0)
 
         assert applied.all_of({"embedding", DENSE_BLOCK})
-    finally:
-        communicator.close()
 
 
 def test_error_of_the_sender_reaches_the_training_thread() -> None:
-    model, store = small_model(), ParameterStore()
-    declare(store, specs_of(model, job("async", *LEARNS)))
-    communicator = communicator_on(store)
-    try:
-        communicator.push(
-            gradient(model.num_params + 1, 1.0), 10, pulled=0
-        )  # longer than the block
+    store = declared()
+    with closing(communicator_on(store)) as communicator:
+        communicator.push(gradient(extra=1), 10, pulled=0)  # longer than the block
         with pytest.raises(CtrPsError, match="dense"):
             communicator.flush()
-    finally:
-        communicator.close()
 
 
 def test_push_waits_while_the_queue_is_full_and_goes_on() -> None:
-    model, store = small_model(), ParameterStore()
-    declare(store, specs_of(model, job("async", *LEARNS)))
+    store = declared()
     busy = Busy(store)
     communicator = communicator_on(busy, send_queue_size=2)
     went_on = threading.Event()
 
     def push(number: int) -> None:
         for _ in range(number):
-            communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+            communicator.push(gradient(), 10, pulled=0)
 
     def push_one_more() -> None:
         push(1)
@@ -355,44 +326,33 @@ def test_trainer_reads_old_rows_only_after_the_first_batches(
 
 
 def test_rows_that_were_asked_for_ahead_are_read_after_the_push_of_a_young_model() -> None:
-    model, store = small_model(), ParameterStore()
-    declare(store, specs_of(model, job("async", *LEARNS)))
-    keys = {"embedding": np.arange(3, dtype=np.uint64)}
-    communicator = communicator_on(store)
-    try:
-        young = communicator.pull(keys)
-        communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+    store = declared()
+    with closing(communicator_on(store)) as communicator:
+        young = communicator.pull(ROWS_OF_THREE)
+        communicator.push(gradient(), 10, pulled=0)
         version_of_young = young.result().version
-        communicator.push(gradient(model.num_params, 1.0), 10, pulled=asynchronous.BATCHES_IN_STEP)
+        communicator.push(gradient(), 10, pulled=asynchronous.BATCHES_IN_STEP)
         communicator.flush()
-        old = communicator.pull(keys)
-        communicator.push(gradient(model.num_params, 1.0), 10, pulled=2)
+        old = communicator.pull(ROWS_OF_THREE)
+        communicator.push(gradient(), 10, pulled=2)
         communicator.flush()
         version_of_old = old.result().version
-    finally:
-        communicator.close()
 
     assert (version_of_young, version_of_old) == (1, 2)
 
 
 def test_batches_of_a_young_model_are_not_merged() -> None:
-    model, store = small_model(), ParameterStore()
-    declare(store, specs_of(model, job("async", *LEARNS)))
+    store = declared()
     applied = Applied(store)
-    communicator = communicator_on(applied, merges=(2, 4), max_delay_ms=1e6)
-    try:
+    with closing(communicator_on(applied, merges=(2, 4), max_delay_ms=1e6)) as communicator:
         for _ in range(3):
-            communicator.push(gradient(model.num_params, 1.0), 10, pulled=0)
+            communicator.push(gradient(), 10, pulled=0)
         communicator.flush()
         pushed_young = sorted(applied.pushed)
         applied.pushed.clear()
         for _ in range(4):
-            communicator.push(
-                gradient(model.num_params, 1.0), 10, pulled=asynchronous.BATCHES_IN_STEP
-            )
+            communicator.push(gradient(), 10, pulled=asynchronous.BATCHES_IN_STEP)
         communicator.flush()
-    finally:
-        communicator.close()
 
     assert pushed_young == [(DENSE_BLOCK, 10)] * 3 + [("embedding", 10)] * 3
     assert sorted(applied.pushed) == [(DENSE_BLOCK, 40)] + [("embedding", 20)] * 2
@@ -409,14 +369,10 @@ def test_in_process_threads_count_every_example() -> None:
 
 
 def test_pull_of_training_reads_initial_values() -> None:
-    model, store = small_model(), ParameterStore()
-    declare(store, specs_of(model, job("async", *LEARNS)))
+    store = declared()
     keys = {"embedding": np.arange(5, dtype=np.uint64)}
-    communicator = communicator_on(store)
-    try:
+    with closing(communicator_on(store)) as communicator:
         rows = communicator.pull(keys).result().rows["embedding"]
-    finally:
-        communicator.close()
 
     expected = store.pull_sparse(keys, missing=Missing.INITIAL).result().rows["embedding"]
     assert rows.tobytes() == expected.tobytes()
@@ -488,12 +444,16 @@ def communicator_on(
     )
 
 
-def gradient(length: int, value: float):
-    return Gradients(
-        sparse={
-            "embedding": SparseGrad(
-                np.arange(3, dtype=np.uint64), np.full((3, 4), value, np.float32), 10
-            )
-        },
-        dense={DENSE_BLOCK: DenseGrad(np.full(length, value, np.float32), 10)},
-    )
+def gradient(*, extra: int = 0) -> Gradients:
+    rows = SparseGrad(ROWS_OF_THREE["embedding"], np.ones((3, 4), np.float32), 10)
+    block = DenseGrad(np.ones(small_model().num_params + extra, np.float32), 10)
+    return Gradients(sparse={"embedding": rows}, dense={DENSE_BLOCK: block})
+
+
+def declared(num_workers: int = 1, **settings: float) -> ParameterStore:
+    """Returns a store with the small model, and its workers if there are several."""
+    store = ParameterStore(num_workers=num_workers, **settings)
+    if num_workers > 1:
+        joined(store)
+    declare(store, specs_of(small_model(), job("async", *LEARNS)))
+    return store

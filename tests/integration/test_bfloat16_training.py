@@ -13,7 +13,6 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch import TorchModel
-from ctr_ps.protos.errors import CtrPsError
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
@@ -25,7 +24,6 @@ from tests.support.training import (
     NUM_SLOTS,
     job,
     random_batches,
-    together,
     worker_run,
 )
 
@@ -97,26 +95,3 @@ def test_model_is_served_in_float32_and_without_pytorch(tmp_path: Path) -> None:
 
     assert served.stdout.strip() == predictions[0].tobytes().hex()
     assert Predictor.load(url).predict(batch).tobytes() == predictions[0].tobytes()
-
-
-def test_workers_that_compute_otherwise_are_refused() -> None:
-    store = ParameterStore(num_workers=2, wait_limit_s=30)
-    errors: list[CtrPsError] = []
-
-    def worker(index: int, compute: str) -> None:
-        settings = job("sync", *SETTINGS, f"train.compute={compute}")
-        try:
-            with worker_run(
-                store, model_of("ctr_dnn"), settings, worker=index, num_workers=2
-            ) as run:
-                run.barrier("start")
-        except CtrPsError as error:
-            errors.append(error)
-
-    together(lambda: worker(0, "float32"), lambda: worker(1, "bfloat16"))
-
-    assert any(
-        "train.compute = bfloat16 (worker 0 has train.compute = float32)" in str(error)
-        or "train.compute = float32 (worker 1 has train.compute = bfloat16)" in str(error)
-        for error in errors
-    )

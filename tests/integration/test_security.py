@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,24 +193,16 @@ def test_worker_is_told_what_its_credentials_lack(token_file: Path) -> None:
         (endpoint,) = servers.endpoints
         with (
             pytest.raises(UnknownCallerError, match=r"shows no token.*set CTR_PS_TOKEN_FILE"),
-            closing_transport(transport_to(endpoint, Credentials())) as transport,
+            closing(transport_to(endpoint, Credentials())) as transport,
         ):
             wait_for_servers(transport, LIMIT_S)
         trainer = Credentials(token=TOKENS[Access.TRAINER])
-        with closing_transport(transport_to(endpoint, trainer)) as transport:
+        with closing(transport_to(endpoint, trainer)) as transport:
             wait_for_servers(transport, LIMIT_S)
             client = ClusterClient(transport)
             client.join(0, INCARNATION, terms={}).result()
             with pytest.raises(AccessError, match="Shrink needs the access 'admin'"):
                 client.shrink(dry_run=True)
-
-
-@contextmanager
-def closing_transport(transport: GrpcTransport) -> Iterator[GrpcTransport]:
-    try:
-        yield transport
-    finally:
-        transport.close()
 
 
 def test_health_check_needs_no_token(token_file: Path) -> None:
@@ -237,7 +229,7 @@ def test_each_call_in_flight_is_sent_again_with_a_token_that_was_exchanged(
     shown.write_text(TOKENS[Access.READER])
     with protected(Credentials(token_file=str(known))) as servers:
         caller = Credentials(token_file=str(shown))
-        with closing_transport(transport_to(servers.endpoints[0], caller)) as transport:
+        with closing(transport_to(servers.endpoints[0], caller)) as transport:
             transport.call(0, calls.GET_STATUS, None).result()
             known.write_text(WRONG)
             shown.write_text(WRONG)
@@ -294,7 +286,7 @@ class Load:
             while not self._is_over.is_set():
                 with self.opening:
                     transport = transport_to(self._endpoint, self._credentials)
-                with closing_transport(transport):
+                with closing(transport):
                     self._pull(transport, pulls_a_connection)
         except Exception as error:
             self.errors.append(error)

@@ -90,10 +90,3 @@ def test_error_of_a_run_with_several_workers_names_the_worker() -> None:
 
     with pytest.raises(GradientError, match=r"^worker 1: batch 1: "):
         run.non_finite.is_skipped(Gradients(), math.nan, 1)
-
-
-def test_run_whose_batches_are_mostly_skipped_ends() -> None:
-    store = ParameterStore()
-
-    with pytest.raises(GradientError, match=r"51 of the last \d+ batches were skipped"):
-        train(store, [*GOOD, *[BAD] * 60], job("sync", SKIP))

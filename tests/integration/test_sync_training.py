@@ -8,16 +8,11 @@ import pytest
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.store import Missing, Store
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.blocks.batching import joined
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from tests.support.cluster import cluster
-from tests.support.training import (
-    job,
-    joined,
-    random_batches,
-    small_model,
-    train_workers,
-)
+from tests.support.training import job, random_batches, small_model, train_workers
 
 OPTIMIZERS = ("optimizer.sparse=adagrad", "optimizer.dense=adam")
 SGD = (

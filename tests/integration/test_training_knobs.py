@@ -29,7 +29,7 @@ SGD = (
     "optimizer.dense={name='sgd', learning_rate=0.1}",
 )
 COSINE = "optimizer.schedule={kind='cosine', warmup_steps=5, total_steps=22, end_factor=0.125}"
-KNOBS = (COSINE, "train.weight_decay=0.01", "train.clip_norm=0.5")
+KNOBS = (COSINE, "train.weight_decay=0.01", "train.clip_norm=0.05")
 MODES = ["sync", "half_async", "async", "bounded_staleness", "geo"]
 DATA = [random_batches(NUM_BATCHES, 16, seed=seed) for seed in (1, 2)]
 

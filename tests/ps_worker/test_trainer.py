@@ -30,7 +30,7 @@ from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
 from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
-from ctr_ps.ps_worker.job.sections.strategy import Mode
+from ctr_ps.ps_worker.job.strategy import Mode
 from tests.support.address_space import address_space
 from tests.support.commands import ROOT, clean_environment
 

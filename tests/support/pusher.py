@@ -20,7 +20,7 @@ from ctr_ps.protos.role import WorkerRole, role_from_environment
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Lease, PushId, Version, WorkerLoss
 from ctr_ps.ps_worker.cluster.connect import connect
-from ctr_ps.ps_worker.run.membership.lease import LeaseRenewal
+from ctr_ps.ps_worker.run.membership import LeaseRenewal
 
 NUM_KEYS = 64
 KEYS_A_PUSH = 8

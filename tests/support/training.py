@@ -22,8 +22,7 @@ from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.model import trained_model
 from ctr_ps.ps_worker.run.plan import Plan, model_plan_of, plan_of
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.training_job.summary import Summary
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from ctr_ps.ps_worker.training.meter import Progress
 
 NUM_DENSE, NUM_SLOTS = 3, 4
@@ -83,17 +82,6 @@ def random_batches(num_batches: int, batch_size: int, *, seed: int) -> list[Batc
             )
         )
     return batches
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    sizes = sum(batch.size for batch in batches)
-    return Batch(
-        labels=np.concatenate([batch.labels for batch in batches if batch.labels is not None]),
-        dense=np.concatenate([batch.dense for batch in batches]),
-        keys=np.concatenate([batch.keys for batch in batches]),
-        offsets=np.arange(sizes * NUM_SLOTS + 1, dtype=np.int32),
-        num_slots=NUM_SLOTS,
-    )
 
 
 def worker_role(

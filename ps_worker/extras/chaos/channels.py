@@ -9,18 +9,128 @@ CTR_PS_CHAOS --> Fates --fate of each call--> disturbed channel --> channel
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
 
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.wire.calls import CALLS, Moves
 from ctr_ps.ps_worker.cluster.delays import Delays
 from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
 from ctr_ps.ps_worker.extras.chaos import CHAOS
-from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fate, Fates
+
+_CALLS: Mapping[str, frozenset[str]] = {
+    "pushes": frozenset(name for name, call in CALLS.items() if Moves.TO_SERVER in call.moves),
+    "pulls": frozenset(name for name, call in CALLS.items() if Moves.FROM_SERVER in call.moves),
+    "calls": frozenset(CALLS),
+}
+_KINDS = ("drop", "duplicate", "delay")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is done to calls."""
+
+    kind: str  # "drop", "duplicate" or "delay"
+    calls: str  # "pushes", "pulls", or "calls": all
+    amount: float  # share of the calls, from 0 to 1; of a delay the seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What happens to one call."""
+
+    is_request_lost: bool = False
+    is_reply_lost: bool = False
+    is_duplicated: bool = False
+    delay_s: float = 0.0
+
+    @property
+    def faults(self) -> list[str]:
+        """Their names in the journal."""
+        if self.is_request_lost:
+            return ["request_lost"]
+        happens = {
+            "reply_lost": self.is_reply_lost,
+            "duplicated": self.is_duplicated,
+            "delayed": self.delay_s > 0,
+        }
+        return [name for name in happens if happens[name]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chaos:
+    """Faults of a worker's calls."""
+
+    seed: str  # of the choice of calls
+    faults: Sequence[Fault]  # each is chosen by itself; all that are chosen for a call happen to it
+    journal: str = ""  # file to which "fault call server" is appended for each; empty: none
+
+    @classmethod
+    def from_json(cls, text: str) -> "Chaos":
+        """Returns what `CTR_PS_CHAOS` says; raises UsageError if it cannot be read."""
+        try:
+            value = json.loads(text)
+            faults = [Fault(str(kind), str(calls), float(n)) for kind, calls, n in value["faults"]]
+            chaos = cls(seed=str(value["seed"]), journal=value.get("journal", ""), faults=faults)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(f"{CHAOS} is {text!r}, which is no chaos: {error!r}") from error
+        for fault in faults:
+            if fault.kind not in _KINDS or fault.calls not in _CALLS:
+                raise UsageError(
+                    f"{CHAOS}: {fault.kind} {fault.calls}: kinds are {', '.join(_KINDS)}, calls are "
+                    f"{', '.join(_CALLS)}"
+                )
+        return chaos
+
+
+class Fates:
+    """Fates of the calls to one server: without gRPC. Thread-safe.
+
+    The n-th call of a name to a server has the same fate in every run of the same seed, whatever runs beside
+    it.
+    """
+
+    def __init__(self, chaos: Chaos, server: int) -> None:
+        self.chaos = chaos
+        self.server = server
+        self._random: dict[str, Random] = {}
+        self._lock = threading.Lock()
+
+    def next(self, call: str) -> Fate:
+        """Returns what happens to the next call of this name."""
+        is_request_lost = is_reply_lost = is_duplicated = False
+        delay_s = 0.0
+        with self._lock:
+            random = self._random.setdefault(
+                call, Random(f"{self.chaos.seed}/{self.server}/{call}")
+            )
+            for fault in self.chaos.faults:
+                if call not in _CALLS[fault.calls]:
+                    continue
+                if fault.kind == "delay":
+                    delay_s += fault.amount
+                    continue
+                is_chosen, is_reply = random.random() < fault.amount, random.random() < 0.5
+                if fault.kind == "drop":
+                    is_request_lost |= is_chosen and not is_reply
+                    is_reply_lost |= is_chosen and is_reply
+                else:
+                    is_duplicated |= is_chosen
+        return Fate(
+            is_request_lost=is_request_lost,
+            is_reply_lost=is_reply_lost,
+            is_duplicated=is_duplicated,
+            delay_s=delay_s,
+        )
+
 
 Send = Callable[..., Any]
 """Sends a request; returns the call, a grpc.Future."""
@@ -32,43 +142,32 @@ def disturb_by(text: str) -> Disturb:
     Raises:
         UsageError: If the variable cannot be read, or the journal cannot be written.
     """
-    chaos = Chaos.from_json(text)
-    journal, delays = _Journal(chaos.journal), Delays("chaos-delays")
+    chaos, delays = Chaos.from_json(text), Delays("chaos-delays")
+    _note(chaos.journal, [])
 
     def disturb(channels: Sequence[grpc.Channel]) -> list[_DisturbedChannel]:
         return [
-            _DisturbedChannel(channel, Fates(chaos, server), journal, delays)
+            _DisturbedChannel(channel, Fates(chaos, server), delays)
             for server, channel in enumerate(channels)
         ]
 
     return disturb
 
 
-class _Journal:
-    """Lines of what was done. Thread-safe.
+def _note(journal: str, lines: Sequence[str]) -> None:
+    """Adds lines to the journal, if there is one; raises UsageError if that fails.
 
-    Each is written as it happens, in one piece, since processes are killed in the tests that this is for.
+    At once and in one piece, since processes are killed in the tests that this is for.
     """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.write([], "", 0)
-
-    def write(self, faults: Sequence[str], call: str, server: int) -> None:
-        """Adds a line for each of a call's faults.
-
-        Raises:
-            UsageError: If that fails.
-        """
-        if not self._path:
-            return
-        try:
-            with Path(self._path).open("ab", buffering=0) as file:
-                file.write("".join(f"{fault} {call} {server}\n" for fault in faults).encode())
-        except OSError as error:
-            raise UsageError(
-                f"{CHAOS}: cannot write the journal {self._path!r}: {error.strerror}"
-            ) from error
+    if not journal:
+        return
+    try:
+        with Path(journal).open("ab", buffering=0) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+    except OSError as error:
+        raise UsageError(
+            f"{CHAOS}: cannot write the journal {journal!r}: {error.strerror}"
+        ) from error
 
 
 class _DisturbedChannel:
@@ -78,43 +177,28 @@ class _DisturbedChannel:
     that was closed during a delay the look-up crashes the process (grpcio 1.85).
     """
 
-    def __init__(
-        self, channel: grpc.Channel, fates: Fates, journal: _Journal, delays: Delays
-    ) -> None:
+    def __init__(self, channel: grpc.Channel, fates: Fates, delays: Delays) -> None:
         self._channel = channel
         self._fates = fates
-        self._journal = journal
         self._delays = delays
 
     def unary_unary(self, method: str, **options: Any) -> "_DisturbedMethod":
         """See grpc.Channel."""
         name = method.rpartition("/")[2]
         send = self._channel.unary_unary(method, **options).future
-        return _DisturbedMethod(name, send, self._fates, self._journal, self._delays)
+        return _DisturbedMethod(name, send, self._fates, self._delays)
 
-    def subscribe(self, callback: Callable[..., None], try_to_connect: bool = False) -> None:
-        """See grpc.Channel; `grpc.channel_ready_future` needs it."""
-        self._channel.subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Callable[..., None]) -> None:
-        """See grpc.Channel."""
-        self._channel.unsubscribe(callback)
-
-    def close(self) -> None:
-        """See grpc.Channel."""
-        self._channel.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)  # to close it, and to see when it is ready
 
 
 class _DisturbedMethod:
     """Sends requests of one method, as their fates say. Thread-safe."""
 
-    def __init__(
-        self, name: str, send: Send, fates: Fates, journal: _Journal, delays: Delays
-    ) -> None:
+    def __init__(self, name: str, send: Send, fates: Fates, delays: Delays) -> None:
         self._name = name
         self._send = send
         self._fates = fates
-        self._journal = journal
         self._delays = delays
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
@@ -122,7 +206,8 @@ class _DisturbedMethod:
         fate = self._fates.next(self._name)
         if not fate.faults:
             return self._send(request, timeout=timeout, **options)
-        self._journal.write(fate.faults, self._name, self._fates.server)
+        lines = [f"{fault} {self._name} {self._fates.server}" for fault in fate.faults]
+        _note(self._fates.chaos.journal, lines)
         left_s = None if timeout is None else timeout - fate.delay_s
         call = _DisturbedCall(fate, lambda: self._send(request, timeout=left_s, **options))
         if fate.is_request_lost:
@@ -136,16 +221,16 @@ class _DisturbedMethod:
         return call
 
 
-class _DisturbedCall(grpc.Future):  # type: ignore[misc]  # grpc has no types
-    """A call on its way, or soon to be. Thread-safe.
+class _DisturbedCall(futures.Future[Any]):
+    """A call on its way, or soon to be, with what is used of a grpc.Future. Thread-safe.
 
     It is done with the first answer to one of its copies; the others go on, and their answers are dropped.
     """
 
     def __init__(self, fate: Fate, send: Send) -> None:
+        super().__init__()
         self._fate = fate
         self._send = send
-        self._answer: futures.Future[Any] = futures.Future()
         self._copies: list[Any] = []
         self._is_cancelled = False
 
@@ -182,26 +267,9 @@ class _DisturbedCall(grpc.Future):  # type: ignore[misc]  # grpc has no types
     def _end(self, error: BaseException | None, answer: Any) -> None:
         with contextlib.suppress(futures.InvalidStateError):  # it has ended before
             if error is None:
-                self._answer.set_result(answer)
+                self.set_result(answer)
             else:
-                self._answer.set_exception(error)
-
-    def result(self, timeout: float | None = None) -> Any:
-        """See grpc.Future."""
-        return self._answer.result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """See grpc.Future."""
-        return self._answer.exception(timeout)
-
-    def traceback(self, timeout: float | None = None) -> Any:
-        """See grpc.Future."""
-        error = self._answer.exception(timeout)
-        return None if error is None else error.__traceback__
-
-    def add_done_callback(self, fn: Callable[[Any], None]) -> None:
-        """See grpc.Future."""
-        self._answer.add_done_callback(lambda _: fn(self))
+                self.set_exception(error)
 
     def cancel(self) -> bool:
         """See grpc.Future."""
@@ -210,18 +278,6 @@ class _DisturbedCall(grpc.Future):  # type: ignore[misc]  # grpc has no types
             copy.cancel()
         self.fail(grpc.StatusCode.CANCELLED, "cancelled")
         return True
-
-    def cancelled(self) -> bool:
-        """See grpc.Future."""
-        return self._is_cancelled
-
-    def done(self) -> bool:
-        """See grpc.Future."""
-        return self._answer.done()
-
-    def running(self) -> bool:
-        """See grpc.Future."""
-        return not self._answer.done()
 
 
 class _FailedError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types

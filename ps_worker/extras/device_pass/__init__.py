@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.store import Store
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
-from ctr_ps.ps_worker.job.specs import ModelSpecs
+from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.run.guests import PassTrainer
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches

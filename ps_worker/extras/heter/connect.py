@@ -22,7 +22,7 @@ _MODES = ("sync", "half_async", "async")
 _RETRY_SHARE = 1 / 3
 """Of a lease: the error that names a heter trainer comes before servers end the job since they lost it.
 
-They hear of it every third of a lease (ps_worker/run/membership/lease.py), so they lose it no sooner than two
+They hear of it every third of a lease (ps_worker/run/membership.py), so they lose it no sooner than two
 thirds after its end: a third is left for the error to reach them."""
 
 

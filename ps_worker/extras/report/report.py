@@ -29,7 +29,7 @@ from ctr_ps.ps_worker.extras.report.runs import RunRecords, number, read_runs
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import streamed
 from ctr_ps.ps_worker.job.model import errors_of_model
-from ctr_ps.ps_worker.training.evaluation.saved_store import SavedStore
+from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
 
 _NAMED = 3
 """Most runs whose names are the title."""

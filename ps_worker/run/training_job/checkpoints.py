@@ -1,29 +1,61 @@
-"""The checkpoints of a training job: what each says of its run, and the best one, which BEST names."""
+"""The checkpoints of a training job: what it starts from, what each says of its run, and BEST."""
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from ctr_ps.protos.errors import CheckpointError
-from ctr_ps.ps_server.checkpoint.publish import best_in, forget_best, write_best
+from ctr_ps.ps_server.checkpoint.publish import best_in, forget_best, remove_unfinished, write_best
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
-from ctr_ps.ps_worker.checkpoints.resume import RUN_ATTACHMENT, EarlierRun, RunState, Validation
+from ctr_ps.ps_worker.checkpoints.claim import Claim
+from ctr_ps.ps_worker.checkpoints.resume import (
+    RUN_ATTACHMENT,
+    EarlierRun,
+    RunState,
+    Validation,
+    earlier_run,
+    require_free_folder,
+)
 from ctr_ps.ps_worker.checkpoints.retention import (
     checkpoints_of_runs,
     name_after_epoch,
     name_at_step,
 )
 from ctr_ps.ps_worker.checkpoints.saver import Saver
+from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart, require_schema, warm_start_of
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.datasets import order_of_data, values_of_job
+from ctr_ps.ps_worker.job.datasets import (
+    TrainingData,
+    digest_of_files,
+    order_of_data,
+    values_of_job,
+)
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.training_job.passes import Pass
-from ctr_ps.ps_worker.run.training_job.start import Start
-from ctr_ps.ps_worker.run.training_job.validation import NameOf, Validator
+from ctr_ps.ps_worker.run.training_job.validation import Validator
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What a run starts with; what was loaded is known on worker 0 alone."""
+
+    files: str  # the training files, as `digest_of_files`
+    claim: Claim | None  # on the folder of checkpoints; None: there is none, or it is worker 0's
+    earlier: EarlierRun | None = None  # the run that it resumes
+    # what it took from `checkpoint.load`; None: nothing, or a lost process has loaded it
+    warm_start: WarmStart | None = None
+
+    def confirm(self, run: Run) -> None:
+        """Raises CheckpointError if another run has the folder, ProtocolError without this place."""
+        if self.claim is not None:
+            self.claim.require()
+        run.store.confirm_place(run.worker)
 
 
 class JobCheckpoints:
@@ -50,17 +82,15 @@ class JobCheckpoints:
         """The url of the newest complete checkpoint; None: no checkpoint yet."""
         return None if self._saver is None else self._saver.latest
 
-    @property
-    def name_within(self) -> NameOf | None:
-        """How `save_within` names the model of a validation; None: nothing is saved."""
-        return None if self._saver is None else self._name_within
+    def name_within(self, validation: Validation) -> str:
+        """Returns the name for a model in the middle of a pass; "" if nothing is saved."""
+        if self._saver is None:
+            return ""
+        return name_at_step(validation.step, self._validations_at(validation.step) + 1)
 
-    @property
-    def name_after(self) -> NameOf | None:
-        """How `save_after` names the model of a validation; None: nothing is saved."""
-        return (
-            None if self._saver is None else lambda validation: name_after_epoch(validation.epoch)
-        )
+    def name_after(self, validation: Validation) -> str:
+        """Returns the name for a model at the end of a pass; "" if nothing is saved."""
+        return "" if self._saver is None else name_after_epoch(validation.epoch)
 
     def after_step_of(self, each: Pass) -> Callable[[], None] | None:
         """Returns the callback that saves checkpoints within a pass; None: no such checkpoints."""
@@ -70,23 +100,23 @@ class JobCheckpoints:
 
         def begin() -> Mapping[str, bytes]:
             run.settle()
-            return self._attachments(epochs_done=each.number - 1, is_between_epochs=False)
+            return self._attachments(each, is_between_epochs=False)
 
         return lambda: saver.after_step(run.progress.steps, begin)
 
     def save_best_within(self, each: Pass, validation: Validation) -> None:
         """Saves the model of the best validation, in the middle of a pass, while all workers wait."""
-        self._save_within(each, validation.checkpoint, is_best=True)
+        self._save(validation.checkpoint, each, is_between_epochs=False, is_best=True)
 
     def save_last_within(self, each: Pass) -> None:
         """Saves the model of the last validation, in the middle of a pass, which ends with it."""
         step = self._run.progress.steps
-        self._save_within(each, name_at_step(step, self._validations_at(step)), is_best=False)
+        name = name_at_step(step, self._validations_at(step))
+        self._save(name, each, is_between_epochs=False, is_best=False)
 
     def save_after(self, each: Pass, *, is_best: bool) -> None:
         """Saves at the end of a pass, while all others wait; see `Saver.save`."""
-        name = name_after_epoch(each.number)
-        self._save(name, epochs_done=each.number, is_between_epochs=True, is_best=is_best)
+        self._save(name_after_epoch(each.number), each, is_between_epochs=True, is_best=is_best)
 
     def wait(self) -> None:
         """Returns when nothing is being written; see `Saver.wait`."""
@@ -98,20 +128,13 @@ class JobCheckpoints:
         if self._saver is not None:
             self._saver.finish()
 
-    def _save_within(self, each: Pass, name: str, *, is_best: bool) -> None:
-        self._save(name, epochs_done=each.number - 1, is_between_epochs=False, is_best=is_best)
-
-    def _name_within(self, validation: Validation) -> str:
-        """Returns the name for the model of a validation that does not count yet."""
-        return name_at_step(validation.step, self._validations_at(validation.step) + 1)
-
     def _validations_at(self, step: int) -> int:
         return sum(each.step == step for each in self._validator.validations)
 
     def write_best(self) -> None:
         """Has BEST name the best validation's checkpoint, as after a process that ended between the two."""
         self._confirm()
-        best, folder = self._validator.validations.best, self._job.checkpoint.dir
+        best, folder = self._validator.best, self._job.checkpoint.dir
         if best is None or not best.checkpoint:
             forget_best(folder)  # of what the run trained after the checkpoint that it resumes from
             return
@@ -126,24 +149,22 @@ class JobCheckpoints:
 
         That of the best but one, if the best one's was lost with a server while it was written.
         """
-        best, folder = self._validator.validations.best, self._job.checkpoint.dir
+        best, folder = self._validator.best, self._job.checkpoint.dir
         if self._saver is None or best is None or not best.checkpoint:
             return None
         self.write_best()
         name = best_in(folder)
         return None if name is None else folder_at(folder).child(name).url
 
-    def _save(self, name: str, *, epochs_done: int, is_between_epochs: bool, is_best: bool) -> None:
+    def _save(self, name: str, each: Pass, *, is_between_epochs: bool, is_best: bool) -> None:
         if self._saver is None or self._run.is_repeating:
             return  # repeating: the others have gone on since, and it would be of another moment
-        attachments = self._attachments(
-            epochs_done=epochs_done, is_between_epochs=is_between_epochs
-        )
+        attachments = self._attachments(each, is_between_epochs=is_between_epochs)
         self._saver.save(name, self._run.progress.steps, attachments, is_best=is_best)
 
-    def _attachments(self, *, epochs_done: int, is_between_epochs: bool) -> dict[str, bytes]:
+    def _attachments(self, each: Pass, *, is_between_epochs: bool) -> dict[str, bytes]:
         state = RunState(
-            epochs_done=epochs_done,
+            epochs_done=each.number if is_between_epochs else each.number - 1,
             is_between_epochs=is_between_epochs,
             num_workers=self._run.num_workers,
             files=self._files,
@@ -165,3 +186,70 @@ def _saver_of(job: Job, run: Run, earlier: EarlierRun | None, confirm: Callable[
         return Saver(run.store, settings, step=step, overwritten=overwritten, confirm=confirm)
     own = checkpoints_of_runs(settings.dir)
     return Saver(run.store, settings, step=step, latest=earlier.url, own=own, confirm=confirm)
+
+
+def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> Start:
+    """Returns what a run starts with; worker 0 loads it, and resumes the run that saved it if told to.
+
+    No file is changed: what comes next may still be refused. The first rows of `data` are read if the model
+    starts at their click rate.
+
+    Raises:
+        JobError: If the job does not fit the checkpoint, or its folder has those of another run.
+        CheckpointError: If there is no such checkpoint, or it is damaged.
+    """
+    files = digest_of_files(plan.train_files)
+    if not run.is_first:
+        return Start(files=files, claim=claim)
+    job = plan.job
+    _require_folder(job, run)
+    signature = plan.signatures["data.train"]
+    earlier = earlier_run(job, num_workers=run.num_workers, files=files, signature=signature)
+    if run.is_replacement:  # the process before this one has loaded it
+        return Start(files=files, claim=claim, earlier=earlier)
+    if earlier is not None:
+        url = earlier.url
+        require_schema(job, plan.model, plan.schema, url, takes_dense=True, resumes=True)
+        run.load(url, token=earlier.token)
+        workers = range(run.num_workers)  # not heter trainers, which have no data to resume in
+        progress = {worker: of for worker, of in earlier.progress.items() if worker in workers}
+        run.resume(earlier.version, progress, batches=earlier.batches)
+        return Start(files=files, claim=claim, earlier=earlier)
+    warm_start = warm_start_of(job, plan.model)
+    if warm_start is not None:
+        url, takes_dense = warm_start.checkpoint, DENSE_BLOCK in warm_start.taken
+        require_schema(job, plan.model, plan.schema, url, takes_dense=takes_dense)
+        run.load(url, only=job.checkpoint.only, head=data.head())
+    return Start(files=files, claim=claim, warm_start=warm_start)
+
+
+def clear_folder(job: Job, run: Run, start: Start) -> None:
+    """Removes what earlier runs left beside their checkpoints: files of unfinished saves, and `BEST`.
+
+    A no-op on other workers than 0. For a run that has started, and that nothing will refuse.
+
+    Raises:
+        CheckpointError: If the folder cannot be read, or something in it cannot be removed.
+    """
+    folder = job.checkpoint.dir
+    if not run.is_first or not folder:
+        return
+    start.confirm(run)
+    for name in remove_unfinished(folder):
+        logger.info("removed files of an unfinished save: %s", name)
+    if start.earlier is None and not run.has_trained_before:
+        forget_best(folder)  # an earlier run's, whose names this one saves again
+
+
+def _require_folder(job: Job, run: Run) -> None:
+    """Finds out whether the folder takes checkpoints of this run."""
+    folder = job.checkpoint.dir
+    if not folder:
+        logger.warning(
+            "no checkpoint will be saved, and what the model learns is lost when %s: set checkpoint.dir",
+            "this run ends" if run.is_in_process else "the servers end",
+        )
+        return
+    if not run.is_replacement:  # else they are of this run
+        require_free_folder(job)
+    run.store.require_writable(folder)

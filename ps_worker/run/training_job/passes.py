@@ -26,20 +26,12 @@ Positioned = Batch | tuple[Batch, DataPosition]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """Data that all workers train on between two barriers: an epoch of files, or a window of a stream.
+    """Data that all workers train on between two barriers: an epoch of files, or a window of a stream."""
 
-    Attributes:
-        name: Of its barrier.
-        number: Counted from 1, on through restarts of the run.
-        batches: Of this worker; to be closed.
-        is_last: Training ends with it.
-        share: See `TrainingData.share`.
-    """
-
-    name: str
-    number: int
-    batches: Generator[Positioned, None, None]
-    is_last: bool
+    name: str  # of its barrier
+    number: int  # counted from 1, on through restarts of the run
+    batches: Generator[Positioned, None, None]  # of this worker; to be closed
+    is_last: bool  # training ends with it
     share: Callable[[DataPosition], float | None] = lambda _: None
 
 
@@ -79,7 +71,7 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
         )
     for epoch in range(first, last + 1):
         name = f"epoch-{epoch}"
-        if _has_ended(epoch, run):
+        if epochs_ended(run, 0) >= epoch:  # the lost process before this one did
             yield Pass(name=name, number=epoch, batches=_nothing(), is_last=epoch == last)
             continue
         data.prepare(run, epoch)
@@ -107,11 +99,6 @@ def _position_in(epoch: int, run: Run) -> DataPosition | None:
     position = _earlier_position(run)
     # Of another epoch: it had not begun this one.
     return position if position is not None and position.epoch == epoch else None
-
-
-def _has_ended(epoch: int, run: Run) -> bool:
-    """Whether the lost process before this one had ended an epoch."""
-    return epochs_ended(run, 0) >= epoch
 
 
 def _earlier_position(run: Run) -> DataPosition | None:
@@ -149,28 +136,16 @@ class Stretches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassFigures:
-    """Figures of one pass.
+    """Figures of one pass, of all workers."""
 
-    Attributes:
-        epoch: Its number, from 1.
-        examples: Of all workers; without those that a lost process had trained on, or the run before this one
-            that it resumes.
-        auc: nan with one class only.
-        log_loss: Mean.
-        base_log_loss: Of predicting the pass's click rate for each of its examples; nan with one class only.
-        calibration: Predicted clicks over actual clicks; nan without clicks.
-        train_seconds: Of all workers, waiting for the slowest included, without validations.
-        examples_per_s: Of all workers, in these seconds.
-    """
-
-    epoch: int
-    examples: int
-    auc: float
-    log_loss: float
-    base_log_loss: float
-    calibration: float
-    train_seconds: float
-    examples_per_s: float
+    epoch: int  # its number, from 1
+    examples: int  # without those of a lost process before, or of the run that this one resumes
+    auc: float  # nan with one class only
+    log_loss: float  # mean
+    base_log_loss: float  # of predicting its click rate for each example; nan with one class only
+    calibration: float  # predicted clicks over actual clicks; nan without clicks
+    train_seconds: float  # waiting for the slowest included, without validations
+    examples_per_s: float  # in these seconds
 
 
 def end_pass(run: Run, each: Pass) -> ClickMetrics:

@@ -10,9 +10,9 @@ stops. In synchronous training the steps and their bytes are those of a run with
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -20,27 +20,22 @@ from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.store import Numbers, ReduceOp
 from ctr_ps.ps_worker.checkpoints.resume import RunState, Validation
 from ctr_ps.ps_worker.job.datasets import evaluated
+from ctr_ps.ps_worker.job.sections import Metric
 from ctr_ps.ps_worker.run.plan import Plan
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
+from ctr_ps.ps_worker.run.run_folder import MetricsWriter
 from ctr_ps.ps_worker.run.training_job.passes import Pass, Stretches
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
-from ctr_ps.ps_worker.training.evaluation.early_stopping import EarlyStopping
 from ctr_ps.ps_worker.training.evaluation.evaluator import figures
 
 logger = logging.getLogger(__name__)
 
 NameOf = Callable[[Validation], str]
-"""Returns the name of the checkpoint that has the model of a validation."""
+"""Returns the name of the checkpoint that has the model of a validation; "" if nothing is saved."""
 
 
 class Validator:
-    """Validates a run; each worker has one. For one thread.
-
-    Attributes:
-        validations: All so far.
-        steps: Counts those to the next validation within a pass.
-    """
+    """Validates a run; each worker has one. For one thread."""
 
     def __init__(self, plan: Plan, run: Run, metrics: MetricsWriter) -> None:
         """Reads nothing yet; figures of validations go to `metrics`."""
@@ -52,8 +47,16 @@ class Validator:
         self._new_breakdown = breakdown_of(plan.job, plan.schema, plan.valid_files)
         # Kept, as what is wrong with its rows is said once.
         self._dataset = evaluated(plan.job, plan.schema, plan.valid_files, plan.stamps)
-        self.validations = Validations(plan)
+        self._rule = EarlyStopping(metric=plan.job.valid.metric, patience=plan.job.valid.patience)
+        # Those since the start of this worker; worker 0 has a resumed run's as well.
+        self.validations: list[Validation] = []
+        self.best: Validation | None = None  # of these
         self.steps = StepsToValidation(plan, run)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is to stop, as validations get no better."""
+        return self._is_on and self._rule.is_over
 
     def is_due_after(self, each: Pass) -> bool:
         """Whether a pass ends with a validation."""
@@ -63,50 +66,49 @@ class Validator:
     def resume(self, state: RunState | None) -> int:
         """Goes on where the resumed run was, of which worker 0 tells the others, which all have to call.
 
-        Args:
-            state: Of that run; None on the other workers.
-
-        Returns:
-            The epochs that all workers have ended.
+        Returns the epochs that all workers have ended; `state` is of that run, None on the other workers.
         """
-        epochs_done, saved, since = 0, list[Validation](), 0
-        if state is not None:
-            epochs_done, saved = state.epochs_done, state.validations
-            since = state.steps_since_validation
-        known = np.array([epochs_done, *self.validations.told_of(saved), since], np.float64)
-        told = self._run.all_reduce(known, ReduceOp.MAX, "epochs done")
-        self.validations.resume(told[1:-1], saved)
-        self.steps.resume(int(told[-1]))
-        return int(told[0])
+        saved = [] if state is None else state.validations
+        done, since = (0, 0) if state is None else (state.epochs_done, state.steps_since_validation)
+        rule = self._rule  # of no validations: it leaves a maximum as it is
+        for each in saved:
+            rule = rule.after(each)
+        known = np.array([done, len(saved), rule.best, rule.waits, since], np.float64)
+        told = self._run.all_reduce(known, ReduceOp.MAX, "epochs done").tolist()
+        epochs_done, number, best, waits, since = told
+        for each in saved[: int(number)]:  # a process in a lost one's place may know later ones
+            self.add(each)
+        self._rule = replace(self._rule, best=best, waits=int(waits))
+        self.steps.carried = int(since)
+        return int(epochs_done)
 
-    def validate(self, epoch: int, name_of: NameOf | None) -> Validation | None:
+    def validate(self, epoch: int, name_of: NameOf) -> Validation | None:
         """Evaluates the model that the store has, and counts it; worker 0 alone, while the others wait.
 
-        Args:
-            epoch: The current one.
-            name_of: Returns the name under which its model is to be saved if it is the best; None: nothing is
-                saved.
-
-        Returns:
-            None on another worker, and in a process that goes through barriers of the one before it.
+        None on another worker, and in a process that goes through barriers of the one before it.
         """
         if not self._run.is_first or self._run.is_repeating:
             return None
         validation = self._named(self._evaluate(epoch), name_of)
-        self.validations.add(validation)
+        self.add(validation)
         return validation
 
-    def tell(self, name: str, own: Validation | None, name_of: NameOf | None) -> None:
+    def tell(self, name: str, own: Validation | None, name_of: NameOf) -> None:
         """Tells all workers of a validation, which all have to call; those without it count it then.
 
-        Args:
-            name: Of the all-reduce.
-            own: What `validate` returned.
-            name_of: As there. By what was told: a process in a lost one's place is at other steps.
+        `own` is what `validate` returned. Names are by what was told: a process in a lost one's place is at
+        other steps.
         """
         told = self._run.all_reduce(_numbers(own), ReduceOp.MAX, name)
         if own is None:
-            self.validations.add(self._named(_validation(told), name_of))
+            self.add(self._named(_validation(told), name_of))
+
+    def add(self, validation: Validation) -> None:
+        """Counts a validation."""
+        if self._rule.is_better(validation):
+            self.best = validation
+        self._rule = self._rule.after(validation)
+        self.validations.append(validation)
 
     def _evaluate(self, epoch: int) -> Validation:
         start = time.monotonic()
@@ -151,10 +153,9 @@ class Validator:
                 "without" if metrics.clicks else "with",
             )
 
-    def _named(self, validation: Validation, name_of: NameOf | None) -> Validation:
-        if name_of is None or not self.validations.is_better(validation):
-            return validation
-        return replace(validation, checkpoint=name_of(validation))
+    def _named(self, validation: Validation, name_of: NameOf) -> Validation:
+        is_better = self._rule.is_better(validation)
+        return replace(validation, checkpoint=name_of(validation)) if is_better else validation
 
 
 _UNKNOWN = -math.inf  # leaves a maximum as it is
@@ -178,78 +179,41 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class Validations:
-    """Validations in their order; each worker has those since its start, worker 0 a resumed run's as well.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStopping:
+    """Early stopping: the outcome of the validations so far. All workers decide alike, from the same scores.
 
-    For one thread.
+    A score is the AUC of a validation, or its negative log loss; higher is better. A validation without the
+    figure, as the AUC of rows of one class, is never better, and does not count.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        """There are none yet."""
-        settings = plan.job.valid
-        self._is_on = bool(plan.valid_files)
-        self._rule = EarlyStopping(metric=settings.metric, patience=settings.patience)
-        self._best: Validation | None = None
-        self._all: list[Validation] = []
-
-    def __iter__(self) -> Iterator[Validation]:
-        return iter(self._all)
-
-    @property
-    def best(self) -> Validation | None:
-        """The best validation so far; None: none, or it was of a resumed run and this is not worker 0."""
-        return self._best
+    metric: Metric  # the figure that is the score
+    patience: int  # validations in a row without improvement that end training; 0: any number
+    best: float = -math.inf  # highest score so far; -inf before the first
+    waits: int = 0  # validations with the figure since the best one
 
     @property
     def is_over(self) -> bool:
-        """Whether training is to stop, as validations get no better."""
-        return self._is_on and self._rule.is_over
+        """Whether training is to stop."""
+        return 0 < self.patience <= self.waits
 
     def is_better(self, validation: Validation) -> bool:
         """Whether a validation is better than all before it."""
-        return self._rule.is_better(**_compared(validation))
+        return self._score(validation) > self.best
 
-    def add(self, validation: Validation) -> None:
-        """Counts a validation."""
+    def after(self, validation: Validation) -> Self:
+        """Returns the outcome after a validation."""
         if self.is_better(validation):
-            self._best = validation
-        self._rule = self._rule.after(**_compared(validation))
-        self._all.append(validation)
+            return replace(self, best=self._score(validation), waits=0)
+        if math.isnan(self._score(validation)):
+            return self
+        return replace(self, waits=self.waits + 1)
 
-    def told_of(self, validations: Sequence[Validation]) -> Numbers:
-        """Returns what worker 0 tells the others of a resumed run's validations, for `resume`: float64[3].
-
-        Of none it is what leaves a maximum with those of another worker as they are.
-        """
-        rule = self._rule
-        for each in validations:
-            rule = rule.after(**_compared(each))
-        return np.array([len(validations), rule.best, rule.waits], np.float64)
-
-    def resume(self, told: Numbers, validations: Sequence[Validation]) -> None:
-        """Goes on from a resumed run's validations.
-
-        Args:
-            told: See `told_of`.
-            validations: Known on worker 0: those told of, and perhaps later ones.
-        """
-        number, best, waits = told.tolist()
-        for each in validations[: int(number)]:
-            self.add(each)
-        self._rule = replace(self._rule, best=best, waits=int(waits))
-
-    def as_dicts(self) -> list[dict[str, Any]]:
-        """Returns the validations for a summary."""
-        return [asdict(each) for each in self._all]
-
-
-def _compared(validation: Validation) -> dict[str, float]:
-    """Returns the figures that tell which of two validations is better; nan is never better."""
-    auc, log_loss = validation.auc, validation.log_loss
-    return {
-        "auc": math.nan if auc is None else auc,
-        "log_loss": math.nan if log_loss is None else log_loss,
-    }
+    def _score(self, validation: Validation) -> float:
+        auc, log_loss = validation.auc, validation.log_loss
+        if self.metric == "auc":
+            return math.nan if auc is None else auc
+        return math.nan if log_loss is None else -log_loss
 
 
 class StepsToValidation:
@@ -262,7 +226,7 @@ class StepsToValidation:
         # Threads in lockstep take their steps together.
         every_steps = -(-plan.job.valid.every_steps // self._threads) * self._threads
         self._every_steps = every_steps if plan.valid_files else 0
-        self._carried_steps = 0  # of an earlier run, since its last validation
+        self.carried = 0  # steps of worker 0 in a resumed run since its last validation
         self._stretch_start = 0
 
     @property
@@ -273,21 +237,13 @@ class StepsToValidation:
     @property
     def left(self) -> int:
         """Steps of this worker up to the next validation in its pass."""
-        before = self._carried_steps + self._run.steps_since_barrier * self._threads
+        before = self.carried + self._run.steps_since_barrier * self._threads
         return max(self._every_steps - before, 0)
 
     @property
     def since(self) -> int:
         """Steps of this worker since the last validation in its pass, a resumed run's included."""
         return self._run.progress.steps - self._stretch_start if self.is_on else 0
-
-    def resume(self, since: int) -> None:
-        """Goes on from the steps of worker 0 in a resumed run since its last validation."""
-        self._carried_steps = since
-
-    def begin_pass(self) -> None:
-        """Counts from the start of a pass, or where a resumed run was in it."""
-        self._begin_stretch()
 
     def goes_on(self, name: str, stretches: Stretches) -> bool:
         """Waits for all workers at the end of a stretch; returns whether any has more of the pass to train.
@@ -296,11 +252,11 @@ class StepsToValidation:
         """
         has_more = np.array([float(stretches.has_more)])
         goes_on = bool(self._run.all_reduce(has_more, ReduceOp.MAX, name)[0])
-        self._carried_steps = 0
-        self._begin_stretch()
+        self.carried = 0
+        self.begin_stretch()
         return goes_on
 
-    def _begin_stretch(self) -> None:
+    def begin_stretch(self) -> None:
         """Counts from here, or from where the lost process before this one was in the stretch."""
-        before = self._carried_steps + self._run.steps_since_barrier * self._threads
+        before = self.carried + self._run.steps_since_barrier * self._threads
         self._stretch_start = self._run.progress.steps - before

@@ -2,9 +2,15 @@
 
 For values it keeps labels, predictions, weights and keys until the evaluation ends, and sorts them then;
 docs/evaluation.md gives the sizes. Without values its memory does not depend on the number of examples.
+
+Calibration is from a histogram of fixed size. The bits of a float32 from 0 to 1 ascend with it, so its
+leading bits number the cells of the histogram. A cell is as wide as 2^-12 of its predictions. Buckets of
+about equal numbers of examples are runs of cells: their borders are within that width of the quantiles, and
+equal predictions are in one bucket.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,15 +20,140 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.batch import GROUP_SLOT, Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.protos.errors import CtrPsError
+from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.training.evaluation.calibration import Calibration, calibration_error
-from ctr_ps.ps_worker.training.evaluation.groups import figures_of_groups
-from ctr_ps.ps_worker.training.evaluation.value_texts import ValueTexts
+from ctr_ps.ps_worker.training.evaluation.groups import figures_of_groups, ratio
+
+logger = logging.getLogger(__name__)
 
 _Kind = TypeVar("_Kind", bound=np.generic)
 
 SLICED_VALUES = 10
 """Reported values of a slot, the most frequent ones."""
+
+
+_DROPPED_BITS = 23 - 12  # of the mantissa
+_CELLS = (int(np.float32(1).view(np.uint32)) >> _DROPPED_BITS) + 1
+
+
+class Calibration:
+    """Examples by their predictions, in 20 MB for any number of them. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._examples = np.zeros(_CELLS, np.int64)
+        self._weight, self._clicks, self._predicted = np.zeros((3, _CELLS))
+        self._lowest = np.ones(_CELLS, np.float32)
+        self._highest = np.zeros(_CELLS, np.float32)
+
+    def add(
+        self,
+        clicked: NDArray[np.bool_],
+        probabilities: NDArray[np.float32],
+        weights: NDArray[np.float32],
+    ) -> None:
+        """Counts N examples by their predicted probability of a click, from 0 to 1."""
+        positive = probabilities + np.float32(0)  # -0 has a bit that 0 has not
+        cells = positive.view(np.uint32) >> np.uint32(_DROPPED_BITS)
+        weight = weights.astype(np.float64)
+        np.add.at(self._examples, cells, 1)
+        np.add.at(self._weight, cells, weight)
+        np.add.at(self._clicks, cells, weight * clicked)
+        np.add.at(self._predicted, cells, weight * positive)
+        np.minimum.at(self._lowest, cells, positive)
+        np.maximum.at(self._highest, cells, positive)
+
+    def buckets(self, number: int) -> list[dict[str, Any]]:
+        """Returns the figures of up to `number` non-empty buckets, by ascending prediction."""
+        cells = np.flatnonzero(self._examples)
+        if not cells.size:
+            return []
+        examples = self._examples[cells]
+        middle = np.cumsum(examples) - examples / 2  # of each cell, among all examples
+        bucket_of_cell = (middle * number / examples.sum()).astype(np.int64)
+        starts = np.flatnonzero(np.diff(bucket_of_cell, prepend=-1))
+        sums = (
+            np.add.reduceat(array[cells], starts).tolist()
+            for array in (self._examples, self._weight, self._predicted, self._clicks)
+        )
+        lowest = self._lowest[cells[starts]].tolist()
+        highest = self._highest[cells[np.append(starts[1:], cells.size) - 1]].tolist()
+        return [
+            {
+                "examples": count,
+                "weight": weight,
+                "lowest": low,
+                "highest": high,
+                "predicted": ratio(predicted, weight),
+                "click_rate": ratio(clicks, weight),
+                "calibration": ratio(predicted, clicks),
+            }
+            for count, weight, predicted, clicks, low, high in zip(
+                *sums, lowest, highest, strict=True
+            )
+        ]
+
+
+def calibration_error(buckets: list[dict[str, Any]]) -> float:
+    """Returns the mean distance of predicted and actual click rate over buckets, by weight; nan without any.
+
+    The expected calibration error: Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities
+    Using Bayesian Binning", 2015.
+    """
+    weighing = [each for each in buckets if each["weight"] > 0]
+    distances = sum(
+        each["weight"] * abs(each["predicted"] - each["click_rate"]) for each in weighing
+    )
+    return ratio(distances, sum(each["weight"] for each in weighing))
+
+
+MAX_ROWS = 1_000_000
+"""Limit of rows to read again: other values are reported by key only."""
+
+
+class ValueTexts:
+    """Finds texts of values in files, each once. For one thread.
+
+    Hashes cannot be inverted, so the evaluated files are searched for the values. The most frequent ones of a
+    slot are found early, after reading few rows.
+    """
+
+    def __init__(self, files: Sequence[str], schema: Schema, format: str | None) -> None:
+        self._files = files
+        self._schema = schema
+        self._format = format
+        self._found: dict[tuple[str, int], str] = {}
+        # Each validation asks again for those without a text.
+        self._sought: set[tuple[str, int]] = set()
+
+    def find(self, slot: str, keys: Iterable[int]) -> dict[int, str]:
+        """Returns the texts of the values of a slot with these keys, as far as they are found."""
+        keys = list(keys)
+        if missing := {key for key in keys if (slot, key) not in self._sought}:
+            self._sought |= {(slot, key) for key in missing}
+            self._read(slot, missing)
+        return {key: self._found[slot, key] for key in keys if (slot, key) in self._found}
+
+    def _read(self, slot: str, missing: set[int]) -> None:
+        # Imported late: most evaluations have no slices, and not all files are Arrow's to read.
+        from ctr_ps.ps_worker.data.distinct_values import DistinctValues
+
+        bad_rows = silent_bad_rows()  # the evaluation has reported them
+        values = DistinctValues(
+            self._files, self._schema, slot, format=self._format, bad_rows=bad_rows
+        )
+        wanted = np.array(sorted(missing), np.uint64)
+        try:
+            for texts, keys in values:
+                for place in np.flatnonzero(np.isin(keys, wanted)):
+                    text = texts[int(place)].as_py().decode(errors="backslashreplace")
+                    self._found[slot, int(keys[place])] = text
+                    missing.discard(int(keys[place]))
+                if not missing or values.rows > MAX_ROWS:
+                    return
+        except CtrPsError as error:
+            # A file of keys or a format without values: the figures are reported by key.
+            logger.info("values of slot %s have no texts: %s", slot, error)
 
 
 @dataclass(slots=True)

@@ -1,21 +1,28 @@
-"""Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree."""
+"""Evaluation: one function for the end of training and for `ps-worker infer`, so figures agree.
+
+Its store is that of a run, or a `SavedStore`.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.ctr_model.models.checks import errors_with_shapes, require_probabilities
 from ctr_ps.ctr_model.models.model import Model, Task, tasks_of
-from ctr_ps.protos.errors import GradientError
+from ctr_ps.protos.errors import CheckpointError, GradientError, ProtocolError
+from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.gradients import Values
-from ctr_ps.protos.store import Missing, ParameterReader
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.store import Future, Missing, ParameterReader, Pulled, Version
+from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.training.blas import blas_threads
 from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
@@ -58,7 +65,7 @@ def evaluate(
     workspace = model.workspace(batch_size)
     tasks = tasks_of(model)
     metrics = Evaluation(tasks)
-    with blas_threads(num_threads):
+    with threadpool_limits(limits=num_threads, user_api="blas"):
         for batch in batches:
             keys = keys_of_batch(batch, model.tables)
             if batch.size > workspace.max_batch_size:
@@ -140,3 +147,32 @@ def _add(
         metrics.add(labels, predictions, weights)
     except ValueError as error:
         raise GradientError(f"{error}; lower the learning rate, or load an older model") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStore:
+    """A saved model as a `ParameterReader`, always at version 0."""
+
+    saved: SavedModel
+
+    def pull_sparse(
+        self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
+    ) -> Future[Pulled]:
+        """See `ParameterReader`; only with `Missing.ZEROS`."""
+        if missing is not Missing.ZEROS:
+            raise ProtocolError(f"keys without a saved row read as zeros, not as {missing.name}")
+        return Answered(Pulled({name: self.saved.read(name, keys[name]) for name in keys}, 0))
+
+    def pull_dense(
+        self, into: Mapping[str, Values], *, at: Version | None = None
+    ) -> Future[Version]:
+        """See `ParameterReader`."""
+        for name, vector in into.items():
+            saved = self.saved.dense.get(name)
+            if saved is None or saved.shape != vector.shape:
+                raise CheckpointError(
+                    f"checkpoint {self.saved.checkpoint.url} has no dense block {name!r} of length "
+                    f"{vector.size}: it belongs to another model"
+                )
+            vector[:] = saved
+        return Answered(0)

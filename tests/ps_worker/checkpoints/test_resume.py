@@ -25,8 +25,7 @@ from ctr_ps.ps_worker.checkpoints.resume import earlier_run
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.plan import plan_of
-from ctr_ps.ps_worker.run.training_job.summary import Summary
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
 from tests.support.killed import KilledError, KilledStore, resumed_job, wait_for_saves
 from tests.support.training import plan_as, worker_role
 

@@ -14,7 +14,7 @@ from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.saver import Saver, Schedule
-from ctr_ps.ps_worker.job.sections.checkpoint import CheckpointSection
+from ctr_ps.ps_worker.job.sections import CheckpointSection
 from tests.support.stores import in_process
 
 LIMIT_S = 10.0

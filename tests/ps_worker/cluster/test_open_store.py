@@ -13,13 +13,13 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster import connect
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
-from ctr_ps.ps_worker.job.sections.section import ClusterSection
+from ctr_ps.ps_worker.job.sections import ClusterSection
 from tests.support.cluster import cluster
 
 IN_PROCESS = """
 import sys
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
-from ctr_ps.ps_worker.job.sections.section import ClusterSection
+from ctr_ps.ps_worker.job.sections import ClusterSection
 with open_store(LOCAL, ClusterSection()):
     print("grpc" in sys.modules)
 """

@@ -15,7 +15,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.choice import communicator_of
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member

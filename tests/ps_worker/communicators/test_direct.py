@@ -8,8 +8,7 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.store import Missing, Staleness
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from tests.support.stores import member
 from tests.support.training import job, small_model, together
 

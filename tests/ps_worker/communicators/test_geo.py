@@ -16,7 +16,7 @@ from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.geo import WARM_UP, GeoCommunicator
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.job.specs import declare, dense_spec, specs_of, table_specs
+from ctr_ps.ps_worker.job.model import declare, dense_spec, specs_of, table_specs
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member

@@ -8,11 +8,12 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
-from tests.support.training import job, joined, random_batches, small_model, together
+from tests.support.training import job, random_batches, small_model, together
 
 NUM_PARAMS = small_model().num_params
 JOB = job("async", "optimizer.sparse=adagrad", "optimizer.dense=adam")

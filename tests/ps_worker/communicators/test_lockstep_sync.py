@@ -13,8 +13,7 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from ctr_ps.protos.store import Future, Missing, PushId, Store, Version
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.local_transport import LocalTransport, joined_client

@@ -12,7 +12,7 @@ from ctr_ps.ps_worker.fleet import distributed, optimizer
 from ctr_ps.ps_worker.fleet.distributed import distributed_optimizer
 from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.job import override_job
-from ctr_ps.ps_worker.job.specs import table_specs
+from ctr_ps.ps_worker.job.model import table_specs
 from tests.support.training import small_model
 
 ADDS_ONLY = "sum"  # of metrics and deltas, no optimizer to train with

@@ -19,7 +19,7 @@ from ctr_ps.ps_worker.job.checks import (
     require_one_worker,
     require_optimizers,
 )
-from ctr_ps.ps_worker.job.specs import dense_spec, specs_of, table_specs, with_rates_of_tables
+from ctr_ps.ps_worker.job.model import dense_spec, specs_of, table_specs, with_rates_of_tables
 from tests.support.training import small_model
 
 JOB = """\

@@ -14,11 +14,9 @@ from pydantic.fields import FieldInfo
 
 from ctr_ps.ps_server.optimizers.schedule import SETTINGS as SCHEDULES
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.job.fleet_words import IGNORED, TRANSLATED
-from ctr_ps.ps_worker.job.sections.life import AdmissionSection, TableLife
-from ctr_ps.ps_worker.job.sections.optimizers import OptimizerChoice
-from ctr_ps.ps_worker.job.sections.schedule import ScheduleSection
-from ctr_ps.ps_worker.job.sections.strategy import SETTINGS
+from ctr_ps.ps_worker.job.life import AdmissionSection, TableLife
+from ctr_ps.ps_worker.job.optimizers import OptimizerChoice, ScheduleSection
+from ctr_ps.ps_worker.job.strategy import IGNORED, SETTINGS, TRANSLATED
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/job.md").read_text()

@@ -7,7 +7,7 @@ import pytest
 
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
-from ctr_ps.ps_worker.job import override_job, specs
+from ctr_ps.ps_worker.job import model, override_job
 from ctr_ps.ps_worker.run import plan
 from ctr_ps.ps_worker.run.plan import plan_of
 from ctr_ps.ps_worker.run.training_job.train_job import train_job
@@ -39,8 +39,8 @@ def test_what_a_run_trains_is_derived_once(tmp_path: Path, monkeypatch: pytest.M
             module, name, lambda *args, **more: derived.append(name) or derive(*args, **more)
         )
 
-    counted(specs, "table_specs")
-    counted(specs, "dense_spec")
+    counted(model, "table_specs")
+    counted(model, "dense_spec")
     counted(plan, "trained_model")
     counted(plan, "terms_of")
     job = override_job({}, [*settings, *files, "train.base_rate=0.1"], source="test")

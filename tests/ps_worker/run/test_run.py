@@ -1,6 +1,7 @@
 """One worker of a run, alone and with others."""
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.errors import AbortedError, CheckpointError, JobError, ProtocolError, UsageError
-from ctr_ps.protos.store import Future, ReduceOp, SaveRequest
+from ctr_ps.protos.store import Future, ReduceOp, SaveRequest, Shrunk
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.blocks.batching import joined
 from ctr_ps.ps_worker.data.blocks.position import DataPosition
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.run.run import Run
-from tests.support.training import job, joined, random_batches, small_model, together, worker_run
+from ctr_ps.ps_worker.run.run import Run, log_shrunk
+from tests.support.training import job, random_batches, small_model, together, worker_run
 
 BATCHES = random_batches(6, 8, seed=1)
 JOB = job("async")
@@ -403,3 +405,30 @@ def test_only_a_log_loss_is_compared_with_the_base_rates(is_log_loss: bool, capl
 
     warned = [record for record in caplog.records if "click rate" in record.getMessage()]
     assert len(warned) == is_log_loss
+
+
+def logged(caplog: pytest.LogCaptureFixture, shrunk: Shrunk) -> tuple[int, str]:
+    with caplog.at_level(logging.INFO):
+        log_shrunk({"embedding": shrunk})
+    (record,) = caplog.records
+    return record.levelno, record.getMessage()
+
+
+def test_what_went_and_what_is_left_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    shrunk = Shrunk(rows=7, size_bytes=734_003, left_rows=7, candidates=9)
+
+    assert logged(caplog, shrunk) == (
+        logging.INFO,
+        "shrunk table=embedding removed_rows=7 left_rows=7 removed_mb=0.7 removed_candidates=9",
+    )
+
+
+def test_that_most_rows_went_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert logged(caplog, Shrunk(rows=8, left_rows=7)) == (
+        logging.WARNING,
+        "shrunk table=embedding removed_rows=8 left_rows=7 removed_mb=0.0",
+    )
+
+
+def test_table_without_rows_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert logged(caplog, Shrunk())[0] == logging.INFO

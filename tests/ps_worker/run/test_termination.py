@@ -37,7 +37,7 @@ def ended_by_sigterm(body: str, *, grace_s: float) -> tuple[int, str]:
 def test_call_that_waits_fails_and_the_worker_unwinds(tmp_path: Path) -> None:
     code, log = ended_by_sigterm(
         f"""
-        termination.abort_through(store, 1)
+        termination.abort_at(lambda: (store, 1))
         waiting = store.barrier("end", 1, step=0)
         print("ready", flush=True)
         try:
@@ -58,7 +58,7 @@ def test_worker_that_does_not_end_is_ended(has_begun: bool) -> None:
     code, _ = ended_by_sigterm(
         f"""
         if {has_begun}:
-            termination.abort_through(store, 1)
+            termination.abort_at(lambda: (store, 1))
         print("ready", flush=True)
         threading.Event().wait()
         """,

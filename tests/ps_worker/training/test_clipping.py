@@ -10,13 +10,11 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.training.clipping import clip
-from tests.support.cluster import cluster
 from tests.support.training import (
     NUM_DENSE,
     NUM_SLOTS,
     job,
     random_batches,
-    together,
     train_worker,
     worker_run,
 )
@@ -122,34 +120,6 @@ def after_training(store: ParameterStore, batches: list, *knobs: str, mode: str)
     return np.concatenate(
         [state.blocks["dense"].weights, state.rows["embedding"].weights.reshape(-1)]
     )
-
-
-def test_two_threads_learn_what_two_workers_learn_on_any_servers() -> None:
-    """Each batch is clipped by itself, wherever it is trained."""
-    dealt = [batch for pair in zip(*DATA, strict=True) for batch in pair]
-    threads = ParameterStore()
-    train_worker(threads, dealt, job("sync", "train.thread_num=2", CLIPPED))
-    digests = {threads.digest()}
-
-    for num_servers in (1, 2, 3):
-        with cluster(num_servers=num_servers, num_workers=2) as servers:
-            clients = [servers.client(joins=False) for _ in DATA]
-            together(
-                *(
-                    lambda worker=worker, client=client: train_worker(
-                        client,
-                        DATA[worker],
-                        job("sync", CLIPPED),
-                        worker=worker,
-                        num_workers=2,
-                        is_in_process=False,
-                    )
-                    for worker, client in enumerate(clients)
-                )
-            )
-            digests.add(clients[0].digest())
-
-    assert len(digests) == 1
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import threading
 import numpy as np
 import pytest
 
+from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.ps_worker.training import meter
-from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.meter import LearningRates, Progress
 
 
 class Run:
@@ -370,3 +371,10 @@ def test_lines_are_told_in_the_order_of_their_steps() -> None:
     first.join()
 
     assert told == [1, 2]
+
+
+def test_nothing_is_asked_or_shown_where_no_rate_changes() -> None:
+    constant = OptimizerSpec(name="sgd", params={"learning_rate": 0.5})
+    rates = LearningRates({"ad": constant}, lambda: pytest.fail("asked"))
+
+    assert rates.shown() == ""

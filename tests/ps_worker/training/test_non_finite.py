@@ -84,12 +84,3 @@ def test_half_of_the_last_hundred_may_be_skipped_and_one_more_may_not() -> None:
     assert batches.is_skipped(gradients(np.inf), 1.0, 303)
     with pytest.raises(GradientError, match=r"51 of the last 100 batches .*, 304, .*diverged"):
         batches.is_skipped(gradients(np.inf), 1.0, 304)
-
-
-def test_model_that_was_never_finite_fails_with_the_fifty_first_batch() -> None:
-    batches = NonFiniteBatches("skip")
-    for number in range(1, 51):
-        batches.is_skipped(gradients(), np.inf, number)
-
-    with pytest.raises(GradientError, match="51 of the last 51 batches were skipped"):
-        batches.is_skipped(gradients(), np.inf, 51)

@@ -19,7 +19,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.stores import member
@@ -35,14 +35,25 @@ class Interrupted(BaseException):
     """What a signal's handler raises."""
 
 
+OF_MEMBER = {"member": member(), "num_params": small_model().num_params}
+
+
+def declared() -> ParameterStore:
+    store = ParameterStore()
+    settings = job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")
+    declare(store, specs_of(small_model(), settings))
+    return store
+
+
 @pytest.fixture
 def store() -> ParameterStore:
-    store = ParameterStore()
-    declare(
-        store,
-        specs_of(small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")),
-    )
-    return store
+    return declared()
+
+
+def sending_each(number: int, store: ParameterStore, max_delay_ms: float) -> AsyncCommunicator:
+    """Returns a communicator that sends when so many batches are merged."""
+    merges = dict.fromkeys(["max_merge_var_num", "max_merge_dense_num", "send_queue_size"], number)
+    return AsyncCommunicator(store, **OF_MEMBER, **merges, max_delay_ms=max_delay_ms)
 
 
 def loop_of(communicator, thread_num: int = 2) -> StepLoop:
@@ -86,7 +97,7 @@ def interruptible() -> Iterator[None]:
 @LOCKSTEP_OR_NOT
 @pytest.mark.parametrize("thread_num", [1, 2])
 def test_signal_ends_training_before_the_data_do(store, communicator, thread_num, interruptible):
-    worker = communicator(store, member=member(), num_params=small_model().num_params)
+    worker = communicator(store, **OF_MEMBER)
     batches = Interrupting()
 
     with pytest.raises(Interrupted):
@@ -98,7 +109,7 @@ def test_signal_ends_training_before_the_data_do(store, communicator, thread_num
 @LOCKSTEP_OR_NOT
 def test_error_of_one_thread_does_not_wait_for_a_call_of_another(store, communicator):
     failing = FailingSecondPull(store)
-    worker = communicator(failing, member=member(), num_params=small_model().num_params)
+    worker = communicator(failing, **OF_MEMBER)
     try:
         with pytest.raises(TransportError, match="gone"):
             loop_of(worker).train([BATCH] * 4)
@@ -116,7 +127,7 @@ def test_batches_can_be_closed_after_an_error_while_another_thread_takes_one(sto
         threading.Event().wait(0.2)  # the file is slow
         yield BATCH
 
-    worker = DirectCommunicator(store, member=member(), num_params=small_model().num_params)
+    worker = DirectCommunicator(store, **OF_MEMBER)
 
     with (
         pytest.raises(DataError, match="rows without labels"),
@@ -134,7 +145,7 @@ def test_push_says_how_many_batches_the_threads_took(store):
         return push(gradients, push_id, at=at)
 
     store.push_grad = push_grad  # type: ignore[method-assign]
-    worker = SyncCommunicator(store, member=member(), num_params=small_model().num_params)
+    worker = SyncCommunicator(store, **OF_MEMBER)
 
     loop_of(worker).train([BATCH] * 3)
 
@@ -145,7 +156,7 @@ def test_push_says_how_many_batches_the_threads_took(store):
 @pytest.mark.parametrize("thread_num", [1, 2])
 def test_worker_that_is_told_to_end_ends_after_a_whole_step(store, communicator, thread_num):
     """Another process goes on with the next batch, and its steps are those of an undisturbed run."""
-    worker = communicator(store, member=member(), num_params=small_model().num_params)
+    worker = communicator(store, **OF_MEMBER)
     taken = 0
 
     def batches() -> Iterator[Batch]:
@@ -167,7 +178,7 @@ def test_batch_is_trained_though_the_one_after_it_cannot_be_read(store, communic
 
     One thread: of several, who fails does not wait for the others' batches.
     """
-    worker = communicator(store, member=member(), num_params=small_model().num_params)
+    worker = communicator(store, **OF_MEMBER)
 
     def batches() -> Iterator[Batch]:
         yield from [BATCH] * 2
@@ -184,7 +195,7 @@ def test_batch_is_trained_though_the_one_after_it_cannot_be_read(store, communic
 
 def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
     store.pull_dense = spoiled(store.pull_dense)  # type: ignore[method-assign]
-    worker = DirectCommunicator(store, member=member(), num_params=small_model().num_params)
+    worker = DirectCommunicator(store, **OF_MEMBER)
     progress = Progress(every_s=math.inf)
     loop = StepLoop(small_model(), worker, batch_size=BATCH.size, progress=progress)
 
@@ -195,15 +206,7 @@ def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
 
 
 def test_push_to_a_closed_communicator_does_not_wait_for_its_sender(store):
-    communicator = AsyncCommunicator(
-        store,
-        member=member(),
-        num_params=small_model().num_params,
-        max_merge_var_num=1,
-        max_merge_dense_num=1,
-        send_queue_size=1,
-        max_delay_ms=1,
-    )
+    communicator = sending_each(1, store, max_delay_ms=1)
     communicator.close()
 
     with pytest.raises(ProtocolError, match="closed"):
@@ -244,7 +247,7 @@ class FailingSecondPull:
 
 
 def test_steps_train_one_batch_at_a_time(store: ParameterStore) -> None:
-    loop = loop_of(DirectCommunicator(store, member=member(), num_params=small_model().num_params))
+    loop = loop_of(DirectCommunicator(store, **OF_MEMBER))
 
     steps = loop.steps(iter([BATCH, BATCH]))
 
@@ -262,12 +265,8 @@ def test_steps_train_one_batch_at_a_time(store: ParameterStore) -> None:
 def test_steps_and_train_learn_the_same() -> None:
     digests = []
     for run in ("steps", "train"):
-        store = ParameterStore()
-        declare(
-            store,
-            specs_of(small_model(), job("sync", "optimizer.dense={name='sgd', learning_rate=0.1}")),
-        )
-        communicator = SyncCommunicator(store, member=member(), num_params=small_model().num_params)
+        store = declared()
+        communicator = SyncCommunicator(store, **OF_MEMBER)
         batches = random_batches(5, 4, seed=2)
         if run == "steps":
             list(loop_of(communicator).steps(batches))
@@ -280,15 +279,7 @@ def test_steps_and_train_learn_the_same() -> None:
 
 @pytest.mark.usefixtures("past_the_first_steps")
 def test_steps_that_are_left_early_lose_nothing(store: ParameterStore) -> None:
-    communicator = AsyncCommunicator(
-        store,
-        member=member(),
-        num_params=small_model().num_params,
-        max_merge_var_num=10,
-        max_merge_dense_num=10,
-        send_queue_size=10,
-        max_delay_ms=1e6,
-    )
+    communicator = sending_each(10, store, max_delay_ms=1e6)
     for step in loop_of(communicator).steps(itertools.repeat(BATCH)):
         if step.step == 3:
             break

@@ -101,39 +101,32 @@ def test_worker_whose_batch_weighs_nothing_takes_part_in_the_step() -> None:
     assert_close(trained(WEIGHTED, nothing), trained(WEIGHTED))
 
 
+def trained_by_threads(*batches: Batch, settings: tuple[str, ...] = ()) -> dict[str, np.ndarray]:
+    """Returns the parameters after one step, each of `batches` in a thread of its own."""
+    store, threads = ParameterStore(), f"train.thread_num={len(batches)}"
+    progress = train_worker(store, batches, job("sync", *SGD, threads, *settings))
+    assert progress.steps == len(batches)
+    return parameters(store, np.unique(ROWS.keys), small_model().num_params)
+
+
 def test_batch_of_a_thread_that_weighs_nothing_takes_part_in_the_step() -> None:
     nothing = replace(ROWS, weights=np.zeros(ROWS.size, np.float32))
-    two_threads, one = ParameterStore(), ParameterStore()
 
-    train_worker(two_threads, [WEIGHTED, nothing], job("sync", *SGD, "train.thread_num=2"))
-    train_worker(one, [WEIGHTED], job("sync", *SGD))
-
-    keys, length = np.unique(ROWS.keys), small_model().num_params
-    assert_close(parameters(two_threads, keys, length), parameters(one, keys, length))
+    assert_close(trained_by_threads(WEIGHTED, nothing), trained_by_threads(WEIGHTED))
 
 
 def test_batch_that_is_skipped_weighs_nothing_in_its_step() -> None:
     bad = replace(WEIGHTED, dense=np.full_like(ROWS.dense, np.inf))
-    two_threads, one = ParameterStore(), ParameterStore()
-    settings = ("train.thread_num=2", "train.non_finite=skip")
 
-    progress = train_worker(two_threads, [WEIGHTED, bad], job("sync", *SGD, *settings))
-    train_worker(one, [WEIGHTED], job("sync", *SGD))
+    skipping = trained_by_threads(WEIGHTED, bad, settings=("train.non_finite=skip",))
 
-    assert (progress.steps, progress.examples) == (2, ROWS.size)
-    keys, length = np.unique(ROWS.keys), small_model().num_params
-    assert_close(parameters(two_threads, keys, length), parameters(one, keys, length))
+    assert_close(skipping, trained_by_threads(WEIGHTED))
 
 
 def test_rows_without_weights_have_weight_1_beside_others() -> None:
-    two_threads, one = ParameterStore(), ParameterStore()
     alike = joined([WEIGHTED, replace(ROWS, weights=np.ones(ROWS.size, np.float32))])
 
-    train_worker(two_threads, [WEIGHTED, ROWS], job("sync", *SGD, "train.thread_num=2"))
-    train_worker(one, [alike], job("sync", *SGD))
-
-    keys, length = np.unique(ROWS.keys), small_model().num_params
-    assert_close(parameters(two_threads, keys, length), parameters(one, keys, length))
+    assert_close(trained_by_threads(WEIGHTED, ROWS), trained_by_threads(alike))
 
 
 def test_batch_that_weighs_nothing_changes_nothing_and_is_counted() -> None:

@@ -20,7 +20,7 @@ from ctr_ps.ps_worker.extras.report import importance
 from ctr_ps.ps_worker.extras.report.importance import SEED, Importance, importance_of_features
 from ctr_ps.ps_worker.job.datasets import streamed
 from ctr_ps.ps_worker.predict.predictor import Predictor
-from ctr_ps.ps_worker.training.evaluation.saved_store import SavedStore
+from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
 
 
 def batches_of(root: Path) -> list[Batch]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError, DataError, JobError
-from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.protos.store import InferenceSettings, Missing, SaveRequest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
@@ -23,8 +22,7 @@ from ctr_ps.ps_worker.checkpoints.claim import claimed
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, load_job, override_job
 from ctr_ps.ps_worker.job.checks import require_optimizers
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of
-from ctr_ps.ps_worker.job.specs import table_specs
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, model_of, table_specs
 from ctr_ps.ps_worker.predict.inference import infer
 from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.training_job.train_job import train_job
@@ -301,20 +299,6 @@ name = "adam"
 """
 
 
-OWN_MODEL = """\
-from ctr_ps.ctr_model.models.model import EmbeddingTable
-
-class Own:
-    tables = (EmbeddingTable(name="wide", dim=1, optimizer={"name": "ftlr"}),)
-    segments = ()
-    num_params = 0
-    workspace = predict = gradient = None
-
-    def __init__(self, schema):
-        pass
-"""
-
-
 @pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
@@ -383,21 +367,6 @@ def test_files_to_evaluate_of_another_schema_are_refused_before_training(
     assert not any("skipped a malformed row" in message for message in caplog.messages)
 
 
-def test_wish_of_a_model_is_refused_where_the_job_can_overrule_it(tmp_path: Path) -> None:
-    source, path = tmp_path / "own.py", tmp_path / "job.toml"
-    source.write_text(OWN_MODEL)
-    path.write_text(JOB.replace("ctr_dnn", f"{source}:Own").replace("dim = 4", ""))
-
-    with pytest.raises(JobError) as caught:
-        plan_of(load_job(path))
-
-    assert str(caught.value).startswith(
-        f"{path}: model.name: the model asks for the optimizer of its table 'wide', which cannot be: "
-        f"unknown optimizer 'ftlr'"
-    )
-    assert "optimizer.tables.wide overrides it" in str(caught.value)
-
-
 @pytest.mark.parametrize(("mode", "optimizer"), [("sync", "ftrl"), ("geo", "adagrad")])
 def test_optimizer_that_a_model_asks_for_gives_way_where_replicas_cannot_have_it(
     mode: str, optimizer: str
@@ -409,44 +378,6 @@ def test_optimizer_that_a_model_asks_for_gives_way_where_replicas_cannot_have_it
 
     specs = {spec.name: spec.optimizer.name for spec in table_specs(model, job)}
     assert specs == {"wide": optimizer, "embedding": "adagrad"}
-
-
-def test_optimizer_that_replicas_cannot_have_is_refused_where_the_job_says_it() -> None:
-    settings = ["model=wide_deep", "strategy.mode=geo", "optimizer.tables.wide=ftrl"]
-    job = job_of(*settings)
-
-    with pytest.raises(JobError, match=r"optimizer\.tables\.wide: 'ftrl' .*mode \"geo\""):
-        require_optimizers(job, model_of(job, Schema.load("criteo")))
-
-
-def test_table_is_declared_with_its_own_optimizer() -> None:
-    job = job_of("optimizer.tables.embedding={name='sgd', learning_rate=1}")
-    model = model_of(job, Schema.load("criteo"))
-
-    (spec,) = table_specs(model, job)
-
-    assert spec.optimizer == OptimizerSpec(name="sgd", params={"learning_rate": 1.0})
-
-
-def test_checkpoint_of_another_schema_is_refused(rows: Path, tmp_path: Path) -> None:
-    schema = Schema.load("criteo").to_dict()
-    schema["slots"] = list(reversed(schema["slots"]))
-    other = tmp_path / "other.json"
-    settings = [f"data.train={rows}", "data.bad_row_limit=2", "model.hidden=[4]"]
-    saved = job_of(*settings, f"checkpoint.dir={tmp_path}/model")
-    train_alone(saved)
-    other.with_suffix(".toml").write_text(
-        "hash_version = 1\nslots = " + str(schema["slots"]).replace("'", '"') + "\n"
-        "dense = [" + ", ".join(f'{{name = "I{i}"}}' for i in range(1, 14)) + "]\n"
-    )
-
-    job = job_of(
-        *settings, f"checkpoint.load={tmp_path}/model", f"data.schema={other.with_suffix('.toml')}"
-    )
-    with pytest.raises(
-        JobError, match=r"was trained with another schema: slot 1 was .C1. and is .C26."
-    ):
-        train_alone(job)
 
 
 def test_checkpoint_of_another_feature_hash_is_refused_by_name(rows: Path, tmp_path: Path) -> None:

@@ -5,27 +5,28 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import pytest
 
+from ctr_ps.protos.store import Numbers
 from ctr_ps.ps_server.checkpoint.publish import best_in
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.checkpoints.resume import Validation
+from ctr_ps.ps_worker.checkpoints.resume import RunState, Validation
 from ctr_ps.ps_worker.checkpoints.retention import name_at_step
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.predict.inference import infer
-from ctr_ps.ps_worker.run.plan import plan_of
+from ctr_ps.ps_worker.run.plan import Plan, plan_of
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.training_job.metrics_writer import MetricsWriter
-from ctr_ps.ps_worker.run.training_job.summary import Summary
-from ctr_ps.ps_worker.run.training_job.train_job import train_job
-from ctr_ps.ps_worker.run.training_job.validation import Validations, Validator
+from ctr_ps.ps_worker.run.run_folder import MetricsWriter
+from ctr_ps.ps_worker.run.training_job.train_job import Summary, train_job
+from ctr_ps.ps_worker.run.training_job.validation import Validator
 from tests.support.cluster import Cluster, cluster
 from tests.support.training import train_alone, train_together, worker_role, worker_run
 
@@ -101,7 +102,7 @@ def test_last_validation_is_of_the_model_that_is_tested(
     last = first.validations[-1]
     assert (last["auc"], last["log_loss"]) == (first.auc, first.log_loss)
     assert len(first.validations) > 1
-    known = sorted((each.validations.as_dicts() for each in validators), key=len)
+    known = sorted(([asdict(each) for each in own.validations] for own in validators), key=len)
     assert known == [first.validations[:-1]] * (num_workers - 1) + [first.validations]
 
 
@@ -122,19 +123,23 @@ def test_validation_is_of_a_moment_at_which_nobody_trains(data: Path) -> None:
     assert sorted(set(seen[:-12])) == sorted({8, 16, store.status().version})
 
 
+def lines_of(rows: list[str]) -> list[str]:
+    return [f"{row}\n" for row in rows]
+
+
+def as_long_as(others: list[str], rows: list[str]) -> list[str]:
+    """Returns 20 rows as lines that have as many bytes as others: files are divided by bytes."""
+    missing = len("".join(lines_of(others))) - len("".join(lines_of(rows)))
+    return lines_of([f"{row}{'0' * (missing // 20)}" for row in rows])
+
+
 def test_worker_with_fewer_rows_waits_in_the_validations_of_the_others(
     data: Path, tmp_path: Path
 ) -> None:
     """Rows of 40 and of 20, which are as long together, as files are divided by bytes."""
     lines = (data / "rows.tsv").read_text().splitlines()
-    shorter, longer = lines[:40], lines[40:60]
-    extra = sum(map(len, shorter)) - sum(map(len, longer))
     rows = tmp_path / "rows.tsv"
-    rows.write_text(
-        "".join(
-            f"{line}\n" for line in (*shorter, *(f"{line}{'0' * (extra // 20)}" for line in longer))
-        )
-    )
+    rows.write_text("".join([*lines_of(lines[:40]), *as_long_as(lines[:40], lines[40:60])]))
     settings = [f"data.train={rows}", f"data.valid={data}/test.tsv", "valid.every_steps=2"]
 
     first, second = train_together(job_of(data, "strategy.mode=sync", *settings))
@@ -238,11 +243,8 @@ def test_best_model_stays_while_worker_0_has_no_data_left(
 ) -> None:
     """Validations at steps 2, 3 and 3 of worker 0; the second is the best, and the third ends the run."""
     lines = (data / "rows.tsv").read_text().splitlines()
-    longer, shorter = lines[:20], lines[20:120]
-    extra = sum(map(len, shorter)) + 80 - sum(map(len, longer))  # files are divided by bytes
     rows = tmp_path / "rows.tsv"
-    padded = (f"{line}{'0' * (extra // 20)}" for line in longer)
-    rows.write_text("".join(f"{line}\n" for line in (*padded, *shorter)))
+    rows.write_text("".join([*as_long_as(lines[20:120], lines[:20]), *lines_of(lines[20:120])]))
     seen: list[tuple[int, str]] = []
 
     def evaluate(validator: Validator, epoch: int) -> Validation:
@@ -544,10 +546,10 @@ def test_best_model_is_named_by_its_step_in_every_process(data: Path) -> None:
         validator.tell("validated", validator.validate(epoch=1, name_of=name_of), name_of)
         for each in later:
             if run.is_first:
-                validator.validations.add(each)
+                validator.add(each)
             own = each if run.is_first else None
             validator.tell(f"validated-{each.step}", own, name_of)
-        return list(validator.validations), validator.validations.is_over
+        return validator.validations, validator.is_over
 
     first, second = on_two_workers(job, told)
 
@@ -556,15 +558,36 @@ def test_best_model_is_named_by_its_step_in_every_process(data: Path) -> None:
     assert first[1]
 
 
+def resumed(plan: Plan, *known: list[Validation]) -> list[Validator]:
+    """Returns workers that know these validations of a resumed run, and are told of the first one's."""
+    told: list[Numbers] = []
+
+    def all_reduce(own: Numbers, *_: object) -> Numbers:
+        told.append(own)
+        return told[0]
+
+    run = cast("Run", SimpleNamespace(all_reduce=all_reduce))
+    validators = [Validator(plan, run, MetricsWriter(None, run)) for _ in known]
+    for validator, validations in zip(validators, known, strict=True):
+        state = RunState(
+            epochs_done=0,
+            is_between_epochs=True,
+            num_workers=2,
+            files="",
+            order={},
+            validations=validations,
+        )
+        validator.resume(state)
+    return validators
+
+
 def test_replacement_counts_the_validations_that_were_told(data: Path) -> None:
     """A newer checkpoint than the one that the run was resumed from has later ones, which are told again."""
     plan = plan_of(job_of(data, f"data.valid={data}/test.tsv"))
     known = [Validation(epoch=1, step=step, auc=0.5, log_loss=0.7) for step in (5, 10)]
-    replacement = Validations(plan)
+    _, replacement = resumed(plan, known[:1], known)
 
-    replacement.resume(Validations(plan).told_of(known[:1]), known)
-
-    assert list(replacement) == known[:1]
+    assert replacement.validations == known[:1]
 
 
 def test_workers_that_are_told_of_a_resumed_run_stop_when_worker_0_does(data: Path) -> None:
@@ -573,10 +596,7 @@ def test_workers_that_are_told_of_a_resumed_run_stop_when_worker_0_does(data: Pa
     known = [
         Validation(epoch=each, step=each, auc=0.5, log_loss=0.6 + each / 100) for each in (1, 2)
     ]
-    first, other = Validations(plan), Validations(plan)
-    told = first.told_of(known)
-    first.resume(told, known)
-    other.resume(told, [])
+    first, other = resumed(plan, known, [])
 
     for epoch in (3, 4):
         for each in (first, other):
@@ -611,6 +631,8 @@ def test_validation_that_others_may_not_wait_for_is_warned_of(
     clock = SimpleNamespace(monotonic=iter([0.0, seconds]).__next__)
     monkeypatch.setattr("ctr_ps.ps_worker.run.training_job.validation.time", clock)
 
-    on_two_workers(job, lambda run, own: run.is_first and own.validate(epoch=1, name_of=None))
+    on_two_workers(
+        job, lambda run, own: run.is_first and own.validate(epoch=1, name_of=lambda _: "")
+    )
 
     assert (f"a validation took {seconds:.0f} s" in caplog.text) == is_told

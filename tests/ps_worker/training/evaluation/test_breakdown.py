@@ -1,21 +1,37 @@
 """The breakdown of an evaluation: the examples of each slot value, whatever the batches."""
 
+import itertools
 import math
 import tracemalloc
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.schema import Schema
+from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import JobError
+from ctr_ps.ps_worker.data import distinct_values
+from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.job import override_job
-from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown, breakdown_of
-from tests.reference.features import key_of
+from ctr_ps.ps_worker.training.evaluation import breakdown
+from ctr_ps.ps_worker.training.evaluation.breakdown import (
+    Breakdown,
+    Calibration,
+    ValueTexts,
+    breakdown_of,
+    calibration_error,
+)
+from tests.reference import features as reference
 
 SCHEMA = Schema.numbered(0, 3)
 Rows = list[tuple[float, list[list[int]], float]]
@@ -133,7 +149,7 @@ def test_groups_count_examples_whatever_they_weigh() -> None:
 
 
 def test_missing_value_is_no_group() -> None:
-    missing = key_of(3, b"")
+    missing = reference.key_of(3, b"")
     rows = random_rows(5, 40)
     without = [(label, [[1], [], [missing]], p) for label, _, p in random_rows(6, 20)]
 
@@ -216,3 +232,177 @@ def test_unknown_slot_names_the_key_and_the_nearest() -> None:
         JobError, match=r"--set valid\.slices=C33: valid\.slices: .*did you mean 'C3'"
     ):
         breakdown_of(job, SCHEMA)
+
+
+# Few distinct predictions, with the smallest and the largest that there are.
+PREDICTIONS = [
+    -0.0,
+    0.0,
+    float(np.float32(1e-45)),
+    1e-7,
+    0.1,
+    0.25,
+    float(np.float32(1 - 2**-24)),
+    1.0,
+]
+EXAMPLES = st.lists(
+    st.tuples(st.booleans(), st.sampled_from(PREDICTIONS), st.sampled_from([0.5, 1.0, 3.0])),
+    max_size=60,
+)
+
+
+def buckets_of(clicked, probabilities, weights, number: int, batch: int = 7) -> list[dict]:
+    calibration = Calibration()
+    arrays = np.array(clicked, bool), np.float32(probabilities), np.float32(weights)
+    for start in range(0, len(arrays[0]), batch):
+        calibration.add(*(array[start : start + batch] for array in arrays))
+    return calibration.buckets(number)
+
+
+@pytest.mark.parametrize("number", [1, 3, 10, 99, 100, 200])
+def test_buckets_are_those_of_sorted_predictions_that_differ(number: int) -> None:
+    rng = np.random.default_rng(1)
+    probabilities = rng.permutation(np.geomspace(1e-6, 1.0, 100).astype(np.float32))
+    clicked, weights = rng.random(100) < 0.4, rng.choice(np.float32([0, 0.5, 3]), 100)
+    order = np.argsort(probabilities)
+    places = np.floor((np.arange(100) + 0.5) * number / 100)
+
+    found = buckets_of(clicked, probabilities, weights, number)
+
+    assert len(found) == min(number, 100)
+    for bucket, place in zip(found, np.unique(places), strict=True):
+        rows = order[places == place]
+        weight, of_clicks = weights[rows].sum(), weights[rows] @ clicked[rows]
+        predicted = weights[rows] @ probabilities[rows]
+        assert bucket["examples"] == len(rows)
+        assert abs(len(rows) - 100 / number) < 1
+        assert bucket["weight"] == weight
+        assert (bucket["lowest"], bucket["highest"]) == tuple(probabilities[rows[[0, -1]]])
+        for name, value, total in (
+            ("predicted", predicted, weight),
+            ("click_rate", of_clicks, weight),
+            ("calibration", predicted, of_clicks),
+        ):
+            expected = float(value / total) if total else math.nan
+            assert bucket[name] == pytest.approx(expected, nan_ok=True)
+
+
+@given(EXAMPLES, st.integers(1, 12))
+def test_each_prediction_is_in_one_bucket(rows, number: int) -> None:
+    clicked, probabilities, weights = zip(*rows, strict=True) if rows else ((), (), ())
+
+    buckets = buckets_of(clicked, probabilities, weights, number)
+
+    assert sum(each["examples"] for each in buckets) == len(rows)
+    assert len(buckets) <= number
+    assert all(each["lowest"] <= each["highest"] for each in buckets)
+    assert all(one["highest"] < other["lowest"] for one, other in itertools.pairwise(buckets))
+    clicks = sum(each["click_rate"] * each["weight"] for each in buckets)
+    assert clicks == pytest.approx(float(np.dot(clicked, weights)) if rows else 0.0)
+
+
+def test_buckets_of_close_predictions_are_of_about_one_size() -> None:
+    """As of a model of rare clicks, all within a tenth of their rate."""
+    rng = np.random.default_rng(3)
+    probabilities = rng.uniform(0.001, 0.0011, 100_000)
+
+    buckets = buckets_of(np.zeros(100_000), probabilities, np.ones(100_000), 10, batch=5000)
+
+    assert [each["examples"] for each in buckets] == pytest.approx([10_000] * 10, rel=0.03)
+
+
+def test_calibrated_predictions_have_a_small_error_and_others_their_distance() -> None:
+    rng = np.random.default_rng(2)
+    rates = rng.random(200_000).astype(np.float32)
+    clicked, ones = rng.random(rates.size) < rates, np.ones(rates.size)
+
+    right = calibration_error(buckets_of(clicked, rates, ones, 10, batch=5000))
+    wrong = calibration_error(buckets_of(clicked, rates / 2, ones, 10, batch=5000))
+
+    assert right < 0.005
+    assert wrong == pytest.approx(0.25, abs=0.005)
+    assert math.isnan(calibration_error([]))
+
+
+def test_bucket_of_examples_without_weight_has_no_part_in_the_error() -> None:
+    clicked, probabilities, weights = [1, 0, 1], [0.2, 0.5, 0.9], [1.0, 0.0, 3.0]
+
+    buckets = buckets_of(clicked, probabilities, weights, 3)
+
+    assert [each["weight"] for each in buckets] == weights
+    assert calibration_error(buckets) == pytest.approx((1 * 0.8 + 3 * 0.1) / 4)
+
+
+OF_TEXTS = Schema(dense=(), slots=("user", "site"), label="click")
+SITES = ["a", "größe", "", "c"]
+ROWS = {"click": [0, 1, 0, 1], "user": [1, 2, 3, 4], "site": SITES}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    pq.write_table(pa.table(ROWS), tmp_path / "rows.parquet")
+    return f"{tmp_path}/rows.parquet"
+
+
+def test_texts_are_found_by_their_keys_and_read_once(file: str) -> None:
+    texts = ValueTexts([file], OF_TEXTS, None)
+    keys = {key_of(2, site): site for site in SITES}
+
+    found = texts.find("site", keys)
+    Path(file).unlink()
+
+    assert found == keys
+    assert texts.find("site", list(keys)[:2]) == dict(list(keys.items())[:2])
+
+
+def test_a_slot_has_its_own_keys_and_unknown_ones_have_no_text(file: str) -> None:
+    texts = ValueTexts([file], OF_TEXTS, None)
+
+    assert texts.find("user", [key_of(1, "3"), key_of(2, "a")]) == {key_of(1, "3"): "3"}
+
+
+def test_text_that_is_not_there_is_sought_once(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ValueTexts([file], OF_TEXTS, None)
+    keys = [key_of(2, "a"), key_of(2, "unknown")]
+    expected = texts.find("site", keys)
+
+    monkeypatch.setattr(distinct_values, "DistinctValues", None)
+
+    assert texts.find("site", keys) == expected == {keys[0]: "a"}
+
+
+def test_values_of_criteos_layout_have_texts(tmp_path: Path) -> None:
+    values = [f"{number:08x}" for number in range(26)]
+    (tmp_path / "rows.tsv").write_text("\t".join(["1", *map(str, range(13)), *values]) + "\n")
+    texts = ValueTexts([f"{tmp_path}/rows.tsv"], criteo_schema(), None)
+
+    assert texts.find("C3", [key_of(3, values[2])]) == {key_of(3, values[2]): values[2]}
+
+
+def test_files_without_values_have_no_texts(file: str, tmp_path: Path) -> None:
+    assert convert([file], tmp_path / "keys", OF_TEXTS, keys=True).rows == 4
+    (tmp_path / "rows.svm").write_text("1 1:1\n")
+    keys = [key_of(2, "a")]
+
+    for path in (*(tmp_path / "keys").glob("part-*"), tmp_path / "rows.svm"):
+        assert ValueTexts([str(path)], OF_TEXTS, None).find("site", keys) == {}
+    assert ValueTexts([], OF_TEXTS, None).find("site", keys) == {}
+
+
+def test_reading_ends_where_all_are_found_or_enough_was_read(
+    file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({**ROWS, "site": ["later"] * 4}), other)
+    key = key_of(2, "later")
+
+    assert ValueTexts([file, str(other)], OF_TEXTS, None).find("site", [key]) == {key: "later"}
+    missing = f"{tmp_path}/none.parquet"
+    assert ValueTexts([file, missing], OF_TEXTS, None).find("site", [key_of(2, "a")])
+    assert missing not in caplog.text
+    monkeypatch.setattr(breakdown, "MAX_ROWS", 3)
+    assert ValueTexts([file, str(other)], OF_TEXTS, None).find("site", [key]) == {}

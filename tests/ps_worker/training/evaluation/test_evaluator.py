@@ -10,7 +10,7 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import GradientError
 from ctr_ps.protos.store import Store
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.job.specs import declare, specs_of
+from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate, figures
 from tests.support.training import job, random_batches, small_model
 

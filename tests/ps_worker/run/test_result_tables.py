@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from ctr_ps.ps_worker.run.figures.result_tables import result_tables
-from ctr_ps.ps_worker.run.training_job.summary import Summary
+from ctr_ps.ps_worker.run.result_tables import result_tables
+from ctr_ps.ps_worker.run.training_job.train_job import Summary
 
 SUMMARY = Summary(
     auc=0.7421,

@@ -13,16 +13,22 @@ from prometheus_client import CollectorRegistry
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.store import Store
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
-from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.model import model_of
-from ctr_ps.ps_worker.run.figures.worker_metrics import WorkerMetrics, metrics_port, worker_status
+from ctr_ps.ps_worker.run.run import Run
+from ctr_ps.ps_worker.run.worker_metrics import WorkerMetrics, metrics_port, worker_status
 from ctr_ps.ps_worker.training.meter import Progress
 from tests.support.cluster import cluster
-from tests.support.training import worker_run
+from tests.support.training import job_of, worker_run
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
+
+
+def run_on(store: Store) -> Run:
+    job = job_of("model.name=lr")
+    return worker_run(store, model_of(job, Schema.load("criteo")), job)
 
 
 def scraped(progress: Progress, retries: int = 0) -> Callable[..., float | None]:
@@ -74,10 +80,8 @@ def test_page_on_monitoring_has_each_metric_and_no_other() -> None:
 
 
 def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = override_job({}, ["model.name=lr"], source="test")
-    model = model_of(job, Schema.load("criteo"))
     monkeypatch.setattr(ClusterClient, "num_retries", 3)
-    with cluster() as servers, worker_run(servers.client(joins=False), model, job) as run:
+    with cluster() as servers, run_on(servers.client(joins=False)) as run:
         labels, predictions = np.array([1, 0], np.float32), np.array([0.75, 0.25], np.float32)
         run.progress.add(labels, predictions, loss_sum=3.0)
         for part, seconds in (("pull", 0.5), ("compute", 1.5)):
@@ -107,9 +111,7 @@ def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_port_is_open_for_the_time_of_a_run() -> None:
-    job = override_job({}, ["model.name=lr"], source="test")
-    model = model_of(job, Schema.load("criteo"))
-    with worker_run(ParameterStore(), model, job) as run:
+    with run_on(ParameterStore()) as run:
         with metrics_port(run, "127.0.0.1:0") as port:
             text = urllib.request.urlopen(f"{port.url}/metrics", timeout=10).read().decode()
             status = urllib.request.urlopen(f"{port.url}/status.json", timeout=10).read().decode()
@@ -125,9 +127,7 @@ def test_port_is_open_for_the_time_of_a_run() -> None:
 
 def test_port_of_a_worker_asks_for_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CTR_PS_TOKEN", "a-token-of-this-test")
-    job = override_job({}, ["model.name=lr"], source="test")
-    model = model_of(job, Schema.load("criteo"))
-    with worker_run(ParameterStore(), model, job) as run:
+    with run_on(ParameterStore()) as run:
         with (
             metrics_port(run, "127.0.0.1:0") as port,
             pytest.raises(urllib.error.HTTPError) as refused,

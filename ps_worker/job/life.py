@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_serializer, model_validator
 
 from ctr_ps.protos.spec import AdmissionSpec, ExpirySpec, StatisticsSpec
-from ctr_ps.ps_worker.job.sections.section import Section
+from ctr_ps.ps_worker.job.sections import Section
 
 EXPIRY_RULES = ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_bytes")
 """The settings that let keys lose their rows."""

@@ -25,12 +25,7 @@ class WorkerMetrics(Collector):
     """Collects the metrics of one worker's training. For any thread."""
 
     def __init__(self, progress: Progress, num_retries: Callable[[], int]) -> None:
-        """Reads nothing yet.
-
-        Args:
-            progress: Of the worker.
-            num_retries: Returns how many calls it has sent again.
-        """
+        """Reads nothing yet; `num_retries` returns how many calls the worker has sent again."""
         self._progress = progress
         self._num_retries = num_retries
 
@@ -65,11 +60,7 @@ class WorkerMetrics(Collector):
 
 
 def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:
-    """Opens the port for metrics of a worker, for the time of the block.
-
-    Args:
-        run: The worker's.
-        address: [HOST:]PORT; empty: no port.
+    """Opens the port for metrics of a worker, [HOST:]PORT, for the time of the block; empty: no port.
 
     Raises:
         UsageError: If the address is none, or is not loopback and nothing protects it.

@@ -16,7 +16,7 @@ from ctr_ps.ps_server.checkpoint.publish import open_data
 from ctr_ps.ps_server.checkpoint.storage.folders import LocalFolder
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job import Job, override_job
-from ctr_ps.ps_worker.run.figures.run_folder import RunFolder
+from ctr_ps.ps_worker.run.run_folder import RunFolder
 from tests.support.training import train_alone, train_together
 
 

@@ -1,16 +1,19 @@
 """When validations say that training is to stop."""
 
-import math
-
 import pytest
 
-from ctr_ps.ps_worker.training.evaluation.early_stopping import EarlyStopping
+from ctr_ps.ps_worker.checkpoints.resume import Validation
+from ctr_ps.ps_worker.run.training_job.validation import EarlyStopping
 
 
-def after(rule: EarlyStopping, *figures: tuple[float, float]) -> EarlyStopping:
+def of(auc: float | None, log_loss: float) -> Validation:
+    return Validation(epoch=1, step=1, auc=auc, log_loss=log_loss)
+
+
+def after(rule: EarlyStopping, *figures: tuple[float | None, float]) -> EarlyStopping:
     """Returns the rule after validations of (AUC, log loss)."""
-    for auc, log_loss in figures:
-        rule = rule.after(auc=auc, log_loss=log_loss)
+    for each in figures:
+        rule = rule.after(of(*each))
     return rule
 
 
@@ -43,11 +46,11 @@ def test_without_patience_training_goes_on() -> None:
     assert not after(EarlyStopping(metric="auc", patience=0), *[(0.5, 1.0)] * 50).is_over
 
 
-def test_figure_that_is_not_a_number_is_never_better_and_does_not_count() -> None:
+def test_missing_figure_is_never_better_and_does_not_count() -> None:
     rule = EarlyStopping(metric="auc", patience=2)
-    without = (math.nan, 0.1)
+    without = (None, 0.1)
 
-    assert not rule.is_better(auc=math.nan, log_loss=0.1)
+    assert not rule.is_better(of(*without))
     assert after(rule, without) == rule
     waiting = after(rule, (0.5, 0.3), (0.4, 0.3), without, without)
     assert (waiting.best, waiting.waits) == (0.5, 1)

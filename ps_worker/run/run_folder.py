@@ -16,14 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
 from ctr_ps.ps_worker.job import Job
+from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.training.evaluation.evaluator import json_value
 
 logger = logging.getLogger(__name__)
@@ -35,16 +36,6 @@ _EVENTS = "events.out.tfevents.*"
 Kind = Literal["start", "train", "valid", "pass", "test", "end"]
 
 
-class _Events(Protocol):
-    """The part of a `SummaryWriter` that is used."""
-
-    def add_scalar(
-        self, tag: str, scalar_value: float, global_step: int, walltime: float
-    ) -> object: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class RunFolder(AbstractContextManager["RunFolder"]):
     """Writes the figures of one run. Thread-safe: lines of several threads do not mix."""
 
@@ -53,10 +44,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     ) -> None:
         """Changes nothing yet: a run that is refused afterwards leaves the folder as it is.
 
-        Args:
-            job: Names the folder; written to it.
-            is_continued: Metrics that are there are of this run, which resumes or has another process now.
-            clock: In seconds since 1970.
+        With `is_continued`, metrics that are there are of this run, which resumes or has another process now.
 
         Raises:
             JobError: If it has the metrics of another run.
@@ -99,23 +87,11 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         self._events = _events_in(folder)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def write(self, kind: Kind, *, epoch: int, step: int, figures: Mapping[str, Any]) -> None:
-        """Writes one line, and its numbers for TensorBoard.
-
-        Args:
-            kind: What the figures are of.
-            epoch: From 1; 0: before the first.
-            step: Steps of worker 0.
-            figures: Values of JSON, and numbers that are nan or infinite, which become null.
-        """
+        """Writes one line, and its numbers for TensorBoard; those that are nan or infinite become null."""
         now = self._clock()
         record = {"kind": kind, "time": now, "epoch": epoch, "step": step, **figures}
         line = json.dumps(json_value(record), allow_nan=False)
@@ -167,7 +143,8 @@ def _remove_torn_line(metrics: Path) -> None:
             os.truncate(metrics, whole)
 
 
-def _events_in(folder: Path) -> _Events | None:
+def _events_in(folder: Path) -> Any:
+    """Returns a `SummaryWriter`, or None without the extra."""
     try:
         from tensorboardX import SummaryWriter  # late: an extra
     except ImportError:
@@ -175,8 +152,7 @@ def _events_in(folder: Path) -> _Events | None:
             "no TensorBoard events are written to %s: pip install 'ctr-ps[tensorboard]'", folder
         )
         return None
-    writer: _Events = SummaryWriter(str(folder))
-    return writer
+    return SummaryWriter(str(folder))
 
 
 def _numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -186,3 +162,22 @@ def _numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
             yield f"{prefix}{name}", float(value)
+
+
+@dataclass(slots=True)
+class MetricsWriter:
+    """Writes the figures of a run, each line with the epoch and the step that the run is at.
+
+    A no-op on a worker that has no folder for them. Any thread may write; `epoch` is for the one that goes
+    from pass to pass.
+    """
+
+    folder: RunFolder | None
+    run: Run
+    epoch: int = 0  # the current one, from 1; 0: before the first
+
+    def write(self, kind: Kind, figures: Mapping[str, Any], step: int | None = None) -> None:
+        """Writes one line; see `RunFolder.write`. `step` None is the step that the run is at."""
+        if self.folder is not None:
+            step = self.run.progress.steps if step is None else step
+            self.folder.write(kind, epoch=self.epoch, step=step, figures=figures)
