@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import stamp_of
 from ctr_ps.ps_worker.data.formats import Format, require_format, values_of_files
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.reading import Reading
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 

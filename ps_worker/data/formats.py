@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Reader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.content import CODECS, open_content, suffix_of
 from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
 
@@ -67,11 +67,11 @@ def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
 
             reader = CsvReader(schema, bad_rows)
         case "parquet":
-            from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+            from ctr_ps.ps_worker.data.columnar.parquet_orc import ParquetReader
 
             reader = ParquetReader(schema, bad_rows)
         case "orc":
-            from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+            from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader
 
             reader = OrcReader(schema, bad_rows)
         case "libsvm":
@@ -142,7 +142,7 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
             found.merge(SlotValues(dict.fromkeys(schema.slots, KINDS[name])))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
-        from ctr_ps.ps_worker.data.columnar.open_file import fields_of
+        from ctr_ps.ps_worker.data.columnar.parquet_orc import fields_of
 
         with suppress(DataError, KeyError):  # readers report the faults of a file
             found.merge(kinds_of_values(fields_of(path, name), schema.slots))

@@ -4,23 +4,24 @@ one reader: in order    splits --Reader--> blocks --batching--> batches, with po
 several: in any order   splits --> reader threads, a split each --> bounded queue --> batches
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import batches
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.blocks.position import DataPosition, digest_of_files
-from ctr_ps.ps_worker.data.blocks.reader_threads import merged
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import DataPosition, batches, digest_of_files
 from ctr_ps.ps_worker.data.file_dataset import FileDataset
+from ctr_ps.ps_worker.data.files.content import is_compressed
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shuffled
 from ctr_ps.ps_worker.data.files.listing import size_of
-from ctr_ps.ps_worker.data.files.pass_share import PassShare
 from ctr_ps.ps_worker.data.formats import Format, has_byte_offsets
-from ctr_ps.ps_worker.data.reading import Reading
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.reading import Reading, merged
+
+LARGEST_STEP = 0.1
+"""Largest share of a file that counts as a whole; with a larger one the share is unknown."""
 
 _QUEUED_BATCHES = 4  # per reader, waiting for training
 
@@ -128,7 +129,7 @@ class QueueDataset(FileDataset):
             )
         return self._begin(start).batches()
 
-    def shares(self, epoch: int) -> PassShare:
+    def shares(self, epoch: int) -> "PassShare":
         """Returns the progress of positions in an epoch, counted from 1."""
         return PassShare(
             self._order(epoch),
@@ -180,3 +181,45 @@ class _Pass:
 
     def _batches(self) -> Iterator[tuple[Batch, DataPosition]]:
         return batches(self._reading.blocks(), self._batch_size, self._start)
+
+
+class PassShare:
+    """The share of a pass over files that is read, by their sizes on disk.
+
+    Within a file it follows byte offsets, which only uncompressed text has. Other files count once they are
+    read completely; if such a file is much of the pass, the share is unknown.
+    """
+
+    def __init__(
+        self,
+        splits: Sequence[FileSplit],  # in the order of the pass
+        *,
+        # whether offsets in a file, and its splits, are in bytes of its content
+        has_byte_offsets: Callable[[str], bool],
+        size_of: Callable[[str], int] = size_of,  # returns the bytes of a file
+    ) -> None:
+        self._splits = splits
+        self._is_smooth = [
+            has_byte_offsets(split.path) and not is_compressed(split.path) for split in splits
+        ]
+        try:
+            sizes = [size_of(split.path) for split in splits]
+        except DataError:  # reading reports it
+            sizes = []
+        self._sizes = [
+            (size if split.stop is None else split.stop) - split.start if is_smooth else size
+            for split, size, is_smooth in zip(splits, sizes, self._is_smooth, strict=False)
+        ]
+        total = sum(self._sizes)
+        pairs = zip(self._sizes, self._is_smooth, strict=False)
+        steps = [size for size, is_smooth in pairs if not is_smooth]
+        self._total = total if max(steps, default=0) <= LARGEST_STEP * total else 0
+
+    def at(self, split: int, offset: int | None) -> float | None:
+        """Returns the share, from 0 to 1, before a position; None: unknown. See `DataPosition`."""
+        if not self._total:
+            return None
+        done = sum(self._sizes[:split])
+        if offset is not None and split < len(self._splits) and self._is_smooth[split]:
+            done += min(max(offset - self._splits[split].start, 0), self._sizes[split])
+        return done / self._total

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Block, Reader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, Reader
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import MakeReader
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.text.column_order import ColumnOrder, Kind
-from ctr_ps.ps_worker.data.text.line_blocks import (
+from ctr_ps.ps_worker.data.text.multislot import ColumnOrder, Kind
+from ctr_ps.ps_worker.data.text.text_reader import (
     LineNumbers,
     line_blocks,
     line_splits,

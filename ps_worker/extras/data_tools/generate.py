@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import csv
 
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.extras.data_tools.planted import NUM_SLOTS, ZIPF_EXPONENT, PlantedModel
 
 MIN_TEST_ROWS = 100

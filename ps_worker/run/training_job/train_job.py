@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from ctr_ps.protos.errors import counted
 from ctr_ps.protos.store import Store
 from ctr_ps.ps_worker.checkpoints.claim import Claim, claimed
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.job import Job

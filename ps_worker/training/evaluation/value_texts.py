@@ -11,7 +11,7 @@ import numpy as np
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CtrPsError
-from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
+from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 
 logger = logging.getLogger(__name__)
 

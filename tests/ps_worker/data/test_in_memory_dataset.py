@@ -16,14 +16,12 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, DataError, ProtocolError, UsageError
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import joined
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data import in_memory_dataset
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, DataPosition, joined
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
-from ctr_ps.ps_worker.data.memory import loading
-from ctr_ps.ps_worker.data.memory.rows import MAX_KEYS
+from ctr_ps.ps_worker.data.rows_in_memory import MAX_KEYS
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (
     NUM_DENSE,
@@ -316,9 +314,9 @@ def test_files_without_rows_are_an_error_and_no_files_are_none(tmp_path, caplog)
 
 
 def test_loading_says_how_far_it_is(caplog) -> None:
-    clock = itertools.count(0.0, loading.PROGRESS_EVERY_S / 2).__next__
+    clock = itertools.count(0.0, in_memory_dataset.PROGRESS_EVERY_S / 2).__next__
     with caplog.at_level(logging.INFO):
-        loading.load_rows(
+        in_memory_dataset.load_rows(
             [FileSplit("0-14"), FileSplit("20-27")],
             SCHEMA,
             format=lambda *_: RangeReader(),

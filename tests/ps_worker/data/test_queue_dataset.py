@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.blocks import Block
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator

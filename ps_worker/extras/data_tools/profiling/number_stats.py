@@ -9,7 +9,7 @@ the sampled rows in which the number is not missing: 0.06 % for the 95th percent
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_ps.ps_worker.data.blocks.row_hash import write_row_hashes
+from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
 
 MAX_SAMPLE = 1 << 17
 

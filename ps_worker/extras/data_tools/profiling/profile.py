@@ -16,8 +16,8 @@ from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
 from ctr_ps.ctr_model.slots import select_slots
 from ctr_ps.protos.errors import DataError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import RowColumnCheck
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import Format, reader_of
 from ctr_ps.ps_worker.extras.data_tools.profiling.number_stats import NumberStats

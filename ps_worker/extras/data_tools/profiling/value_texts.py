@@ -5,11 +5,10 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
-from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.record_batches import Columns
 from ctr_ps.ps_worker.data.columns import FORMATS, columns_of, slots_only
-from ctr_ps.ps_worker.data.distinct_values import keys_of
+from ctr_ps.ps_worker.data.distinct_values import distinct_values, keys_of
 from ctr_ps.ps_worker.data.formats import format_of
 
 _MAX_SHOWN = 24

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks import batching
-from ctr_ps.ps_worker.data.blocks.batching import (
+from ctr_ps.ps_worker.data import blocks as blocks_module
+from ctr_ps.ps_worker.data.blocks import (
+    Block,
+    DataPosition,
     RowColumnCheck,
     batches,
     joined,
     offsets_of,
     rows_between,
 )
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
-from ctr_ps.ps_worker.data.blocks.reader import Block
 
 NUM_SLOTS = 2
 SCHEMA = Schema(dense=(), slots=("user", "item"))
@@ -166,7 +166,7 @@ def test_position_beyond_the_end_of_its_split_is_refused(
 
 def test_more_keys_than_offsets_count_are_refused(monkeypatch) -> None:
     pieces = [rows_of([(2, 3)]), rows_of([(1, 0), (4, 0)])]
-    monkeypatch.setattr(batching, "MAX_BATCH_KEYS", 9)
+    monkeypatch.setattr(blocks_module, "MAX_BATCH_KEYS", 9)
 
     with pytest.raises(DataError, match="3 rows have 10 keys, and a batch has at most 9"):
         joined(pieces)

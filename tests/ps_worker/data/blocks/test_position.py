@@ -3,7 +3,7 @@
 import pytest
 
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 
 
 @pytest.mark.parametrize(

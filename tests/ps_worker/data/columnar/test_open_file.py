@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ctr_ps.ps_worker.data.columnar.open_file import require_valid
+from ctr_ps.ps_worker.data.columnar.parquet_orc import require_valid
 
 
 def batch(array: pa.Array) -> pa.RecordBatch:

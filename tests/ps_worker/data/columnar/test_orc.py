@@ -8,8 +8,8 @@ from pyarrow import orc
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
 SCHEMA = Schema(dense=(), slots=("user",))

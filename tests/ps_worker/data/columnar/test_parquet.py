@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.parquet_orc import ParquetReader
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.extras.data_tools.convert import convert

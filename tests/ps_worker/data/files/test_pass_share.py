@@ -4,7 +4,7 @@ import pytest
 
 from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.files.pass_share import PassShare
+from ctr_ps.ps_worker.data.queue_dataset import PassShare
 
 
 def shares(splits: list[FileSplit], sizes: dict[str, int]) -> PassShare:

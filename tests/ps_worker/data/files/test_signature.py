@@ -6,9 +6,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from ctr_ps.ps_worker.data.files import signature
-from ctr_ps.ps_worker.data.files.listing import stamp_of
-from ctr_ps.ps_worker.data.files.signature import difference_of, signature_of
+from ctr_ps.ps_worker.data.files import listing
+from ctr_ps.ps_worker.data.files.listing import difference_of, signature_of, stamp_of
 
 
 def signed(*paths: Path | str) -> str:
@@ -65,8 +64,8 @@ def test_of_many_files_some_are_opened_and_of_all_the_size_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    monkeypatch.setattr(signature, "MOST_OPENED", 3)
-    monkeypatch.setattr(signature, "ends_of", lambda path, *_: opened.append(path) or b"")
+    monkeypatch.setattr(listing, "MOST_OPENED", 3)
+    monkeypatch.setattr(listing, "ends_of", lambda path, *_: opened.append(path) or b"")
     paths = [tmp_path / f"part-{number}" for number in range(9)]
     for path in paths:
         path.write_bytes(b"x")

@@ -9,9 +9,8 @@ import pytest
 from ctr_ps.protos.errors import DataError, ProtocolError, WaitTimeoutError
 from ctr_ps.protos.store import Future, Message, Store
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.data.memory.global_shuffle import shuffle_globally
-from ctr_ps.ps_worker.data.memory.row_message import pack_rows
-from ctr_ps.ps_worker.data.memory.rows import RowsInMemory
+from ctr_ps.ps_worker.data.global_shuffle import pack_rows, shuffle_globally
+from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory
 from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (

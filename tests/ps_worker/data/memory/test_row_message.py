@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
-from ctr_ps.ps_worker.data.memory.row_message import pack_rows, unpack_rows
+from ctr_ps.ps_worker.data.global_shuffle import pack_rows, unpack_rows
 from tests.support.rows import (
     NUM_DENSE,
     NUM_SLOTS,

@@ -12,12 +12,11 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema, criteo_schema
 from ctr_ps.protos.errors import BadRowError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import joined
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, joined
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
-from ctr_ps.ps_worker.data.text.line_blocks import BLOCK_BYTES
+from ctr_ps.ps_worker.data.text.text_reader import BLOCK_BYTES
 from tests.reference import criteo as reference
 
 SCHEMA = Schema(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
-from ctr_ps.ps_worker.data.text.criteo_scanner import (
+from ctr_ps.ps_worker.data.text.criteo import (
     COLUMN,
     LINE,
     START,

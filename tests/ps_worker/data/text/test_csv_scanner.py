@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv
 
-from ctr_ps.ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, RETURN, scan_lines
+from ctr_ps.ps_worker.data.text.csv_text import FIELDS, GOOD, NO_QUOTE, QUOTE, RETURN, scan_lines
 
 FIELD = re.compile(rb'"(?:[^"]|"")*+"[^,]*|(?!")[^,]*')
 

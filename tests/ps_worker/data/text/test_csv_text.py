@@ -10,10 +10,10 @@ import pytest
 
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.csv_text import CsvDialect, CsvReader
+from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))
@@ -158,7 +158,7 @@ def test_empty_file_has_no_rows(tmp_path: Path) -> None:
 
 def test_header_may_be_given_and_the_separator_be_another(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b'"a\t1\nb"\t2\n')
-    reader = CsvReader(SCHEMA, BadRows(), dialect=CsvDialect("\t", None), header=["user", "age"])
+    reader = CsvReader(SCHEMA, BadRows(), header=["user", "age"])
 
     (block,) = reader.blocks(FileSplit(path))
 

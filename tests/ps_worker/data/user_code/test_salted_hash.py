@@ -15,7 +15,7 @@ import pytest
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ctr_ps.ps_worker.data.user_code.generator_reader import generated

@@ -24,7 +24,7 @@ from ctr_ps.ctr_model.batch import ROW_COLUMNS, Batch
 from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.ps_server.table.memory.arena import Arena
-from ctr_ps.ps_worker.data.blocks.batching import offsets_of
+from ctr_ps.ps_worker.data.blocks import offsets_of
 
 Index = NDArray[np.integer[Any]]
 """Row indices."""
