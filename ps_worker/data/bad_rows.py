@@ -58,10 +58,7 @@ def silent_bad_rows() -> "BadRows":
 
 
 class BadRows:
-    """The malformed rows of one pass over files. Thread-safe.
-
-    `log` is that of the dataset.
-    """
+    """The malformed rows of one pass over files. Thread-safe."""
 
     def __init__(self, limit: int = 0, log: BadRowLog | None = None) -> None:
         """Allows `limit` malformed rows, at least 0; without a `log` they are logged for this pass alone."""

@@ -46,18 +46,14 @@ class Reader(Protocol):
     """Reads the files of one format. Thread-safe: several threads may read different splits."""
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
-        """Returns at most `num_splits` splits of a file, of similar size, ordered and disjoint.
-
-        Raises a DataError that names the file if it cannot be read.
-        """
+        """Returns at most `num_splits` splits of a file, of similar size, ordered and disjoint."""
         ...
 
     def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
         """Yields the rows of a split in file order, from `Block.offset` or its start.
 
-        Raises:
-            DataError: Names the file that cannot be read, is damaged or does not match the schema.
-            BadRowError: Names the malformed row that exceeded the limit.
+        A DataError names the file that cannot be read, is damaged or does not match the schema; a BadRowError
+        names file, place and fault of the malformed row that exceeded the limit.
         """
         ...
 
@@ -185,10 +181,7 @@ def without_rows(
 
 
 def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    """Returns the offsets of a batch for the number of keys of each slot, int[B, S].
-
-    Raises DataError above `MAX_BATCH_KEYS` keys.
-    """
+    """Returns the offsets of a batch for the number of keys of each slot, int[B, S]; see `joined`."""
     _require_countable(int(lengths.sum(dtype=np.int64)), lengths.shape[0])
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths.reshape(-1), out=offsets[1:])
@@ -229,11 +222,7 @@ class RowColumnCheck:
         self._first: tuple[str, frozenset[str]] | None = None
 
     def require(self, path: str, rows: Batch) -> None:
-        """Compares a file's rows with those of the first file, and with the schema.
-
-        Raises DataError, naming both files if only one has a column of `ROW_COLUMNS`, or the schema's column
-        that the format cannot hold.
-        """
+        """Compares the columns of a file's rows with those of the first file, and with the schema."""
         names = frozenset(rows.row_columns())
         with self._lock:
             first = self._first = self._first or (path, names)

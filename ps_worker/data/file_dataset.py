@@ -95,13 +95,10 @@ class FileDataset:
     ) -> None:
         """Reads each file through a command that prints multi-slot text; replaces the format.
 
-        Args:
-            command: For bash, run once per file with the content as stdin.
-            columns: Order of the columns in its output; None: "dense_input", the slots, "click".
-            values: Whether it prints keys for slots, or text to be hashed.
-
-        Raises:
-            UsageError: If the command is empty, or the columns do not match the schema.
+        `command` is for bash, run once per file with the content as stdin. `columns` are the order of the
+        columns in its output; None: "dense_input", the slots, "click". `values` tells whether it prints keys
+        for slots, or text to be hashed. Raises UsageError if the command is empty, or the columns do not
+        match the schema.
         """
         from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
         from ctr_ps.ps_worker.data.user_code.pipe import PipeReader, piped
@@ -114,8 +111,7 @@ class FileDataset:
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format.
 
-        Raises:
-            DataError: If the generator uses `hash()`, whose values differ in each process.
+        Raises DataError if the generator uses `hash()`, whose values differ in each process.
         """
         from ctr_ps.ps_worker.data.user_code.generator_reader import generated
 
@@ -150,23 +146,20 @@ class FileDataset:
     def head(self) -> Iterator[Batch]:
         """Yields the first rows, in batches of any size, without counting as a pass or sampling negatives.
 
-        Malformed rows are not reported; too many for a pass end it. Raises UsageError if no files were set,
-        and DataError for an unreadable file.
+        Malformed rows are not reported; too many for a pass end it. Raises UsageError if no files were set.
         """
-        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
-        return _rows_within_limit(Reading(self._files(), self.schema, self._format, bad_rows))
+        return _rows_within_limit(self._silent_reading())
 
     def require_rows(self) -> None:
-        """Reads the first rows, and raises what a pass without rows would; it does not count as a pass.
-
-        Raises UsageError if no files were set; DataError for an unreadable file, without rows, or with too
-        many malformed ones before them.
-        """
-        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
-        reading = Reading(self._files(), self.schema, self._format, bad_rows)
+        """Reads the first rows, and raises what a pass without rows would; it does not count as a pass."""
+        reading = self._silent_reading()
         with closing(reading.blocks()) as blocks:
             if next(blocks, None) is None:
                 reading.end(rows=0)
+
+    def _silent_reading(self) -> Reading:
+        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
+        return Reading(self._files(), self.schema, self._format, bad_rows)
 
     def _files(self) -> list[FileSplit]:
         if self._splits is None:

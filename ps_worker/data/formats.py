@@ -46,19 +46,12 @@ SUFFIXES: dict[str, str] = {
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
-    """Returns a reader for a file, which is not opened; by default the suffix determines the format.
-
-    `bad_rows` counts malformed rows. Raises a UsageError that names the nearest format if it is unknown.
-    """
+    """Returns a reader of a file, not opened; `format` None: by the suffix. UsageError if unknown."""
     if format is None:
         format = format_of(path)
     if not isinstance(format, str):
         return format(schema, bad_rows)
     require_format(format)
-    return _new_reader(format, schema, bad_rows)
-
-
-def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
     # Readers are imported on use, as some import large packages.
     reader: Reader
     match format:
@@ -66,22 +59,14 @@ def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
             from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 
             reader = CsvReader(schema, bad_rows)
-        case "parquet":
-            from ctr_ps.ps_worker.data.columnar.parquet_orc import ParquetReader
+        case "parquet" | "orc":
+            from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
 
-            reader = ParquetReader(schema, bad_rows)
-        case "orc":
-            from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader
+            reader = (OrcReader if format == "orc" else ParquetReader)(schema, bad_rows)
+        case "libsvm" | "libffm":
+            from ctr_ps.ps_worker.data.text.svm import LibffmReader, LibsvmReader
 
-            reader = OrcReader(schema, bad_rows)
-        case "libsvm":
-            from ctr_ps.ps_worker.data.text.svm import LibsvmReader
-
-            reader = LibsvmReader(schema, bad_rows)
-        case "libffm":
-            from ctr_ps.ps_worker.data.text.svm import LibffmReader
-
-            reader = LibffmReader(schema, bad_rows)
+            reader = (LibffmReader if format == "libffm" else LibsvmReader)(schema, bad_rows)
         case "multislot":
             from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
 
@@ -128,10 +113,7 @@ def without_codec(path: str) -> str:
 
 
 def values_of_files(files: Sequence[str], schema: Schema, format: Format | None) -> SlotValues:
-    """Returns the kinds of slot values in files, by the first of each format, or from a custom reader.
-
-    The values of missing files are unknown.
-    """
+    """Returns the kinds of slot values in files, by the first of each format, or from a custom reader."""
     found, first = SlotValues(), dict[str, str]()
     if callable(format):
         return getattr(format(schema, BadRows()), "slot_values", found)

@@ -85,10 +85,8 @@ def shuffle_globally(
 ) -> RowsInMemory:
     """Returns this worker's new rows, assigned at random but ordered by sender; collective.
 
-    Raises:
-        ProtocolError: If a worker has left, has another schema, or rows were lost.
-        DataError: If only some workers have rows with labels.
-        WaitTimeoutError: If a worker died during the shuffle; names it.
+    Raises ProtocolError if a worker has left, has another schema, or rows were lost, DataError if only some
+    workers have rows with a column, and WaitTimeoutError, which names it, if a worker died.
     """
     if peers.num_workers == 1:
         return rows
@@ -260,10 +258,7 @@ def pack_rows(rows: Batch) -> bytes:
 
 
 def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
-    """Returns the rows in `data` as read-only views.
-
-    Raises ProtocolError if `data` is truncated, or has other numbers of dense inputs or slots.
-    """
+    """Returns the rows in `data` as read-only views; ProtocolError if truncated or of another schema."""
     if len(data) < _HEADER.size:
         raise ProtocolError(
             f"a message of {len(data)} bytes is shorter than its header of {_HEADER.size}"

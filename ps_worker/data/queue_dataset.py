@@ -59,7 +59,7 @@ class QueueDataset(FileDataset):
         )
         self._shuffle_files = shuffle_files
         self._epoch = 0
-        self._pass: _Pass | None = None
+        self._reading: Reading | None = None  # of the last iteration
         self._size_of = cache(size_of)  # asked once: of a URL it may be a request
 
     @property
@@ -70,26 +70,20 @@ class QueueDataset(FileDataset):
     @property
     def rows(self) -> int:
         """Rows yielded so far by the last iteration."""
-        return 0 if self._pass is None else self._pass.rows
+        return 0 if self._reading is None else self._reading.rows
 
     @property
     def bad_rows(self) -> int:
         """Malformed rows skipped so far by the last iteration."""
-        return 0 if self._pass is None else self._pass.bad_rows.total
+        return 0 if self._reading is None else self._reading.bad_rows.total
 
     def __iter__(self) -> Generator[Batch, None, None]:
         """Reads the next epoch; closing or dropping the iterator ends the reader threads.
 
-        Raises:
-            UsageError: If no files were set.
-            DataError: While iterating: names the file that cannot be read, is damaged or does not match the
-                schema; or there are no rows.
-            BadRowError: While iterating: names file, place and fault of the malformed row that exceeded the
-                limit.
+        Raises UsageError if no files were set; while iterating, DataError without rows, and as
+        `Reader.blocks`.
         """
-        if self.has_order:
-            return (batch for batch, _ in self.positioned())
-        return self._begin(self._next_epoch()).merged_batches(self._reader_num)
+        return (batch for batch, _ in self._begin(self._next_epoch()))
 
     @property
     def has_order(self) -> bool:
@@ -104,12 +98,8 @@ class QueueDataset(FileDataset):
         """Yields the batches of the next epoch, or of the rest of one, each with the position after it.
 
         `start` is a position of a dataset with the same files and settings; None: the start of the next
-        epoch.
-
-        Raises:
-            UsageError: If no files were set, there is more than one reader, or `start` has other files or
-                another seed.
-            DataError: As for an iteration; also if `start` is beyond the end of these files.
+        epoch. Raises as an iteration; also UsageError if there is more than one reader, or `start` has other
+        files or another seed, and DataError if it is beyond the end of these files.
         """
         if not self.has_order:
             raise UsageError(
@@ -127,7 +117,7 @@ class QueueDataset(FileDataset):
                 f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: the "
                 f"files, their order or shuffle_files differ"
             )
-        return self._begin(start).batches()
+        return self._begin(start)
 
     def shares(self, epoch: int) -> "PassShare":
         """Returns the progress of positions in an epoch, counted from 1."""
@@ -145,42 +135,34 @@ class QueueDataset(FileDataset):
         files = digest_of_files(self._files(), self._shuffle_files)
         return DataPosition(epoch=self._epoch + 1, seed=self._seed, files=files)
 
-    def _begin(self, start: DataPosition) -> "_Pass":
-        splits = self._order(start.epoch)
+    def _begin(self, start: DataPosition) -> Iterator[tuple[Batch, DataPosition]]:
         bad_rows = BadRows(self._bad_row_limit, self._bad_row_log)
-        reading = Reading(
-            splits, self.schema, self._format, bad_rows, start=start, negatives=self._negatives
+        self._reading = reading = Reading(
+            self._order(start.epoch),
+            self.schema,
+            self._format,
+            bad_rows,
+            start=start,
+            negatives=self._negatives,
         )
         self._epoch = start.epoch
-        self._pass = _Pass(reading, self.batch_size, start)
-        return self._pass
+        if self.has_order:
+            return self._counted(reading, batches(reading.blocks(), self.batch_size, start))
+        readers = [
+            batches(reading.blocks(), self.batch_size, start)
+            for _ in range(min(self._reader_num, reading.num_splits))
+        ]
+        merged_batches = merged(readers, capacity=_QUEUED_BATCHES * self._reader_num)
+        return self._counted(reading, merged_batches)
 
-
-class _Pass:
-    """One iteration, with its numbers of yielded and malformed rows so far."""
-
-    def __init__(self, reading: Reading, batch_size: int, start: DataPosition) -> None:
-        self._reading = reading
-        self._batch_size = batch_size
-        self._start = start
-        self.bad_rows = reading.bad_rows
-        self.rows = 0
-
-    def batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        for batch, position in self._batches():
-            self.rows += batch.size
+    @staticmethod
+    def _counted(
+        reading: Reading, found: Iterator[tuple[Batch, DataPosition]]
+    ) -> Iterator[tuple[Batch, DataPosition]]:
+        for batch, position in found:
+            reading.rows += batch.size
             yield batch, position
-        self._reading.end(self.rows)
-
-    def merged_batches(self, reader_num: int) -> Generator[Batch, None, None]:
-        readers = [self._batches() for _ in range(min(reader_num, self._reading.num_splits))]
-        for batch, _ in merged(readers, capacity=_QUEUED_BATCHES * reader_num):
-            self.rows += batch.size
-            yield batch
-        self._reading.end(self.rows)
-
-    def _batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        return batches(self._reading.blocks(), self._batch_size, self._start)
+        reading.end(reading.rows)
 
 
 class PassShare:

@@ -55,6 +55,7 @@ class Reading:
         self._format = format
         self._negatives = negatives
         self.bad_rows = bad_rows
+        self.rows = 0  # yielded so far by the dataset that reads
         self._to_read = deque(list(enumerate(splits))[self._start.split :])
         self._done: list[int] = []
         self._columns = RowColumnCheck(schema)
@@ -141,19 +142,14 @@ class Reading:
         if is_all and not rows and self._splits and all(map(_is_whole, self._splits)):
             names = ", ".join(split.path for split in self._splits[:_SHOWN_FILES])
             more = ", ..." if len(self._splits) > _SHOWN_FILES else ""
+            cause = self.bad_rows.first and (
+                f": the schema or the format is probably another one (data.schema, data.format), from "
+                f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
+            )
             raise DataError(
                 f"no rows in {counted(len(self._splits), 'file')}: {names}{more} "
-                f"({counted(self.bad_rows.total, 'malformed row')})"
-                f"{self._probable_cause()}"
+                f"({counted(self.bad_rows.total, 'malformed row')}){cause}"
             )
-
-    def _probable_cause(self) -> str:
-        if not self.bad_rows.total:
-            return ""
-        return (
-            f": the schema or the format is probably another one (data.schema, data.format), from "
-            f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
-        )
 
 
 def _require_listed(split: FileSplit) -> None:
@@ -173,13 +169,9 @@ def merged(
     # the longest wait for the threads at the end; a stuck one is abandoned with a warning
     join_limit_s: float = JOIN_LIMIT_S,
 ) -> Generator[T, None, None]:
-    """Yields the items of several iterators in order of arrival.
+    """Yields the items of several iterators in order of arrival; closing the generator ends the threads.
 
-    Closing the generator ends the threads.
-
-    Raises:
-        BaseException: The first error of any source.
-        DataError: If no source yields an item or ends for longer than `stall_limit_s`.
+    Raises the first error of any source, and DataError if none yields an item or ends for `stall_limit_s`.
     """
     queue = _Queue[T](len(sources), capacity, stall_limit_s)
     threads = [
@@ -216,8 +208,15 @@ class _Queue(Generic[T]):
     def fill(self, source: Iterator[T]) -> None:
         try:
             for item in source:
-                if not self._put(item):
-                    break
+                with self._changed:
+                    # No time limit: the consumer may train for any time between two items.
+                    self._changed.wait_for(
+                        lambda: self._is_closed or len(self._items) < self._capacity
+                    )
+                    if self._is_closed:
+                        break
+                    self._items.append((item,))
+                    self._changed.notify_all()
         except BaseException as error:
             with self._changed:
                 self._error = self._error or error
@@ -250,12 +249,3 @@ class _Queue(Generic[T]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-
-    def _put(self, item: T) -> bool:
-        with self._changed:
-            # No time limit: the consumer may train for any time between two items.
-            self._changed.wait_for(lambda: self._is_closed or len(self._items) < self._capacity)
-            if not self._is_closed:
-                self._items.append((item,))
-                self._changed.notify_all()
-            return not self._is_closed

@@ -40,13 +40,10 @@ def suffix_of(path: str | PurePath) -> str:
 
 @contextmanager
 def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
-    """Opens the content of a file, decompressed if the name ends in .gz or .zst.
+    """Opens the content of a file, decompressed if the name ends in .gz or .zst, from byte `offset` on.
 
-    `offset` are bytes of the content to skip, which compressed content must decompress.
-
-    Raises:
-        DataError: Names the file, if it cannot be read, is damaged or is compressed in another way. Errors
-            inside the `with` block are translated, too.
+    A DataError, for errors inside the `with` block, too, names a file that cannot be read, is damaged or is
+    compressed in another way.
     """
     suffix = suffix_of(path)
     # Compressed bytes contain few newlines, so reading them might look like a few malformed rows.

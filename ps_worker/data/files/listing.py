@@ -72,13 +72,9 @@ def files_of(files: Files) -> list[str]:
 def matching_files(patterns: str | Sequence[str]) -> list[str]:
     """Returns the files that match `patterns`, each once: in the order given, those of a pattern by name.
 
-    Args:
-        patterns: Paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders, unless a file
-            has that name. A comma is part of a name; numbers in names are ordered as numbers; `~` is the
-            home folder.
-
-    Raises:
-        DataError: Names the first pattern without a match, or with a file system that cannot be listed.
+    Patterns are paths and URLs, with `*`, `?`, `[...]`, and `**` for any number of folders, unless a file has
+    that name. A comma is part of a name; numbers in names are ordered as numbers; `~` is the home folder. A
+    DataError names the first pattern without a match.
     """
     found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
