@@ -143,16 +143,6 @@ def test_slots_shuffle_swaps_one_set_of_slots_at_a_time(kind) -> None:
     assert_same_rows(before, next(iter(dataset)))
 
 
-def test_swapped_slots_do_not_depend_on_readers() -> None:
-    def swapped(reader_num: int) -> Batch:
-        files = [f"{start}-{start + 30}" for start in range(0, 300, 30)]
-        dataset = dataset_of(*files, batch_size=300, reader_num=reader_num)
-        dataset.slots_shuffle(["C1"])
-        return next(iter(dataset))
-
-    assert_same_rows(swapped(1), swapped(4))
-
-
 def slots_of(rows: Batch) -> list[list[tuple[int, ...]]]:
     """Returns for each slot the keys of each row."""
     pieces = np.split(rows.keys, rows.offsets[1:-1])
@@ -294,8 +284,7 @@ def test_rows_are_loaded_afresh_with_shuffles_from_the_start() -> None:
     assert numbers(dataset) == first
 
 
-def test_files_without_rows_are_an_error_and_no_files_are_none(tmp_path, caplog) -> None:
-    (tmp_path / "empty").touch()
+def test_no_files_are_no_rows() -> None:
     dataset = InMemoryDataset(SCHEMA, 10)
     with pytest.raises(UsageError, match="set_filelist"):
         dataset.load_into_memory()
@@ -303,14 +292,6 @@ def test_files_without_rows_are_an_error_and_no_files_are_none(tmp_path, caplog)
     dataset.set_filelist([])
     dataset.load_into_memory()
     assert list(dataset) == []
-
-    dataset.set_filelist([tmp_path / "empty"])
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(DataError, match=r"no rows in 1 file: .*empty"),
-    ):
-        dataset.load_into_memory()
-    assert "a file has no rows" in caplog.text
 
 
 def test_loading_says_how_far_it_is(caplog) -> None:
@@ -330,22 +311,11 @@ def test_loading_says_how_far_it_is(caplog) -> None:
     assert "loaded into memory: files=2/2 rows=21 MB=0 rows/s=" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"batch_size": 0}, {"thread_num": 0}, {"reader_num": 0}, {"seed": -1}, {"format": "x"}],
-)
-def test_impossible_settings_are_refused(wrong) -> None:
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        InMemoryDataset(SCHEMA, **{"batch_size": 1, **wrong})
-
-
-def test_unknown_slot_and_single_path_are_refused() -> None:
+def test_unknown_slot_is_refused() -> None:
     dataset = dataset_of("0-30")
 
     with pytest.raises(UsageError, match="no slot 'C9', expected one of C1, C2, C3"):
         dataset.slots_shuffle(["C1", "C9"])
-    with pytest.raises(UsageError, match="expected a list of paths"):
-        dataset.set_filelist("part-0")
 
 
 # With other workers

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
@@ -17,13 +16,11 @@ from ctr_ps.protos.errors import BadRowError, DataError, UsageError
 from ctr_ps.ps_worker.data.blocks import Block
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
+from ctr_ps.ps_worker.data.queue_dataset import PassShare, QueueDataset
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
 SCHEMA = Schema.numbered(1, 1)
-
-GOOD, BAD = "good", "bad"
 
 
 @pytest.fixture
@@ -160,18 +157,6 @@ def test_leaving_early_ends_the_readers(many: list[Path]) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("reader_num", [1, 2])
-def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> None:
-    files[0].write_text("")
-    files[1].write_text("x\n")
-    dataset = dataset_of(files, bad_row_limit=1, reader_num=reader_num)
-
-    with pytest.raises(
-        DataError, match=rf"no rows in 2 files: {files[0]}, {files[1]} \(1 malformed row\)"
-    ):
-        list(dataset)
-
-
 def test_worker_without_files_or_with_a_split_without_rows_has_no_rows(
     files: list[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -182,14 +167,14 @@ def test_worker_without_files_or_with_a_split_without_rows_has_no_rows(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("reader_num", [1, 2])
+@pytest.mark.parametrize("is_first_labelled", [True, False])
 def test_files_with_and_without_labels_are_refused_by_name(
-    files: list[Path], reader_num: int
+    files: list[Path], is_first_labelled: bool
 ) -> None:
     files[1].write_text("1\tx\n")
 
     with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, and {files[0]} has"):
-        list(dataset_of(files, reader_num=reader_num))
+        list(dataset_of(files if is_first_labelled else files[::-1]))
 
 
 def test_dataset_without_files_says_what_to_call() -> None:
@@ -213,10 +198,6 @@ def test_number_too_small_is_refused_by_name(name: str) -> None:
 def test_unknown_format_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="unknown format 'critio'"):
         QueueDataset(SCHEMA, 1, format="critio")
-
-
-# Files of rows, good or malformed, of lengths that blocks of 64 bytes cut anywhere.
-rows = st.tuples(st.sampled_from([GOOD, GOOD, BAD]), st.text("ab", max_size=9))
 
 
 def test_position_after_the_last_batch_is_the_end_of_the_epoch(files: list[Path]) -> None:
@@ -307,3 +288,56 @@ def test_head_ends_where_a_pass_would(files: list[Path], caplog: pytest.LogCaptu
 
     assert numbers(dataset.head()) == [1, 1, 1]
     assert not caplog.messages
+
+
+def shares(splits: list[FileSplit], sizes: dict[str, int]) -> PassShare:
+    return PassShare(
+        splits,
+        has_byte_offsets=lambda path: not path.endswith(".parquet"),
+        size_of=sizes.__getitem__,
+    )
+
+
+def test_bytes_of_text_count_within_a_file() -> None:
+    share = shares([FileSplit("a"), FileSplit("b")], {"a": 100, "b": 300})
+
+    assert [share.at(0, None), share.at(0, 50), share.at(1, None), share.at(1, 150)] == [
+        0.0,
+        0.125,
+        0.25,
+        0.625,
+    ]
+    assert share.at(2, None) == 1.0
+
+
+def test_split_is_its_stretch_of_the_file() -> None:
+    share = shares([FileSplit("a", 60, None), FileSplit("b", 20, 80)], {"a": 100, "b": 300})
+
+    assert share.at(0, 80) == 0.2
+    assert share.at(1, 20) == 0.4
+    assert share.at(1, 90) == 1.0  # the last line of a split ends behind it
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".parquet"])
+def test_file_whose_positions_are_no_bytes_counts_when_it_is_read(suffix: str) -> None:
+    paths = [f"{number}{suffix}" for number in range(20)]
+    share = shares([FileSplit(path) for path in paths], dict.fromkeys(paths, 10))
+
+    assert share.at(5, 7) == share.at(5, None) == 0.25
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".parquet"])
+def test_nothing_is_said_where_such_a_file_is_much_of_the_pass(suffix: str) -> None:
+    share = shares([FileSplit("a"), FileSplit(f"b{suffix}")], {"a": 100, f"b{suffix}": 100})
+
+    assert share.at(0, 50) is None
+
+
+def test_nothing_is_said_without_sizes() -> None:
+    def refuse(path: str) -> int:
+        raise DataError(f"{path}: gone")
+
+    splits = [FileSplit("a")]
+    assert PassShare([], has_byte_offsets=lambda _: True).at(0, None) is None
+    assert PassShare(splits, has_byte_offsets=lambda _: True, size_of=refuse).at(0, 1) is None
+    assert shares(splits, {"a": 0}).at(0, None) is None

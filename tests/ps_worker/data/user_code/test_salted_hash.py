@@ -301,17 +301,3 @@ def test_function_of_samples_that_uses_hash_is_refused() -> None:
 
     with pytest.raises(DataError, match=f"^the function of samples {REFUSED}"):
         SampleLoader(samples, SCHEMA, batch_size=10)
-
-
-def test_function_of_samples_is_called_once_a_pass() -> None:
-    calls = []
-
-    def samples() -> Iterator[Sample]:
-        calls.append(1)
-        for number in range(20):
-            yield 1, [], [f"user{number}", number]
-
-    loader = SampleLoader(samples, SCHEMA, batch_size=10)
-
-    assert [batch.size for batch in loader] == [10, 10]
-    assert len(calls) == 1
