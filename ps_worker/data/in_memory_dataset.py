@@ -274,7 +274,7 @@ def load_rows(
         logger.info(
             "%s: files=%d/%d rows=%d MB=%d rows/s=%d",
             stage,
-            reading.num_done,
+            len(reading.done),
             reading.num_splits,
             rows.size,
             rows.size_bytes // 10**6,

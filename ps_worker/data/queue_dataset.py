@@ -57,6 +57,8 @@ class QueueDataset(FileDataset):
             seed=seed,
             negatives=negatives,
         )
+        # whether batches have a defined order, and so positions
+        self.has_order = reader_num == 1
         self._shuffle_files = shuffle_files
         self._epoch = 0
         self._reading: Reading | None = None  # of the last iteration
@@ -84,11 +86,6 @@ class QueueDataset(FileDataset):
         `Reader.blocks`.
         """
         return (batch for batch, _ in self._begin(self._next_epoch()))
-
-    @property
-    def has_order(self) -> bool:
-        """Whether batches have a defined order, and so positions: with one reader."""
-        return self._reader_num == 1
 
     def skip_to(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, counted from 1."""

@@ -50,6 +50,7 @@ class Reading:
             raise DataError(
                 f"{start} is beyond the end of {counted(len(splits), 'file')}: it belongs to other files"
             )
+        self.num_splits = len(splits)
         self._splits = splits
         self._schema = schema
         self._format = format
@@ -57,18 +58,8 @@ class Reading:
         self.bad_rows = bad_rows
         self.rows = 0  # yielded so far by the dataset that reads
         self._to_read = deque(list(enumerate(splits))[self._start.split :])
-        self._done: list[int] = []
+        self.done: list[int] = []  # splits read to their end
         self._columns = RowColumnCheck(schema)
-
-    @property
-    def num_splits(self) -> int:
-        """Number of splits."""
-        return len(self._splits)
-
-    @property
-    def num_done(self) -> int:
-        """Number of splits read to their end."""
-        return len(self._done)
 
     def blocks(self) -> Generator[tuple[int, Block], None, None]:
         """Yields the blocks of splits that no other reader has taken, with the index of the split.
@@ -102,7 +93,7 @@ class Reading:
             _require_listed(split)
             if is_empty:
                 self._log_empty(split)
-            self._done.append(index)
+            self.done.append(index)
 
     def _log_empty(self, split: FileSplit) -> None:
         if self.bad_rows.of_file(split.path):

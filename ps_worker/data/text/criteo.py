@@ -57,8 +57,8 @@ class CriteoScanner:
         numbers = np.empty((num_lines, len(self._schema.dense)), np.float64)
         keys = np.empty((num_lines, num_slots), np.uint64)
         malformed = np.empty((num_lines, 4), np.int64)
-        _, num_rows, num_malformed = scan_rows(
-            block, 0, self._has_label, self._slot_numbers, starts, labels, numbers, keys, malformed
+        num_rows, num_malformed = scan_rows(
+            block, self._has_label, self._slot_numbers, starts, labels, numbers, keys, malformed
         )
         rows = Batch(
             labels=labels[:num_rows] if self._has_label else None,
@@ -230,7 +230,6 @@ def scan_row(
 @kernel
 def scan_rows(
     block: NDArray[np.uint8],  # uint8[n], whole lines: the last byte is a newline
-    position: int,  # start of a line in the block
     has_label: bool,  # whether rows begin with a label; if not, `labels` is not written
     slot_numbers: NDArray[np.int64],  # int64[S], of each slot in the feature hash
     # int64[R], overwritten from the start with the rows' positions in the block
@@ -238,17 +237,15 @@ def scan_rows(
     labels: NDArray[np.float32],  # float32[R], overwritten from the start, as the other columns are
     numbers: NDArray[np.float64],  # float64[R, num_dense], nan where missing
     keys: NDArray[np.uint64],  # uint64[R, S]
-    # int64[M, 4], overwritten: LINE, counted from 0 for the one at `position`, START and STOP in
-    # the block, and the COLUMN at fault, from 1
+    # int64[R, 4], overwritten: LINE, from 0, START and STOP in the block, and the COLUMN at fault,
+    # from 1
     malformed: NDArray[np.int64],
-) -> tuple[int, int, int]:
-    """Scans lines until the block ends, the columns are full or `malformed` is.
-
-    Returns the start of the next line, the number of rows written, and of malformed rows.
-    """
-    num_rows = int(np.int64(0))  # not a literal, for which scan_row would be compiled once more
+) -> tuple[int, int]:
+    """Scans the R lines of a block; returns the numbers of rows written and of malformed rows."""
+    # not a literal, for which scan_row would be compiled once more
+    position = num_rows = int(np.int64(0))
     num_malformed = 0
-    while position < len(block) and num_rows < len(keys) and num_malformed < len(malformed):
+    while position < len(block):
         start = position
         fault, position = scan_row(
             block, start, has_label, num_rows, slot_numbers, labels, numbers, keys
@@ -264,4 +261,4 @@ def scan_rows(
         malformed[num_malformed, COLUMN] = fault
         num_malformed += 1
         position = stop + 1
-    return position, num_rows, num_malformed
+    return num_rows, num_malformed
