@@ -1,6 +1,6 @@
 """Files as columns of unscaled numbers and slot values, for the tools that need more than keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
-from ctr_ps.ps_worker.data.columnar.record_batches import Columns
+from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
@@ -19,7 +19,12 @@ from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 
 _NO_COLUMN = "\0"  # the name of no column
 
-FORMATS = ("criteo", "csv", "parquet", "orc")
+_READERS: dict[str, Callable[[Schema, BadRows], ColumnReader]] = {
+    "csv": CsvReader,
+    "parquet": ParquetReader,
+    "orc": OrcReader,
+}
+FORMATS = ("criteo", *_READERS)
 
 
 def columns_of(
@@ -36,21 +41,16 @@ def columns_of(
     format not in `FORMATS`.
     """
     format = format or format_of(path)
-    reader: CsvReader | ParquetReader | OrcReader
     if format == "criteo":
         header = _criteo_header(path, layout or schema)
         schema = replace(schema, is_for_prediction=True)  # the label is told by its place
-        reader = CsvReader(schema, bad_rows, header=header)
-    elif format == "csv":
-        reader = CsvReader(schema, bad_rows)
-    elif format == "parquet":
-        reader = ParquetReader(schema, bad_rows)
-    elif format == "orc":
-        reader = OrcReader(schema, bad_rows)
-    else:
+        reader: ColumnReader = CsvReader(schema, bad_rows, header=header)
+    elif format not in FORMATS:
         raise UsageError(
             f"{path}: cannot take values from the format {format!r}, only from {', '.join(FORMATS)}"
         )
+    else:
+        reader = _READERS[format](schema, bad_rows)
     return reader.columns(FileSplit(path))
 
 

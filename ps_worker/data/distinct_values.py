@@ -147,12 +147,8 @@ class _Seen:
         self.collided.update(pairs)
 
     def _insert(self, keys: Keys, hashes: Keys) -> None:
-        self._runs.append((keys, hashes))
-        while len(self._runs) > 1 and self._runs[-2][0].size < 2 * self._runs[-1][0].size:
-            (one, one_hashes), (other, other_hashes) = self._runs[-2:]
-            self._runs[-2:] = [
-                (np.concatenate([one, other]), np.concatenate([one_hashes, other_hashes]))
-            ]
-        merged, merged_hashes = self._runs[-1]
-        order = np.argsort(merged)
-        self._runs[-1] = (merged[order], merged_hashes[order])
+        while self._runs and self._runs[-1][0].size < 2 * keys.size:
+            run_keys, run_hashes = self._runs.pop()
+            keys, hashes = np.concatenate([run_keys, keys]), np.concatenate([run_hashes, hashes])
+        order = np.argsort(keys)
+        self._runs.append((keys[order], hashes[order]))

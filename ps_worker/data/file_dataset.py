@@ -100,11 +100,11 @@ class FileDataset:
         for slots, or text to be hashed. Raises UsageError if the command is empty, or the columns do not
         match the schema.
         """
-        from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
-        from ctr_ps.ps_worker.data.user_code.pipe import PipeReader, piped
+        from ctr_ps.ps_worker.data.user_code.pipe import piped
 
-        PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
-        self._format = piped(command, columns=columns, values=values)
+        make_reader = piped(command, columns=columns, values=values)
+        make_reader(self.schema, BadRows())  # checks the arguments
+        self._format = make_reader
         self._format_shown = f"{command} | {columns and list(columns)} {values}"
         self._slot_values = None
 

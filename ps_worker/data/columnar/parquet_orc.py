@@ -75,10 +75,22 @@ class OrcReader(ColumnReader):
             columns = match_columns(split.path, file.schema, self._schema)
             check_types(split.path, file.schema, self._schema, columns)
             decoder = Decoder(split.path, self._schema, columns, self._bad_rows)
-            for row, batch in _rows(file, split, offset or 0, columns.names):
-                for start in range(0, len(batch), columns.read_rows):
-                    rows = batch.slice(start, columns.read_rows)
-                    yield decoder.decode(rows, np.arange(row + start, row + start + len(rows)))
+            offset = offset or 0
+            stop = 0
+            for stripe in range(file.nstripes)[: split.stop]:
+                if stripe < split.start or stop < offset:
+                    # Arrow reveals the number of rows of a stripe only when a column of it is read.
+                    num_rows = len(file.read_stripe(stripe, columns=columns.names[:1]))
+                    if stripe < split.start or stop + num_rows <= offset:
+                        stop += num_rows
+                        continue
+                batch = file.read_stripe(stripe, columns=columns.names)
+                require_valid(batch)
+                for skipped in range(max(offset - stop, 0), len(batch), columns.read_rows):
+                    rows = batch.slice(skipped, columns.read_rows)
+                    row = stop + skipped
+                    yield decoder.decode(rows, np.arange(row, row + len(rows)))
+                stop += len(batch)
 
 
 @contextmanager
@@ -156,25 +168,6 @@ def _dictionary_columns(file: pq.ParquetFile, columns: FileColumns) -> list[str]
         if chunk.has_dictionary_page
         and chunk.total_uncompressed_size <= _DICTIONARY_BYTES * chunk.num_values
     ]
-
-
-def _rows(
-    file: orc.ORCFile, split: FileSplit, offset: int, names: list[str]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields the rows of a split from `offset` on by stripe, each with the number of its first row."""
-    stop = 0
-    for stripe in range(file.nstripes)[: split.stop]:
-        if stripe < split.start or stop < offset:
-            # Arrow reveals the number of rows of a stripe only when a column of it is read.
-            num_rows = len(file.read_stripe(stripe, columns=names[:1]))
-            if stripe < split.start or stop + num_rows <= offset:
-                stop += num_rows
-                continue
-        batch = file.read_stripe(stripe, columns=names)
-        require_valid(batch)
-        skipped = max(offset - stop, 0)
-        yield stop + skipped, batch.slice(skipped)
-        stop += len(batch)
 
 
 def _require_valid(array: pa.Array) -> None:

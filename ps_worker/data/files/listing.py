@@ -209,21 +209,14 @@ def _digest(content: bytes) -> str:
 
 def ends_of(path: str, size: int, num_bytes: int) -> bytes:
     """Returns the first and the last bytes of a file, all of a short one. Raises DataError."""
-    ranges = [(0, num_bytes), (max(size - num_bytes, num_bytes), size)]
+    both = [(0, min(num_bytes, size)), (max(size - num_bytes, num_bytes), size)]
+    ranges = [(start, stop) for start, stop in both if start < size]
     with file_errors(path):
         if is_url(path):  # by requests of ranges: a file that is open may read far ahead
             file_system, name = _file_system_of(path)
-            return b"".join(
-                file_system.cat_file(name, start=start, end=min(stop, size))
-                for start, stop in ranges
-                if start < size
-            )
+            return b"".join(file_system.cat_file(name, start=at, end=stop) for at, stop in ranges)
         with Path(path).open("rb", buffering=0) as file:
-            return b"".join(
-                os.pread(file.fileno(), stop - start, start)
-                for start, stop in ranges
-                if start < size
-            )
+            return b"".join(os.pread(file.fileno(), stop - at, at) for at, stop in ranges)
 
 
 def _local_matches(pattern: str) -> dict[str, str]:

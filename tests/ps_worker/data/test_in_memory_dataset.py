@@ -80,13 +80,6 @@ def test_rows_come_in_the_order_of_the_files_in_batches(kind) -> None:
     assert dataset.get_memory_data_size() == 52
 
 
-@pytest.mark.parametrize("reader_num", [2, 5])
-def test_order_does_not_depend_on_readers(reader_num) -> None:
-    files = [f"{start}-{start + 30}" for start in range(0, 300, 30)]
-
-    assert numbers(dataset_of(*files, reader_num=reader_num)) == list(range(300))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_local_shuffle_keeps_the_rows_and_changes_their_order(kind) -> None:
     dataset = dataset_of("0-500", kind=kind)

@@ -12,13 +12,10 @@ import pytest
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import BadRowError, DataError, UsageError
-from ctr_ps.ps_worker.data.blocks import Block
+from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.queue_dataset import PassShare, QueueDataset
-from ctr_ps.ps_worker.data.text.criteo import CriteoReader
-from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
 
 SCHEMA = Schema.numbered(1, 1)
 
@@ -100,17 +97,6 @@ def changed(path: Path, how: str) -> None:
             path.unlink()
 
 
-def test_readers_read_at_the_same_time(many: list[Path]) -> None:
-    meeting = threading.Barrier(3, timeout=10.0)
-
-    class Meeting(CriteoReader):
-        def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-            meeting.wait()
-            return super().blocks(split, offset)
-
-    assert len(numbers(dataset_of(many, reader_num=3, format=Meeting))) == 78
-
-
 @pytest.mark.parametrize("shuffle_files", [False, True])
 @pytest.mark.parametrize("reader_num", [1, 3, 20])
 def test_every_row_is_read_once_by_any_number_of_readers(
@@ -136,14 +122,6 @@ def test_each_epoch_has_an_order_of_its_own_that_the_seed_decides(many: list[Pat
 
     assert orders(1) == orders(1)
     assert len({*orders(1), *orders(2), tuple(range(1, 13))}) == 7
-
-
-def test_error_of_one_reader_is_that_of_the_iteration(many: list[Path]) -> None:
-    many[5].write_text("0\tone\tx\n")
-    dataset = dataset_of(many, reader_num=3)
-
-    with pytest.raises(BadRowError, match=r"part-06:1: column 2 \(I1\) is 'one'"):
-        list(dataset)
 
 
 def test_leaving_early_ends_the_readers(many: list[Path]) -> None:
@@ -232,34 +210,11 @@ def test_positions_are_of_one_reader(files: list[Path]) -> None:
         dataset_of(files, reader_num=2).positioned()
 
 
-def test_command_reads_the_files(files: list[Path]) -> None:
-    dataset = dataset_of(files)
-    dataset.set_pipe_command('cut -f1,2 | awk \'{print "1", $2, "1 7 1", $1}\'')
-
-    (first, second) = dataset
-
-    assert [*first.dense[:, 0], *second.dense[:, 0]] == [1, 1, 1, 2, 2, 2]
-    assert set(first.keys) == {7}
-
-
 def test_command_that_cannot_be_is_refused_before_a_file_is_read(files: list[Path]) -> None:
     with pytest.raises(UsageError, match="the command is ''"):
         dataset_of(files).set_pipe_command("")
     with pytest.raises(UsageError, match="C9"):
         dataset_of(files).set_pipe_command("cat", columns=["click", "I1", "C9"])
-
-
-def test_generator_reads_the_files(files: list[Path]) -> None:
-    class Rows(MultiSlotStringDataGenerator):
-        def generate_sample(self, line: str):
-            label, number, value = line.rstrip("\n").split("\t")
-            return lambda: iter([[("C1", [value]), ("I1", [number]), ("click", [label])]])
-
-    dataset = dataset_of(files)
-    expected = [batch.keys.tolist() for batch in dataset]
-    dataset.set_generator(Rows())
-
-    assert [batch.keys.tolist() for batch in dataset] == expected
 
 
 def test_head_is_of_all_rows_in_order_and_no_pass(

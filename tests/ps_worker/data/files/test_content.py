@@ -89,12 +89,6 @@ def test_damaged_file_is_named(suffix: str, position: int, tmp_path: Path) -> No
         read(str(path))
 
 
-@pytest.mark.parametrize("name", ["absent.tsv", "absent.tsv.gz", "memory://absent.zst"])
-def test_missing_file_is_named(name: str) -> None:
-    with pytest.raises(DataError, match=f"'{name}': No such file"):
-        read(name)
-
-
 def test_end_of_the_name_tells_whether_content_is_compressed() -> None:
     assert is_compressed("s3://bucket/a.tsv.gz")
     assert is_compressed("a.zst")

@@ -134,22 +134,6 @@ def test_offset_is_the_byte_of_a_line(tmp_path: Path) -> None:
     assert [b.offset for b in read(path, offset=len(b"age,user\nbad\n1,a\n"))] == [17]
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_compressed_file_is_one_split_with_offsets_of_its_content(
-    tmp_path: Path, suffix: str
-) -> None:
-    text = b"age,user\n" + b"".join(b"%d,u%d\n" % (row, row) for row in range(20_000))
-    plain, path = write(tmp_path / "a.csv", text), write(tmp_path / f"a.csv.{suffix}", text)
-    reader = CsvReader(SCHEMA, BadRows())
-
-    assert reader.splits(path, 4) == [FileSplit(path)]
-    blocks, expected = read(path), read(plain)
-    assert len(blocks) > 1
-    assert [block.offset for block in blocks] == [block.offset for block in expected]
-    last = read(path, offset=blocks[-1].offset)
-    assert [b.rows.keys.tolist() for b in last] == [blocks[-1].rows.keys.tolist()]
-
-
 @pytest.mark.parametrize(
     ("header", "fault"),
     [(b"age,us\xff", "not UTF-8"), (b"age,us\rer", "new-line"), (b"x" * 2**18, "field limit")],
