@@ -19,29 +19,20 @@ DEFAULT = "criteo"
 
 _HEAD_BYTES = 4096
 
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "criteo": ("text",),
-    "csv": ("text",),
-    "libsvm": ("text", "lists"),
-    "libffm": ("text",),
-    "multislot": ("keys", "lists"),
+_FORMATS: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
+    "criteo": ((".tsv",), ("text",)),
+    "csv": ((".csv",), ("text",)),
+    "parquet": ((".parquet",), ()),
+    "orc": ((".orc",), ()),
+    "libsvm": ((".svm", ".libsvm"), ("text", "lists")),
+    "libffm": ((".ffm", ".libffm"), ("text",)),
+    "multislot": ((".multislot",), ("keys", "lists")),
 }
-"""Kinds of slot values by format; those of other formats depend on the file."""
+"""Suffixes, and kinds of slot values; without kinds they depend on the file."""
 
+FORMATS = tuple(_FORMATS)
 
-FORMATS = ("criteo", "csv", "parquet", "orc", "libsvm", "libffm", "multislot")
-
-SUFFIXES: dict[str, str] = {
-    ".tsv": "criteo",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".orc": "orc",
-    ".svm": "libsvm",
-    ".libsvm": "libsvm",
-    ".ffm": "libffm",
-    ".libffm": "libffm",
-    ".multislot": "multislot",
-}
+SUFFIXES = {suffix: name for name, (suffixes, _) in _FORMATS.items() for suffix in suffixes}
 """Formats by suffix, before that of the compression; any other suffix means `DEFAULT`."""
 
 
@@ -120,8 +111,9 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
     for path in files:
         first.setdefault(format or format_of(path), path)
     for name, path in first.items():
-        if name in KINDS:
-            found.merge(SlotValues(dict.fromkeys(schema.slots, KINDS[name])))
+        _, kinds = _FORMATS[name]
+        if kinds:
+            found.merge(SlotValues(dict.fromkeys(schema.slots, kinds)))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
         from ctr_ps.ps_worker.data.columnar.parquet_orc import fields_of

@@ -75,10 +75,6 @@ class DataGenerator(ABC):
     def checked_value(self, value: Any) -> Any:
         """Returns a value as a plain Python type; DataError if it is invalid for this generator."""
 
-    @abstractmethod
-    def text_of(self, value: Any) -> str:
-        """Returns a checked value as text."""
-
     def _write_texts(self, lines: Iterable[tuple[int, bytes | None]]) -> None:
         require_no_salted_hash(self, type(self).__qualname__)
         run = GeneratorRun(self)
@@ -99,7 +95,8 @@ class DataGenerator(ABC):
             words = []
             for _, values in cells:
                 words.append(str(len(values)))
-                words.extend(map(self.text_of, values))
+                # A number as the shortest text that reads back as the same one.
+                words.extend(each if isinstance(each, str) else repr(each) for each in values)
             sys.stdout.buffer.write(f"{' '.join(words)}\n".encode())
 
 
@@ -116,10 +113,6 @@ class MultiSlotDataGenerator(DataGenerator):
             hint = "; use MultiSlotStringDataGenerator for text" if isinstance(value, str) else ""
             raise DataError(f"{shown(value)}, expected a finite number{hint}")
         return int(value) if isinstance(value, Integral) else float(value)
-
-    def text_of(self, value: Number) -> str:
-        """Returns the shortest text that reads back as the same number."""
-        return repr(value)
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
@@ -140,10 +133,6 @@ class MultiSlotStringDataGenerator(DataGenerator):
                 value.encode()
             except UnicodeEncodeError as error:
                 raise DataError(f"{shown(value)}, which cannot be encoded as UTF-8") from error
-        return value
-
-    def text_of(self, value: str) -> str:
-        """Returns `value`."""
         return value
 
 
