@@ -27,11 +27,10 @@ if TYPE_CHECKING:
     from ctr_ps.ctr_model.metrics import ClickMetrics
     from ctr_ps.ctr_model.schema import DenseColumn, Schema, criteo_schema
     from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-    from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-    from ctr_ps.ps_worker.data.blocks.position import DataPosition
-    from ctr_ps.ps_worker.data.blocks.reader import Block
+    from ctr_ps.ps_worker.data.blocks import Block, DataPosition
     from ctr_ps.ps_worker.data.files.file_split import FileSplit
     from ctr_ps.ps_worker.data.files.listing import matching_files
+    from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
     from ctr_ps.ps_worker.data.slot_values import SlotValues
     from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
     from ctr_ps.ps_worker.data.user_code.data_generator import (
@@ -72,15 +71,15 @@ __all__ = [
 
 _MODULES = ("errors", "fleet", "models", "torch")
 _HOMES = {
-    "Block": "ps_worker.data.blocks.reader",
+    "Block": "ps_worker.data.blocks",
     "ClickMetrics": "ctr_model.metrics",
-    "DataPosition": "ps_worker.data.blocks.position",
+    "DataPosition": "ps_worker.data.blocks",
     "DenseColumn": "ctr_model.schema",
     "FileSplit": "ps_worker.data.files.file_split",
     "MultiSlotDataGenerator": "ps_worker.data.user_code.data_generator",
     "MultiSlotReader": "ps_worker.data.text.multislot",
     "MultiSlotStringDataGenerator": "ps_worker.data.user_code.data_generator",
-    "NegativeSampling": "ps_worker.data.blocks.negative_sampling",
+    "NegativeSampling": "ps_worker.data.negative_sampling",
     "Predictor": "ps_worker.predict.predictor",
     "SavedModel": "ps_server.checkpoint.saved_model",
     "Schema": "ctr_model.schema",

@@ -25,7 +25,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     values_of_checkpoint,
 )
 from ctr_ps.ps_worker.checkpoints.warm_start import require_schema
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.file_dataset import head_of
 from ctr_ps.ps_worker.data.files.file_split import file_splits
 from ctr_ps.ps_worker.data.files.listing import Files, are_files, files_of

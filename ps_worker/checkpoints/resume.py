@@ -21,7 +21,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT, job_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.retention import checkpoints_of_runs, unreadable_checkpoints
-from ctr_ps.ps_worker.data.files.signature import difference_of
+from ctr_ps.ps_worker.data.files.listing import difference_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import order_of_data
 

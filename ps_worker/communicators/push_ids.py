@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 
 from ctr_ps.protos.store import Member, PushId, Version, WorkerProgress
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 
 UNNUMBERED = 0
 """Number of a batch whose position is not recorded."""

@@ -1,6 +1,6 @@
 """Files as columns of unscaled numbers and slot values, for the tools that need more than keys."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -8,19 +8,23 @@ import numpy as np
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
-from ctr_ps.ps_worker.data.columnar.orc import OrcReader
-from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
-from ctr_ps.ps_worker.data.columnar.record_batches import Columns
+from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
+from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of
-from ctr_ps.ps_worker.data.text.csv_text import CsvDialect, CsvReader
-from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+from ctr_ps.ps_worker.data.text.csv_text import CsvReader
+from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 
 _NO_COLUMN = "\0"  # the name of no column
 
-FORMATS = ("criteo", "csv", "parquet", "orc")
+_READERS: dict[str, Callable[[Schema, BadRows], ColumnReader]] = {
+    "csv": CsvReader,
+    "parquet": ParquetReader,
+    "orc": OrcReader,
+}
+FORMATS = ("criteo", *_READERS)
 
 
 def columns_of(
@@ -31,36 +35,22 @@ def columns_of(
     format: str | None = None,
     layout: Schema | None = None,
 ) -> Iterator[Columns]:
-    """Returns the rows of a file as columns.
+    """Returns the rows of a file as columns; `format` None: by its suffix. Errors are those of a `Reader`.
 
-    Args:
-        path: Local path or URL.
-        schema: The columns to read.
-        bad_rows: Counts malformed rows.
-        format: One of `FORMATS`; None: determined by the suffix.
-        layout: All columns of a file in Criteo's layout; None: those of `schema`.
-
-    Raises:
-        UsageError: If the format has no values to read.
-        DataError: Names the file that cannot be read, is damaged or does not match the schema.
-        BadRowError: Names the malformed row that exceeded the limit.
+    `layout` are all columns of a file in Criteo's layout; None: those of `schema`. Raises a UsageError for a
+    format not in `FORMATS`.
     """
     format = format or format_of(path)
-    reader: CsvReader | ParquetReader | OrcReader
     if format == "criteo":
         header = _criteo_header(path, layout or schema)
         schema = replace(schema, is_for_prediction=True)  # the label is told by its place
-        reader = CsvReader(schema, bad_rows, dialect=CsvDialect("\t", None), header=header)
-    elif format == "csv":
-        reader = CsvReader(schema, bad_rows)
-    elif format == "parquet":
-        reader = ParquetReader(schema, bad_rows)
-    elif format == "orc":
-        reader = OrcReader(schema, bad_rows)
-    else:
+        reader: ColumnReader = CsvReader(schema, bad_rows, header=header)
+    elif format not in FORMATS:
         raise UsageError(
             f"{path}: cannot take values from the format {format!r}, only from {', '.join(FORMATS)}"
         )
+    else:
+        reader = _READERS[format](schema, bad_rows)
     return reader.columns(FileSplit(path))
 
 
@@ -75,11 +65,7 @@ def without_label(schema: Schema) -> Schema:
 
 
 def label_name(schema: Schema) -> str:
-    """Returns the name of the label's column in files that are written for a schema.
-
-    Raises:
-        UsageError: If the schema uses all names that a label may have.
-    """
+    """Returns the name of the label's column in files written for a schema; UsageError if none is free."""
     if schema.label is not None:
         return schema.label
     free = [name for name in LABEL_NAMES if name not in schema.features]

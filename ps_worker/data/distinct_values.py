@@ -8,27 +8,27 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.features import MAX_SLOT
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.column_values import KeyLists, slot_keys
-from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.column_values import (
+    KeyLists,
+    is_list_type,
+    is_text_type,
+    slot_keys,
+    written,
+)
 from ctr_ps.ps_worker.data.columns import columns_of, slots_only
 
 Keys = NDArray[np.uint64]
 
 
 class DistinctValues:
-    """The distinct values of one slot in files, in one pass. For one thread.
-
-    Attributes:
-        rows: Rows read so far.
-        distinct: Distinct keys so far.
-        collisions: Values so far whose key an earlier value has, too; they are not yielded.
-    """
+    """The distinct values of one slot in files, in one pass. For one thread."""
 
     def __init__(
         self,
@@ -39,19 +39,14 @@ class DistinctValues:
         format: str | None = None,
         bad_rows: BadRows,
     ) -> None:
-        """Takes the settings; opens no file.
+        """Takes the settings, opens no file; `format` None: by a file's suffix.
 
-        Args:
-            files: Paths or URLs. Of files with named columns only that of the slot is read.
-            schema: Gives the slot its number, and files in Criteo's layout their columns.
-            slot: Name of the slot.
-            format: Of the files; None: determined by the suffix.
-            bad_rows: Counts malformed rows.
-
-        Raises:
-            SchemaError: If the schema has no such slot; names the nearest.
+        `schema` gives the slot its number, and files in Criteo's layout their columns; SchemaError if it has
+        no such slot.
         """
-        self.rows = self.distinct = self.collisions = 0
+        self.rows = 0  # read so far
+        self.distinct = 0  # distinct keys so far
+        self.collisions = 0  # values so far whose key an earlier one has, too; not yielded
         self._files = files
         self._number = schema.slot_numbers[schema.slot_index(slot)]
         self._slot = slot
@@ -63,10 +58,7 @@ class DistinctValues:
     def __iter__(self) -> Iterator[tuple[pa.Array, Keys]]:
         """Yields values that are new, as an array of bytes, with their keys uint64[n].
 
-        Raises:
-            UsageError: If a file holds keys instead of values, or is of a format without values.
-            DataError: Names the file that cannot be read, is damaged or has no such column.
-            BadRowError: Names the malformed row that exceeded the limit.
+        Raises UsageError if a file holds keys instead of values, and as `columns_of`.
         """
         only = slots_only([self._slot])
         for path in self._files:
@@ -79,48 +71,60 @@ class DistinctValues:
                         f"that it was made from"
                     )
                 self.rows += len(columns.offsets)
-                values, keys = self._new(distinct_values(columns.slots[0]))
-                if keys.size:
-                    yield values, keys
-
-    def _new(self, values: pa.Array) -> tuple[pa.Array, Keys]:
-        keys = keys_of(values, self._number)
-        is_new = self._seen.add(keys, keys_of(values, _other_slot(self._number)))
-        self.collisions = self._seen.collisions
-        self.distinct += int(np.count_nonzero(is_new))
-        return values.filter(pa.array(is_new)), keys[is_new]
+                values = distinct_values(columns.slots[0])
+                keys = keys_of(values, self._number)
+                # Values that collide in one slot do not in another.
+                other = MAX_SLOT if self._number != MAX_SLOT else 1
+                is_new = self._seen.add(keys, keys_of(values, other))
+                self.collisions = len(self._seen.collided)
+                self.distinct += int(np.count_nonzero(is_new))
+                if is_new.any():
+                    yield values.filter(pa.array(is_new)), keys[is_new]
 
 
 def keys_of(values: pa.Array, slot: int) -> Keys:
     """Returns the keys uint64[n] of values, bytes, in slot number `slot`."""
     column = slot_keys(values, slot)
     assert not isinstance(column, KeyLists)  # bytes are no lists
-    keys = np.empty((len(values), 1), np.uint64)
-    column.write(0, len(values), 0, keys)
-    return keys.reshape(-1)
+    return written(column, 0, len(values))
 
 
-def _other_slot(slot: int) -> int:
-    """Returns a slot whose hashes are a second opinion: values that collide in one do not in the other."""
-    return MAX_SLOT if slot != MAX_SLOT else 1
+def distinct_values(array: pa.Array) -> pa.Array:
+    """Returns the distinct values of a column (`is_slot_type`), or in its lists, in order of occurrence.
+
+    They are bytes without nulls: text as it is, digits of whole numbers, and an empty value for a missing
+    one.
+    """
+    if not is_list_type(array.type):
+        return _distinct(array)
+    values = _distinct(array.flatten())
+    if array.null_count:  # a row without a list has the missing value
+        missing = pa.array([b""], values.type)
+        values = pc.unique(pa.concat_arrays([values, missing]))
+    return values
+
+
+def _distinct(values: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(values.type):
+        # Two entries of a dictionary may be equal, and some unused: decoded after most are gone.
+        values = pc.unique(values).dictionary_decode()
+    if not is_text_type(values.type):
+        values = values.cast(pa.string())  # decimal digits
+    is_large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+    kind = pa.large_binary() if is_large else pa.binary()
+    return pc.unique(values.cast(kind).fill_null(b""))
 
 
 class _Seen:
     """A set of keys, each with the second hash of its first value.
 
     Sorted runs, each at least twice as long as the next: n keys are merged log(n) times each.
-
-    Attributes:
-        collisions: Distinct values that were not added, since another one has their key.
     """
 
     def __init__(self) -> None:
         self._runs: list[tuple[Keys, Keys]] = []
-        self._collided: set[tuple[int, int]] = set()
-
-    @property
-    def collisions(self) -> int:
-        return len(self._collided)
+        # distinct values that were not added, since another one has their key
+        self.collided: set[tuple[int, int]] = set()
 
     def add(self, keys: Keys, hashes: Keys) -> NDArray[np.bool_]:
         """Adds keys uint64[n] of distinct values; returns bool[n], whether each is new."""
@@ -140,15 +144,11 @@ class _Seen:
     def _note(self, keys: Keys, hashes: Keys, of_first: Keys) -> None:
         differs = hashes != of_first
         pairs = zip(keys[differs].tolist(), hashes[differs].tolist(), strict=True)
-        self._collided.update(pairs)
+        self.collided.update(pairs)
 
     def _insert(self, keys: Keys, hashes: Keys) -> None:
-        self._runs.append((keys, hashes))
-        while len(self._runs) > 1 and self._runs[-2][0].size < 2 * self._runs[-1][0].size:
-            (one, one_hashes), (other, other_hashes) = self._runs[-2:]
-            self._runs[-2:] = [
-                (np.concatenate([one, other]), np.concatenate([one_hashes, other_hashes]))
-            ]
-        merged, merged_hashes = self._runs[-1]
-        order = np.argsort(merged)
-        self._runs[-1] = (merged[order], merged_hashes[order])
+        while self._runs and self._runs[-1][0].size < 2 * keys.size:
+            run_keys, run_hashes = self._runs.pop()
+            keys, hashes = np.concatenate([run_keys, keys]), np.concatenate([run_hashes, hashes])
+        order = np.argsort(keys)
+        self._runs.append((keys[order], hashes[order]))

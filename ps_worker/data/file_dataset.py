@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import stamp_of
 from ctr_ps.ps_worker.data.formats import Format, require_format, values_of_files
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.reading import Reading
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 
@@ -95,27 +95,23 @@ class FileDataset:
     ) -> None:
         """Reads each file through a command that prints multi-slot text; replaces the format.
 
-        Args:
-            command: For bash, run once per file with the content as stdin.
-            columns: Order of the columns in its output; None: "dense_input", the slots, "click".
-            values: Whether it prints keys for slots, or text to be hashed.
-
-        Raises:
-            UsageError: If the command is empty, or the columns do not match the schema.
+        `command` is for bash, run once per file with the content as stdin. `columns` are the order of the
+        columns in its output; None: "dense_input", the slots, "click". `values` tells whether it prints keys
+        for slots, or text to be hashed. Raises UsageError if the command is empty, or the columns do not
+        match the schema.
         """
-        from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
-        from ctr_ps.ps_worker.data.user_code.pipe import PipeReader, piped
+        from ctr_ps.ps_worker.data.user_code.pipe import piped
 
-        PipeReader(command, MultiSlotScanner(self.schema, columns, values))  # checks the arguments
-        self._format = piped(command, columns=columns, values=values)
+        make_reader = piped(command, columns=columns, values=values)
+        make_reader(self.schema, BadRows())  # checks the arguments
+        self._format = make_reader
         self._format_shown = f"{command} | {columns and list(columns)} {values}"
         self._slot_values = None
 
     def set_generator(self, generator: "MultiSlotDataGenerator") -> None:
         """Parses the lines of the files with a generator, in this process; replaces the format.
 
-        Raises:
-            DataError: If the generator uses `hash()`, whose values differ in each process.
+        Raises DataError if the generator uses `hash()`, whose values differ in each process.
         """
         from ctr_ps.ps_worker.data.user_code.generator_reader import generated
 
@@ -150,23 +146,20 @@ class FileDataset:
     def head(self) -> Iterator[Batch]:
         """Yields the first rows, in batches of any size, without counting as a pass or sampling negatives.
 
-        Malformed rows are not reported; too many for a pass end it. Raises UsageError if no files were set,
-        and DataError for an unreadable file.
+        Malformed rows are not reported; too many for a pass end it. Raises UsageError if no files were set.
         """
-        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
-        return _rows_within_limit(Reading(self._files(), self.schema, self._format, bad_rows))
+        return _rows_within_limit(self._silent_reading())
 
     def require_rows(self) -> None:
-        """Reads the first rows, and raises what a pass without rows would; it does not count as a pass.
-
-        Raises UsageError if no files were set; DataError for an unreadable file, without rows, or with too
-        many malformed ones before them.
-        """
-        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
-        reading = Reading(self._files(), self.schema, self._format, bad_rows)
+        """Reads the first rows, and raises what a pass without rows would; it does not count as a pass."""
+        reading = self._silent_reading()
         with closing(reading.blocks()) as blocks:
             if next(blocks, None) is None:
                 reading.end(rows=0)
+
+    def _silent_reading(self) -> Reading:
+        bad_rows = BadRows(self._bad_row_limit, BadRowLog(is_silent=True))
+        return Reading(self._files(), self.schema, self._format, bad_rows)
 
     def _files(self) -> list[FileSplit]:
         if self._splits is None:

@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, did_you_mean
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Reader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.content import CODECS, open_content, suffix_of
 from ctr_ps.ps_worker.data.slot_values import Kind, SlotValues
 
@@ -19,46 +19,30 @@ DEFAULT = "criteo"
 
 _HEAD_BYTES = 4096
 
-KINDS: dict[str, tuple[Kind, ...]] = {
-    "criteo": ("text",),
-    "csv": ("text",),
-    "libsvm": ("text", "lists"),
-    "libffm": ("text",),
-    "multislot": ("keys", "lists"),
+_FORMATS: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
+    "criteo": ((".tsv",), ("text",)),
+    "csv": ((".csv",), ("text",)),
+    "parquet": ((".parquet",), ()),
+    "orc": ((".orc",), ()),
+    "libsvm": ((".svm", ".libsvm"), ("text", "lists")),
+    "libffm": ((".ffm", ".libffm"), ("text",)),
+    "multislot": ((".multislot",), ("keys", "lists")),
 }
-"""Kinds of slot values by format; those of other formats depend on the file."""
+"""Suffixes, and kinds of slot values; without kinds they depend on the file."""
 
+FORMATS = tuple(_FORMATS)
 
-FORMATS = ("criteo", "csv", "parquet", "orc", "libsvm", "libffm", "multislot")
-
-SUFFIXES: dict[str, str] = {
-    ".tsv": "criteo",
-    ".csv": "csv",
-    ".parquet": "parquet",
-    ".orc": "orc",
-    ".svm": "libsvm",
-    ".libsvm": "libsvm",
-    ".ffm": "libffm",
-    ".libffm": "libffm",
-    ".multislot": "multislot",
-}
+SUFFIXES = {suffix: name for name, (suffixes, _) in _FORMATS.items() for suffix in suffixes}
 """Formats by suffix, before that of the compression; any other suffix means `DEFAULT`."""
 
 
 def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | None = None) -> Reader:
-    """Returns a reader for a file, which is not opened; by default the suffix determines the format.
-
-    `bad_rows` counts malformed rows. Raises a UsageError that names the nearest format if it is unknown.
-    """
+    """Returns a reader of a file, not opened; `format` None: by the suffix. UsageError if unknown."""
     if format is None:
         format = format_of(path)
     if not isinstance(format, str):
         return format(schema, bad_rows)
     require_format(format)
-    return _new_reader(format, schema, bad_rows)
-
-
-def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
     # Readers are imported on use, as some import large packages.
     reader: Reader
     match format:
@@ -66,22 +50,14 @@ def _new_reader(format: str, schema: Schema, bad_rows: BadRows) -> Reader:
             from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 
             reader = CsvReader(schema, bad_rows)
-        case "parquet":
-            from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+        case "parquet" | "orc":
+            from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
 
-            reader = ParquetReader(schema, bad_rows)
-        case "orc":
-            from ctr_ps.ps_worker.data.columnar.orc import OrcReader
+            reader = (OrcReader if format == "orc" else ParquetReader)(schema, bad_rows)
+        case "libsvm" | "libffm":
+            from ctr_ps.ps_worker.data.text.svm import LibffmReader, LibsvmReader
 
-            reader = OrcReader(schema, bad_rows)
-        case "libsvm":
-            from ctr_ps.ps_worker.data.text.svm import LibsvmReader
-
-            reader = LibsvmReader(schema, bad_rows)
-        case "libffm":
-            from ctr_ps.ps_worker.data.text.svm import LibffmReader
-
-            reader = LibffmReader(schema, bad_rows)
+            reader = (LibffmReader if format == "libffm" else LibsvmReader)(schema, bad_rows)
         case "multislot":
             from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
 
@@ -128,21 +104,19 @@ def without_codec(path: str) -> str:
 
 
 def values_of_files(files: Sequence[str], schema: Schema, format: Format | None) -> SlotValues:
-    """Returns the kinds of slot values in files, by the first of each format, or from a custom reader.
-
-    The values of missing files are unknown.
-    """
+    """Returns the kinds of slot values in files, by the first of each format, or from a custom reader."""
     found, first = SlotValues(), dict[str, str]()
     if callable(format):
         return getattr(format(schema, BadRows()), "slot_values", found)
     for path in files:
         first.setdefault(format or format_of(path), path)
     for name, path in first.items():
-        if name in KINDS:
-            found.merge(SlotValues(dict.fromkeys(schema.slots, KINDS[name])))
+        _, kinds = _FORMATS[name]
+        if kinds:
+            found.merge(SlotValues(dict.fromkeys(schema.slots, kinds)))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
-        from ctr_ps.ps_worker.data.columnar.open_file import fields_of
+        from ctr_ps.ps_worker.data.columnar.parquet_orc import fields_of
 
         with suppress(DataError, KeyError):  # readers report the faults of a file
             found.merge(kinds_of_values(fields_of(path, name), schema.slots))

@@ -6,43 +6,47 @@ Iterations yield the same batches until the next shuffle. A shuffle depends on t
 shuffles since loading, and on the rows, so the same calls yield the same batches.
 """
 
-import functools
+import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.position import DataPosition, digest_of_files
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import DataPosition, digest_of_files
 from ctr_ps.ps_worker.data.file_dataset import FileDataset
-from ctr_ps.ps_worker.data.memory.global_shuffle import shuffle_globally
-from ctr_ps.ps_worker.data.memory.loading import load_rows
-from ctr_ps.ps_worker.data.memory.peers import HasPeers
-from ctr_ps.ps_worker.data.memory.rows import Index, RowsInMemory, SlotSwap
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.ps_worker.data.formats import Format
+from ctr_ps.ps_worker.data.global_shuffle import HasPeers, shuffle_globally
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.reading import Reading, merged
+from ctr_ps.ps_worker.data.rows_in_memory import Index, RowsInMemory, SlotSwap
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 5.0
 
 # Purposes of random numbers, part of each generator's seed.
 _LOCAL, _GLOBAL, _SLOTS = range(3)
 
+_QUEUED_BLOCKS = 2  # per reader, waiting to be stored
 _NO_ROWS = np.empty(0, np.uint32)
 
 
 class InMemoryDataset(FileDataset):
-    """Rows of files in memory, as batches; their order does not depend on `reader_num`. For one thread.
+    """Rows of files in memory, as batches; their order does not depend on `reader_num`. For one thread."""
 
-    Attributes:
-        schema: The columns of the files.
-        batch_size: B.
-        thread_num: Training threads that share its batches.
-        bad_rows: Malformed rows that the last loading skipped.
-        has_order: Whether batches have a defined order, and so positions.
-    """
-
-    has_order = True
-    bad_rows = 0
-    _preloading: "_Preloading | None" = None
+    has_order = True  # whether batches have a defined order, and so positions
+    bad_rows = 0  # malformed rows that the last loading skipped
+    # of a loading in the background, and the malformed rows so far
+    _preloading: tuple[Future[RowsInMemory], BadRows] | None = None
     _rows: RowsInMemory | None = None
     _order: Index = _NO_ROWS
     _swap: SlotSwap | None = None
@@ -60,35 +64,37 @@ class InMemoryDataset(FileDataset):
     def load_into_memory(self) -> None:
         """Reads all files; rows in memory are released first.
 
-        Raises:
-            UsageError: If no files were set, or a loading is in progress.
-            DataError: Without rows, or names the file that cannot be read, is damaged or does not match the
-                schema.
-            BadRowError: Names file, place and fault of the malformed row that exceeded the limit.
+        Raises UsageError if no files were set or a loading is in progress, DataError without rows, and as
+        `Reader.blocks`.
         """
         self.preload_into_memory()
         self.wait_preload_done()
 
     def preload_into_memory(self) -> None:
-        """Starts reading all files in the background; errors are those of `load_into_memory`.
-
-        Rows in memory are released first.
-        """
+        """Starts `load_into_memory` in the background."""
         splits = self._files()
         self._require_no_preloading("another loading")
         self._set_rows(None)
         self._reset_counts()
         bad_rows = BadRows(self._bad_row_limit, self._bad_row_log)
-        load = functools.partial(
-            load_rows,
-            splits,
-            self.schema,
-            format=self._format,
-            bad_rows=bad_rows,
-            reader_num=self._reader_num,
-            negatives=self._negatives,
-        )
-        self._preloading = _Preloading(load, bad_rows)
+        loaded: Future[RowsInMemory] = Future()
+
+        def load() -> None:
+            try:
+                rows = load_rows(
+                    splits,
+                    self.schema,
+                    format=self._format,
+                    bad_rows=bad_rows,
+                    reader_num=self._reader_num,
+                    negatives=self._negatives,
+                )
+                loaded.set_result(rows)
+            except BaseException as error:  # raised by `wait_preload_done`
+                loaded.set_exception(error)
+
+        threading.Thread(target=load, name="preload", daemon=True).start()
+        self._preloading = loaded, bad_rows
 
     def wait_preload_done(self) -> None:
         """Waits for the end of a loading, and raises its error; UsageError without a loading."""
@@ -96,9 +102,9 @@ class InMemoryDataset(FileDataset):
             raise UsageError(
                 "call dataset.preload_into_memory() before dataset.wait_preload_done()"
             )
-        preloading, self._preloading = self._preloading, None
-        rows = preloading.wait()
-        self.bad_rows = preloading.bad_rows.total
+        (loaded, bad_rows), self._preloading = self._preloading, None
+        rows = loaded.result()
+        self.bad_rows = bad_rows.total
         self._set_rows(rows)
 
     def release_memory(self) -> None:
@@ -126,16 +132,11 @@ class InMemoryDataset(FileDataset):
         """Redistributes the rows of all workers at random, and shuffles them locally; collective.
 
         Each worker gets about the same number of rows. A worker without files takes part after loading an
-        empty list. Undoes `slots_shuffle`.
+        empty list. Undoes `slots_shuffle`. `fleet` is the module `ps_worker.fleet`, initialized; None: this
+        is the only worker. `thread_num` is ignored; accepted as in Paddle.
 
-        Args:
-            fleet: The module `ps_worker.fleet`, initialized; None: this is the only worker.
-            thread_num: Ignored; accepted as in Paddle.
-
-        Raises:
-            UsageError: If no rows were loaded.
-            CtrPsError: If another worker has left, died or has incompatible rows. The rows of this worker
-                are then lost and must be loaded again.
+        Raises UsageError if no rows were loaded, and CtrPsError if another worker has left, died or has
+        incompatible rows; the rows of this worker are then lost and must be loaded again.
         """
         rows = self._loaded("dataset.global_shuffle()")
         if fleet is not None:
@@ -183,11 +184,9 @@ class InMemoryDataset(FileDataset):
     def positioned(self, start: DataPosition | None = None) -> Iterator[tuple[Batch, DataPosition]]:
         """Yields batches of all rows, or of those after a position, each with the position after it.
 
-        The epoch of `start` is the number of shuffles, its offset a row in the shuffled order.
-
-        Raises:
-            UsageError: If no rows were loaded, or `start` has another seed, number of shuffles or files.
-            DataError: If `start` is beyond the last row.
+        The epoch of `start` is the number of shuffles, its offset a row in the shuffled order. Raises
+        UsageError if no rows were loaded, or `start` has another seed, number of shuffles or files, and
+        DataError if it is beyond the last row.
         """
         rows = self._loaded("a pass over the dataset")
         files = digest_of_files(self._splits or [], is_shuffled=False)
@@ -248,30 +247,49 @@ class InMemoryDataset(FileDataset):
             )
 
 
-class _Preloading:
-    """A loading in a background thread; `bad_rows` are those so far."""
-
-    def __init__(self, load: Callable[[], RowsInMemory], bad_rows: BadRows) -> None:
-        self.bad_rows = bad_rows
-        self._rows: RowsInMemory | None = None
-        self._error: BaseException | None = None
-
-        def run() -> None:
-            try:
-                self._rows = load()
-            except BaseException as error:  # raised by `wait`
-                self._error = error
-
-        self._thread = threading.Thread(target=run, name="preload", daemon=True)
-        self._thread.start()
-
-    def wait(self) -> RowsInMemory:
-        """Returns the rows, or raises the error of the loading, or one about a stuck reader."""
-        self._thread.join()
-        if self._rows is None:
-            raise self._error or DataError("loading ended without rows")
-        return self._rows
-
-
 def _size(rows: int, fleet: HasPeers | None) -> int:
     return rows if fleet is None else fleet.peers().total(rows)[0]
+
+
+def load_rows(
+    splits: Sequence[FileSplit],
+    schema: Schema,
+    *,
+    format: Format | None,
+    bad_rows: BadRows,
+    reader_num: int,
+    negatives: NegativeSampling | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> RowsInMemory:
+    """Returns the rows of all splits, possibly none, and logs the progress by `clock`, in seconds.
+
+    The index of a split is the source of its rows. Raises DataError if whole files have no rows.
+    """
+    rows = RowsInMemory(schema.num_dense, len(schema.slots))
+    reading = Reading(splits, schema, format, bad_rows, negatives=negatives)
+    readers = [reading.blocks() for _ in range(min(reader_num, len(splits)))]
+    start = logged = clock()
+
+    def log(stage: str, now: float) -> None:
+        logger.info(
+            "%s: files=%d/%d rows=%d MB=%d rows/s=%d",
+            stage,
+            len(reading.done),
+            reading.num_splits,
+            rows.size,
+            rows.size_bytes // 10**6,
+            rows.size / (now - start) if now > start else 0,
+        )
+
+    with closing(merged(readers, capacity=_QUEUED_BLOCKS * reader_num)) as blocks:
+        for source, block in blocks:
+            try:
+                rows.extend(block.rows, source)
+            except DataError as error:
+                raise DataError(f"{splits[source].path}: {error}") from error
+            if (now := clock()) - logged >= PROGRESS_EVERY_S:
+                logged = now
+                log("loading into memory", now)
+    reading.end(rows.size)
+    log("loaded into memory", clock())
+    return rows

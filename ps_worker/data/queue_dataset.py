@@ -4,23 +4,24 @@ one reader: in order    splits --Reader--> blocks --batching--> batches, with po
 several: in any order   splits --> reader threads, a split each --> bounded queue --> batches
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import batches
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.blocks.position import DataPosition, digest_of_files
-from ctr_ps.ps_worker.data.blocks.reader_threads import merged
+from ctr_ps.protos.errors import DataError, UsageError, counted
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import DataPosition, batches, digest_of_files
 from ctr_ps.ps_worker.data.file_dataset import FileDataset
+from ctr_ps.ps_worker.data.files.content import is_compressed
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shuffled
 from ctr_ps.ps_worker.data.files.listing import size_of
-from ctr_ps.ps_worker.data.files.pass_share import PassShare
 from ctr_ps.ps_worker.data.formats import Format, has_byte_offsets
-from ctr_ps.ps_worker.data.reading import Reading
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.reading import Reading, merged
+
+LARGEST_STEP = 0.1
+"""Largest share of a file that counts as a whole; with a larger one the share is unknown."""
 
 _QUEUED_BATCHES = 4  # per reader, waiting for training
 
@@ -56,9 +57,11 @@ class QueueDataset(FileDataset):
             seed=seed,
             negatives=negatives,
         )
+        # whether batches have a defined order, and so positions
+        self.has_order = reader_num == 1
         self._shuffle_files = shuffle_files
         self._epoch = 0
-        self._pass: _Pass | None = None
+        self._reading: Reading | None = None  # of the last iteration
         self._size_of = cache(size_of)  # asked once: of a URL it may be a request
 
     @property
@@ -69,31 +72,20 @@ class QueueDataset(FileDataset):
     @property
     def rows(self) -> int:
         """Rows yielded so far by the last iteration."""
-        return 0 if self._pass is None else self._pass.rows
+        return 0 if self._reading is None else self._reading.rows
 
     @property
     def bad_rows(self) -> int:
         """Malformed rows skipped so far by the last iteration."""
-        return 0 if self._pass is None else self._pass.bad_rows.total
+        return 0 if self._reading is None else self._reading.bad_rows.total
 
     def __iter__(self) -> Generator[Batch, None, None]:
         """Reads the next epoch; closing or dropping the iterator ends the reader threads.
 
-        Raises:
-            UsageError: If no files were set.
-            DataError: While iterating: names the file that cannot be read, is damaged or does not match the
-                schema; or there are no rows.
-            BadRowError: While iterating: names file, place and fault of the malformed row that exceeded the
-                limit.
+        Raises UsageError if no files were set; while iterating, DataError without rows, and as
+        `Reader.blocks`.
         """
-        if self.has_order:
-            return (batch for batch, _ in self.positioned())
-        return self._begin(self._next_epoch()).merged_batches(self._reader_num)
-
-    @property
-    def has_order(self) -> bool:
-        """Whether batches have a defined order, and so positions: with one reader."""
-        return self._reader_num == 1
+        return (batch for batch, _ in self._begin(self._next_epoch()))
 
     def skip_to(self, epoch: int) -> None:
         """Sets the epoch of the next iteration, counted from 1."""
@@ -103,12 +95,8 @@ class QueueDataset(FileDataset):
         """Yields the batches of the next epoch, or of the rest of one, each with the position after it.
 
         `start` is a position of a dataset with the same files and settings; None: the start of the next
-        epoch.
-
-        Raises:
-            UsageError: If no files were set, there is more than one reader, or `start` has other files or
-                another seed.
-            DataError: As for an iteration; also if `start` is beyond the end of these files.
+        epoch. Raises as an iteration; also UsageError if there is more than one reader, or `start` has other
+        files or another seed, and DataError if it is beyond the end of these files.
         """
         if not self.has_order:
             raise UsageError(
@@ -126,9 +114,9 @@ class QueueDataset(FileDataset):
                 f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: the "
                 f"files, their order or shuffle_files differ"
             )
-        return self._begin(start).batches()
+        return self._begin(start)
 
-    def shares(self, epoch: int) -> PassShare:
+    def shares(self, epoch: int) -> "PassShare":
         """Returns the progress of positions in an epoch, counted from 1."""
         return PassShare(
             self._order(epoch),
@@ -144,39 +132,73 @@ class QueueDataset(FileDataset):
         files = digest_of_files(self._files(), self._shuffle_files)
         return DataPosition(epoch=self._epoch + 1, seed=self._seed, files=files)
 
-    def _begin(self, start: DataPosition) -> "_Pass":
-        splits = self._order(start.epoch)
+    def _begin(self, start: DataPosition) -> Iterator[tuple[Batch, DataPosition]]:
         bad_rows = BadRows(self._bad_row_limit, self._bad_row_log)
-        reading = Reading(
-            splits, self.schema, self._format, bad_rows, start=start, negatives=self._negatives
+        self._reading = reading = Reading(
+            self._order(start.epoch),
+            self.schema,
+            self._format,
+            bad_rows,
+            start=start,
+            negatives=self._negatives,
         )
         self._epoch = start.epoch
-        self._pass = _Pass(reading, self.batch_size, start)
-        return self._pass
+        if self.has_order:
+            return self._counted(reading, batches(reading.blocks(), self.batch_size, start))
+        readers = [
+            batches(reading.blocks(), self.batch_size, start)
+            for _ in range(min(self._reader_num, reading.num_splits))
+        ]
+        merged_batches = merged(readers, capacity=_QUEUED_BATCHES * self._reader_num)
+        return self._counted(reading, merged_batches)
 
-
-class _Pass:
-    """One iteration, with its numbers of yielded and malformed rows so far."""
-
-    def __init__(self, reading: Reading, batch_size: int, start: DataPosition) -> None:
-        self._reading = reading
-        self._batch_size = batch_size
-        self._start = start
-        self.bad_rows = reading.bad_rows
-        self.rows = 0
-
-    def batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        for batch, position in self._batches():
-            self.rows += batch.size
+    @staticmethod
+    def _counted(
+        reading: Reading, found: Iterator[tuple[Batch, DataPosition]]
+    ) -> Iterator[tuple[Batch, DataPosition]]:
+        for batch, position in found:
+            reading.rows += batch.size
             yield batch, position
-        self._reading.end(self.rows)
+        reading.end(reading.rows)
 
-    def merged_batches(self, reader_num: int) -> Generator[Batch, None, None]:
-        readers = [self._batches() for _ in range(min(reader_num, self._reading.num_splits))]
-        for batch, _ in merged(readers, capacity=_QUEUED_BATCHES * reader_num):
-            self.rows += batch.size
-            yield batch
-        self._reading.end(self.rows)
 
-    def _batches(self) -> Iterator[tuple[Batch, DataPosition]]:
-        return batches(self._reading.blocks(), self._batch_size, self._start)
+class PassShare:
+    """The share of a pass over files that is read, by their sizes on disk.
+
+    Within a file it follows byte offsets, which only uncompressed text has. Other files count once they are
+    read completely; if such a file is much of the pass, the share is unknown.
+    """
+
+    def __init__(
+        self,
+        splits: Sequence[FileSplit],  # in the order of the pass
+        *,
+        # whether offsets in a file, and its splits, are in bytes of its content
+        has_byte_offsets: Callable[[str], bool],
+        size_of: Callable[[str], int] = size_of,  # returns the bytes of a file
+    ) -> None:
+        self._splits = splits
+        self._is_smooth = [
+            has_byte_offsets(split.path) and not is_compressed(split.path) for split in splits
+        ]
+        try:
+            sizes = [size_of(split.path) for split in splits]
+        except DataError:  # reading reports it
+            sizes = []
+        self._sizes = [
+            (size if split.stop is None else split.stop) - split.start if is_smooth else size
+            for split, size, is_smooth in zip(splits, sizes, self._is_smooth, strict=False)
+        ]
+        total = sum(self._sizes)
+        pairs = zip(self._sizes, self._is_smooth, strict=False)
+        steps = [size for size, is_smooth in pairs if not is_smooth]
+        self._total = total if max(steps, default=0) <= LARGEST_STEP * total else 0
+
+    def at(self, split: int, offset: int | None) -> float | None:
+        """Returns the share, from 0 to 1, before a position; None: unknown. See `DataPosition`."""
+        if not self._total:
+            return None
+        done = sum(self._sizes[:split])
+        if offset is not None and split < len(self._splits) and self._is_smooth[split]:
+            done += min(max(offset - self._splits[split].start, 0), self._sizes[split])
+        return done / self._total

@@ -1,22 +1,28 @@
-"""One pass over file splits, by one reader or by several that share the splits."""
+"""One pass over file splits, by one reader or by several in threads that share the splits."""
 
 import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError, DataError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
-from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.blocks import Block, DataPosition, RowColumnCheck
 from ctr_ps.ps_worker.data.files.content import suffix_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import require_unchanged
 from ctr_ps.ps_worker.data.formats import Format, doubt_about, reader_of
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STALL_LIMIT_S = 600.0
+JOIN_LIMIT_S = 30.0
 
 _SHOWN_FILES = 3
 _TRIED_ROWS = 1000
@@ -44,24 +50,16 @@ class Reading:
             raise DataError(
                 f"{start} is beyond the end of {counted(len(splits), 'file')}: it belongs to other files"
             )
+        self.num_splits = len(splits)
         self._splits = splits
         self._schema = schema
         self._format = format
         self._negatives = negatives
         self.bad_rows = bad_rows
+        self.rows = 0  # yielded so far by the dataset that reads
         self._to_read = deque(list(enumerate(splits))[self._start.split :])
-        self._done: list[int] = []
+        self.done: list[int] = []  # splits read to their end
         self._columns = RowColumnCheck(schema)
-
-    @property
-    def num_splits(self) -> int:
-        """Number of splits."""
-        return len(self._splits)
-
-    @property
-    def num_done(self) -> int:
-        """Number of splits read to their end."""
-        return len(self._done)
 
     def blocks(self) -> Generator[tuple[int, Block], None, None]:
         """Yields the blocks of splits that no other reader has taken, with the index of the split.
@@ -95,7 +93,7 @@ class Reading:
             _require_listed(split)
             if is_empty:
                 self._log_empty(split)
-            self._done.append(index)
+            self.done.append(index)
 
     def _log_empty(self, split: FileSplit) -> None:
         if self.bad_rows.of_file(split.path):
@@ -135,19 +133,14 @@ class Reading:
         if is_all and not rows and self._splits and all(map(_is_whole, self._splits)):
             names = ", ".join(split.path for split in self._splits[:_SHOWN_FILES])
             more = ", ..." if len(self._splits) > _SHOWN_FILES else ""
+            cause = self.bad_rows.first and (
+                f": the schema or the format is probably another one (data.schema, data.format), from "
+                f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
+            )
             raise DataError(
                 f"no rows in {counted(len(self._splits), 'file')}: {names}{more} "
-                f"({counted(self.bad_rows.total, 'malformed row')})"
-                f"{self._probable_cause()}"
+                f"({counted(self.bad_rows.total, 'malformed row')}){cause}"
             )
-
-    def _probable_cause(self) -> str:
-        if not self.bad_rows.total:
-            return ""
-        return (
-            f": the schema or the format is probably another one (data.schema, data.format), from "
-            f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
-        )
 
 
 def _require_listed(split: FileSplit) -> None:
@@ -157,3 +150,93 @@ def _require_listed(split: FileSplit) -> None:
 
 def _is_whole(split: FileSplit) -> bool:
     return split == FileSplit(split.path)
+
+
+def merged(
+    sources: Sequence[Iterator[T]],  # each is consumed by its own thread
+    *,
+    capacity: int,  # size of the queue, at which sources wait
+    stall_limit_s: float = STALL_LIMIT_S,  # the longest wait for an item of any source
+    # the longest wait for the threads at the end; a stuck one is abandoned with a warning
+    join_limit_s: float = JOIN_LIMIT_S,
+) -> Generator[T, None, None]:
+    """Yields the items of several iterators in order of arrival; closing the generator ends the threads.
+
+    Raises the first error of any source, and DataError if none yields an item or ends for `stall_limit_s`.
+    """
+    queue = _Queue[T](len(sources), capacity, stall_limit_s)
+    threads = [
+        threading.Thread(target=queue.fill, args=(source,), name=f"reader-{number}", daemon=True)
+        for number, source in enumerate(sources)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        while (item := queue.take()) is not None:
+            yield item[0]
+    finally:
+        queue.close()
+        deadline = time.monotonic() + join_limit_s
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning("abandoned a stuck reader: thread=%s", thread.name)
+
+
+class _Queue(Generic[T]):
+    """A bounded queue with several sources. Thread-safe."""
+
+    def __init__(self, num_sources: int, capacity: int, stall_limit_s: float) -> None:
+        self._changed = threading.Condition()
+        self._items: deque[tuple[T]] = deque()
+        self._num_running = num_sources
+        self._capacity = capacity
+        self._stall_limit_s = stall_limit_s
+        self._error: BaseException | None = None
+        self._is_closed = False
+
+    def fill(self, source: Iterator[T]) -> None:
+        try:
+            for item in source:
+                with self._changed:
+                    # No time limit: the consumer may train for any time between two items.
+                    self._changed.wait_for(
+                        lambda: self._is_closed or len(self._items) < self._capacity
+                    )
+                    if self._is_closed:
+                        break
+                    self._items.append((item,))
+                    self._changed.notify_all()
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+        finally:
+            if isinstance(source, Generator):
+                source.close()
+            with self._changed:
+                self._num_running -= 1
+                self._changed.notify_all()
+
+    def take(self) -> tuple[T] | None:
+        """Returns an item as a 1-tuple; None once all sources have ended."""
+        with self._changed:
+            is_there = self._changed.wait_for(
+                lambda: self._items or self._error is not None or not self._num_running,
+                self._stall_limit_s,
+            )
+            if self._error is not None:
+                raise self._error
+            if not is_there:
+                raise DataError(
+                    f"no reader has read a row for {self._stall_limit_s:g} s: is the storage reachable?"
+                )
+            if not self._items:
+                return None
+            self._changed.notify_all()
+            return self._items.popleft()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()

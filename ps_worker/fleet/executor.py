@@ -8,7 +8,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.file_dataset import head_of
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset

@@ -30,13 +30,12 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.checkpoints.attachments import values_of_checkpoint
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, file_splits, split_files
-from ctr_ps.ps_worker.data.files.listing import stamp_of
-from ctr_ps.ps_worker.data.files.signature import signature_of
+from ctr_ps.ps_worker.data.files.listing import signature_of, stamp_of
 from ctr_ps.ps_worker.data.formats import Format, reader_of
-from ctr_ps.ps_worker.data.memory.peers import Peers
+from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer

@@ -17,8 +17,7 @@ from types import MappingProxyType
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema, SchemaError
 from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import FileStamp
 from ctr_ps.ps_worker.data.formats import (
@@ -27,8 +26,9 @@ from ctr_ps.ps_worker.data.formats import (
     require_format,
     values_of_files,
 )
+from ctr_ps.ps_worker.data.global_shuffle import HasPeers
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
-from ctr_ps.ps_worker.data.memory.peers import HasPeers
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader

@@ -23,7 +23,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     require_consent,
     schema_of_checkpoint,
 )
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.job.datasets import evaluated
 from ctr_ps.ps_worker.job.model import errors_of_model

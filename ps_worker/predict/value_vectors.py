@@ -16,7 +16,7 @@ from ctr_ps.ps_server.checkpoint.rewrite import import_rows
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder
 from ctr_ps.ps_worker.checkpoints.attachments import schema_of_checkpoint
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues, keys_of
 from ctr_ps.ps_worker.predict.vector_files import (
     VectorFormat,

@@ -6,7 +6,7 @@ from typing import Protocol
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.store import ReduceOp, Store
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
-from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches

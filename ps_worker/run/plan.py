@@ -19,8 +19,7 @@ from ctr_ps.protos.runtime.environment import version_term
 from ctr_ps.ps_worker.checkpoints.retention import require_other_folder
 from ctr_ps.ps_worker.checkpoints.warm_start import warm_start_of
 from ctr_ps.ps_worker.cluster.open_store import LOCAL
-from ctr_ps.ps_worker.data.files.listing import FileStamp, matching_files, stamp_of
-from ctr_ps.ps_worker.data.files.signature import signature_of
+from ctr_ps.ps_worker.data.files.listing import FileStamp, matching_files, signature_of, stamp_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.checks import (
     require_base_rate,

@@ -25,15 +25,15 @@ from ctr_ps.protos.runtime.jit import compile_lock, read_only
 from ctr_ps.protos.wire.encoding.arrays import from_bfloat16, to_bfloat16
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.routing import scatter_rows
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
 from ctr_ps.ps_worker.data.columnar.record_batches import blocks_of
 from ctr_ps.ps_worker.data.columns import columns_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of, without_codec
-from ctr_ps.ps_worker.data.memory.rows import RowsInMemory
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
+from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 from ctr_ps.ps_worker.data.user_code.samples import batches_of_samples
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.datasets import streamed

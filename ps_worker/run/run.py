@@ -33,8 +33,8 @@ from ctr_ps.protos.store import (
 from ctr_ps.ps_worker.checkpoints.warm_start import warm_start
 from ctr_ps.ps_worker.communicators.choice import communicator_of
 from ctr_ps.ps_worker.communicators.communicator import Communicator
-from ctr_ps.ps_worker.data.blocks.position import Batches
-from ctr_ps.ps_worker.data.memory.peers import Peers
+from ctr_ps.ps_worker.data.blocks import Batches
+from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
 from ctr_ps.ps_worker.job.model import (
     DENSE_BLOCK,

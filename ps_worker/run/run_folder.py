@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.training.evaluation.evaluator import json_value

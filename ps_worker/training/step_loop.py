@@ -29,7 +29,7 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values, su
 from ctr_ps.protos.store import Future, Pulled, Version
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
-from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.training.clipping import clip
 from ctr_ps.ps_worker.training.lookups import BatchKeys, keys_of_batch

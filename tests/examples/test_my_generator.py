@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.ctr_model.schema import criteo_schema
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import MakeReader
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader

@@ -14,12 +14,11 @@ from pyarrow import orc
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import joined
-from ctr_ps.ps_worker.data.columnar.orc import OrcReader
-from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import joined
+from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.memory.row_message import pack_rows, unpack_rows
+from ctr_ps.ps_worker.data.global_shuffle import pack_rows, unpack_rows
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader

@@ -8,7 +8,7 @@ import pytest
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.store import Missing, Store
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.blocks import joined
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from tests.support.cluster import cluster

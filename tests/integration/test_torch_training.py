@@ -16,7 +16,7 @@ from ctr_ps.ctr_model.torch import TorchModel  # noqa: E402
 from ctr_ps.protos.errors import SpecConflictError  # noqa: E402
 from ctr_ps.protos.store import Missing, Store  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
-from ctr_ps.ps_worker.data.blocks.batching import joined  # noqa: E402
+from ctr_ps.ps_worker.data.blocks import joined  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from tests.support.cluster import cluster  # noqa: E402

@@ -15,7 +15,7 @@ from ctr_ps.protos.runtime.logs import errors_as_exit_codes
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.publish import write_latest
 from ctr_ps.ps_worker import cli
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.job import override_job
 from tests.support.disks import mounting_at
 from tests.support.stores import in_process

@@ -18,7 +18,7 @@ from pyarrow import orc
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.blocks import joined
 from ctr_ps.ps_worker.data.files.content import CODECS
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import Format

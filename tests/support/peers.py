@@ -7,7 +7,7 @@ from itertools import count
 from typing import TypeVar
 
 from ctr_ps.protos.store import Numbers, ReduceOp, Store
-from ctr_ps.ps_worker.data.memory.peers import Peers
+from ctr_ps.ps_worker.data.global_shuffle import Peers
 
 T = TypeVar("T")
 

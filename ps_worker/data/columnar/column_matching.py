@@ -64,11 +64,7 @@ class FileColumns:
 
 
 def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
-    """Finds the columns of `schema` in a file.
-
-    Raises a DataError that names the file and the missing or ambiguous column, or another feature hash or
-    order of slots.
-    """
+    """Finds the columns of `schema` in a file; a DataError names a missing, ambiguous or incompatible one."""
     for name in schema.features:
         if name not in fields.names:
             nearest = did_you_mean(name, fields.names)
@@ -99,21 +95,18 @@ def _row_columns(path: str, fields: pa.Schema, schema: Schema) -> dict[str, str]
         named["labels"] = next((name for name in free if name in fields.names), None)
     found: dict[str, str] = {}
     for key, name in named.items():
+        # Rows to predict need groups only with labels.
+        is_required = (
+            not schema.is_for_prediction or key == "ids" or (key == "groups" and "labels" in found)
+        )
         if name is not None and name in fields.names:
             found[key] = name
-        elif name is not None and _is_required(key, schema, found):
+        elif name is not None and is_required:
             others = [each for each in fields.names if key in _TEXTS or each not in schema.features]
             raise DataError(
                 f"{path}: no column {name!r}, {_MEANING[key]}{did_you_mean(name, others)}"
             )
     return found
-
-
-def _is_required(key: str, schema: Schema, found: Mapping[str, str]) -> bool:
-    """Whether a named column of `ROW_COLUMNS` is required; rows to predict need groups only with labels."""
-    if schema.is_for_prediction:
-        return key == "ids" or (key == "groups" and "labels" in found)
-    return True
 
 
 def _other_labels(path: str, fields: pa.Schema, schema: Schema) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ Kernels read an array's buffers: data, bounds of the values in the data, and val
 values that are not null, empty if none is null. An array may be a slice, so offsets apply.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +43,9 @@ NUMBER = r"^([-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|(?i:nan))$"
 """Text that is read as a number."""
 
 
-class KeyColumn(Protocol):
-    """One key for each of N values."""
-
-    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
-        """Writes the keys of the values [start, stop) to `keys[:, column]`."""
-        ...
+KeyColumn = Callable[[int, int, int, NDArray[np.uint64]], None]
+"""One key for each of N values: with start, stop, column and keys writes those of the values [start, stop) to
+`keys[:, column]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +54,6 @@ class KeyLists:
 
     keys: NDArray[np.uint64]
     bounds: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Values:
-    data: NDArray[np.uint8]
-    bounds: NDArray[np.integer[Any]]
-    validity: NDArray[np.uint8]
-    first_bit: int
-    slot: int
-
-    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
-        bounds = self.bounds[start : stop + 1]
-        _hash_values(
-            self.data, bounds, self.validity, self.first_bit + start, self.slot, column, keys
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Choices:
-    choices: NDArray[np.uint64]
-    indices: NDArray[np.integer[Any]]
-    validity: NDArray[np.uint8]
-    first_bit: int
-    missing_key: int
-
-    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
-        indices = self.indices[start:stop]
-        missing_key = np.uint64(self.missing_key)
-        _gather_keys(
-            self.choices, indices, self.validity, self.first_bit + start, missing_key, column, keys
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    keys: NDArray[np.uint64]
-
-    def write(self, start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
-        keys[:, column] = self.keys[start:stop]
 
 
 def is_number_type(kind: pa.DataType) -> bool:
@@ -156,8 +115,13 @@ def _decoded(value: bytes | None) -> str | None:
 
 def group_keys(array: pa.Array) -> NDArray[np.uint64]:
     """Returns the keys of a column of text or whole numbers in `GROUP_SLOT`; null is the missing value."""
-    keys = np.empty((len(array), 1), np.uint64)
-    _key_column(array, GROUP_SLOT).write(0, len(array), 0, keys)
+    return written(_key_column(array, GROUP_SLOT), 0, len(array))
+
+
+def written(column: KeyColumn, start: int, stop: int) -> NDArray[np.uint64]:
+    """Returns the keys uint64[n] of the values [start, stop) of a column."""
+    keys = np.empty((stop - start, 1), np.uint64)
+    column(start, stop, 0, keys)
     return keys.reshape(-1)
 
 
@@ -197,52 +161,54 @@ def _key_column(array: pa.Array, slot: int) -> KeyColumn:
     validity, bounds, data = array.buffers()
     bounds_type = np.int64 if array.type.id in _LARGE_TEXTS else np.int32
     num_bounds = len(array) + 1 if len(array) else 0  # Arrow may omit bounds of an empty array
-    return _Values(
-        data=_bytes(data),
-        bounds=_view(bounds, bounds_type, array.offset, num_bounds),
-        validity=_bytes(validity if array.null_count else None),
-        first_bit=array.offset,
-        slot=slot,
-    )
+    all_bounds = buffer_view(bounds, bounds_type, array.offset, num_bounds)
+    bits, bytes_ = _bytes(validity if array.null_count else None), _bytes(data)
+
+    def write(start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        first_bit = array.offset + start
+        _hash_values(bytes_, all_bounds[start : stop + 1], bits, first_bit, slot, column, keys)
+
+    return write
 
 
 def _choices(array: pa.DictionaryArray, slot: int) -> KeyColumn:
     indices = array.indices
     validity, memory = indices.buffers()
-    size = len(array.dictionary)
-    choices = np.empty((size, 1), np.uint64)
-    _key_column(array.dictionary, slot).write(0, size, 0, choices)
-    return _Choices(
-        choices=choices.reshape(-1),
-        indices=_view(memory, np.dtype(indices.type.to_pandas_dtype()), indices.offset, len(array)),
-        validity=_bytes(validity if indices.null_count else None),
-        first_bit=indices.offset,
-        missing_key=key_of(slot, b""),
-    )
+    kind = np.dtype(indices.type.to_pandas_dtype())
+    all_indices = buffer_view(memory, kind, indices.offset, len(array))
+    bits = _bytes(validity if indices.null_count else None)
+    choices = written(_key_column(array.dictionary, slot), 0, len(array.dictionary))
+    missing_key = np.uint64(key_of(slot, b""))
+
+    def write(start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        first_bit = indices.offset + start
+        _gather_keys(choices, all_indices[start:stop], bits, first_bit, missing_key, column, keys)
+
+    return write
 
 
 def _ready_column(array: pa.Array, slot: int) -> KeyColumn:
     if array.null_count:
         array = array.fill_null(pa.scalar(key_of(slot, b""), pa.uint64()))
-    return _Keys(array.to_numpy(zero_copy_only=False))
+    ready = array.to_numpy(zero_copy_only=False)
+
+    def write(start: int, stop: int, column: int, keys: NDArray[np.uint64]) -> None:
+        keys[:, column] = ready[start:stop]
+
+    return write
 
 
 def _key_lists(array: pa.Array, slot: int, *, are_keys: bool) -> KeyLists:
     values = array.flatten()  # drops the values of null lists
     column = _ready_column(values, slot) if are_keys else _key_column(values, slot)
-    flat = np.empty((len(values), 1), np.uint64)
-    column.write(0, len(values), 0, flat)
+    keys = written(column, 0, len(values))
     lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
     is_null = lengths < 0
     bounds = np.zeros(len(array) + 1, np.int64)
     np.cumsum(np.where(is_null, 1, lengths), out=bounds[1:])
-    keys = flat.reshape(-1)
     if is_null.any():
-        is_missing = np.zeros(bounds[-1], np.bool_)
-        is_missing[bounds[:-1][is_null]] = True
-        keys = np.empty(bounds[-1], np.uint64)
-        keys[is_missing] = key_of(slot, b"")
-        keys[~is_missing] = flat.reshape(-1)
+        places = np.flatnonzero(is_null)
+        keys = np.insert(keys, bounds[places] - np.arange(places.size), key_of(slot, b""))
     return KeyLists(keys, bounds)
 
 
@@ -250,10 +216,11 @@ def _bytes(buffer: pa.Buffer | None) -> NDArray[np.uint8]:
     return _NO_BYTES if buffer is None else np.frombuffer(buffer, np.uint8)
 
 
-def _view(
-    buffer: pa.Buffer, kind: type[np.integer[Any]], start: int, size: int
+def buffer_view(
+    buffer: pa.Buffer, kind: type[np.integer[Any]] | np.dtype[Any], start: int, size: int
 ) -> NDArray[np.integer[Any]]:
-    if size == 0:  # the buffer may be None
+    """Returns the numbers [start, start + size) of a buffer, which may be None without any."""
+    if size == 0:
         return np.frombuffer(b"", kind)
     return np.frombuffer(buffer, kind, size, start * np.dtype(kind).itemsize)
 

@@ -7,7 +7,7 @@ record batch --Decoder.decode--> Columns --blocks_of--> Block | Block ...
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import offsets_of, without_rows
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, offsets_of, without_rows
 from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns
 from ctr_ps.ps_worker.data.columnar.column_values import (
     KeyColumn,
@@ -29,6 +28,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     ready_keys,
     slot_keys,
     texts,
+    written,
 )
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
@@ -60,13 +60,12 @@ class Columns:
     def where(self, is_wanted: NDArray[np.bool_]) -> "Columns":
         """Returns the rows selected by a mask."""
         mask = pa.array(is_wanted)
-        return Columns(
+        return replace(
+            self,
             row_columns={name: column[is_wanted] for name, column in self.row_columns.items()},
             numbers=[column[is_wanted] for column in self.numbers],
             slots=[array.filter(mask) for array in self.slots],
-            are_keys=self.are_keys,
             offsets=self.offsets[is_wanted],
-            count_bad=self.count_bad,
         )
 
     def without(self, faults: Mapping[int, str]) -> "Columns":
@@ -99,10 +98,7 @@ class Decoder:
         self._place = place or (lambda offset: f"row {offset + 1}")
 
     def decode(self, batch: pa.RecordBatch, offsets: NDArray[np.int64]) -> Columns:
-        """Returns the good rows of `batch`, at positions `offsets` int64[N], and counts the malformed ones.
-
-        Raises a BadRowError with file, row and fault of the row that exceeded the limit.
-        """
+        """Returns the good rows of `batch`, at positions `offsets` int64[N], and counts malformed ones."""
         named = {
             key: _READ[key](batch.column(name)) for key, name in self._columns.row_columns.items()
         }
@@ -149,9 +145,9 @@ class Decoder:
         return faults
 
     def _count(self, faults: Mapping[int, str], offsets: NDArray[np.int64]) -> None:
-        for row in sorted(faults):
+        for row, fault in sorted(faults.items()):
             place = self._place(int(offsets[row])) if self._bad_rows.is_shown else ""
-            self._bad_rows.add(self._path, place, faults[row])
+            self._bad_rows.add(self._path, place, fault)
 
 
 def blocks_of(columns: Columns, schema: Schema) -> Iterator[Block]:
@@ -250,7 +246,7 @@ def _rows_of_keys(
     if len(single) == num_slots:
         keys = np.empty((size, num_slots), np.uint64)
         for index, column in enumerate(single):
-            column.write(start, stop, index, keys)
+            column(start, stop, index, keys)
         return keys.reshape(-1), _single_offsets(num_slots)[: keys.size + 1]
     lists = [_lists(column, start, stop) for column in columns]
     lengths = np.stack([np.diff(column.bounds) for column in lists], axis=1)
@@ -269,9 +265,7 @@ def _single_offsets(num_slots: int) -> NDArray[np.int32]:
 def _lists(column: KeyColumn | KeyLists, start: int, stop: int) -> KeyLists:
     if isinstance(column, KeyLists):
         return KeyLists(column.keys, column.bounds[start : stop + 1])
-    keys = np.empty((stop - start, 1), np.uint64)
-    column.write(start, stop, 0, keys)
-    return KeyLists(keys.reshape(-1), np.arange(stop - start + 1, dtype=np.int64))
+    return KeyLists(written(column, start, stop), np.arange(stop - start + 1, dtype=np.int64))
 
 
 @kernel

@@ -1,10 +1,11 @@
-"""File content as a stream of bytes, decompressed according to the suffix."""
+"""File content, compressed by the suffix: a stream to read; a new file, which gets its name once complete."""
 
+import gzip
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import RawIOBase
-from pathlib import PurePath
-from typing import Any, Protocol
+from pathlib import Path, PurePath
+from typing import IO, Any, BinaryIO, Protocol, cast
 
 import pyarrow as pa
 
@@ -39,13 +40,10 @@ def suffix_of(path: str | PurePath) -> str:
 
 @contextmanager
 def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
-    """Opens the content of a file, decompressed if the name ends in .gz or .zst.
+    """Opens the content of a file, decompressed if the name ends in .gz or .zst, from byte `offset` on.
 
-    `offset` are bytes of the content to skip, which compressed content must decompress.
-
-    Raises:
-        DataError: Names the file, if it cannot be read, is damaged or is compressed in another way. Errors
-            inside the `with` block are translated, too.
+    A DataError, for errors inside the `with` block, too, names a file that cannot be read, is damaged or is
+    compressed in another way.
     """
     suffix = suffix_of(path)
     # Compressed bytes contain few newlines, so reading them might look like a few malformed rows.
@@ -79,6 +77,36 @@ def stored_size_of(path: str, num_bytes: int) -> int:
         return file.tell()
 
 
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a temporary file for writing; renames it to `path` at the end, or removes it on an error."""
+    temporary = temporary_path(path)
+    try:
+        with open_to_write(temporary) as file:
+            yield file
+        temporary.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # of a write
+            error.filename = str(path)
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Returns the hidden path next to `path`, with the same suffix, for a file under construction."""
+    return path.with_name(f".{path.name}")
+
+
+def open_to_write(path: Path) -> BinaryIO:
+    """Opens a file for writing; .gz and .zst are compressed, reproducibly."""
+    if path.suffix.lower() == ".gz":
+        return cast("BinaryIO", _Gzip(path))
+    if path.suffix.lower() == ".zst":
+        return cast("BinaryIO", pa.output_stream(str(path), compression="zstd"))
+    return path.open("wb")
+
+
 class _ShortReads(RawIOBase):
     """A file of which a decompressor cannot read far ahead."""
 
@@ -109,3 +137,17 @@ def _skip(stream: Stream, num_bytes: int) -> None:
     waste = memoryview(bytearray(_SKIP_BYTES))
     while num_bytes and (count := stream.readinto(waste[: min(num_bytes, _SKIP_BYTES)])):
         num_bytes -= count
+
+
+class _Gzip(gzip.GzipFile):
+    """A gzip file without name and time in its header; closing it closes the underlying file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: IO[bytes] = path.open("wb")
+        super().__init__(filename="", mode="wb", compresslevel=6, fileobj=self._file, mtime=0)
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._file.close()

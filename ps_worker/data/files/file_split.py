@@ -45,11 +45,7 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
     """Returns the files of one worker in the order of `files`; every file goes to exactly one worker.
 
     Each file, largest first, goes to the worker with the fewest bytes so far. A worker may get no files.
-
-    Raises:
-        ValueError: If `worker` is not in [0, num_workers).
-        UsageError: Names a file that is listed twice.
-        DataError: Names a file that does not exist.
+    Raises ValueError if `worker` is not in [0, num_workers), and UsageError for a file that is listed twice.
     """
     _refuse_duplicates(files)
     stamps = {path: stamp_of(path) for path in files}
@@ -60,10 +56,7 @@ def split_files(files: Sequence[str], worker: int, num_workers: int) -> list[str
 def file_splits(
     reader_of: Callable[[str], FileSplitter], files: Sequence[str], worker: int, num_workers: int
 ) -> list[FileSplit]:
-    """Returns the splits of worker `worker`, from 0; see `splits_of_workers`.
-
-    Raises ValueError if `worker` is not in [0, num_workers).
-    """
+    """Returns the splits of worker `worker`, from 0, or raises ValueError; see `splits_of_workers`."""
     return _of_worker(splits_of_workers(reader_of, files, num_workers), worker)
 
 
@@ -77,11 +70,8 @@ def splits_of_workers(
     """Returns the splits of each worker in the order of `files`; every row goes to exactly one worker.
 
     With at least one non-empty file per worker, these are whole files. Otherwise every file is divided into
-    one split per worker if its format allows it, and splits are assigned as files are.
-
-    Raises:
-        UsageError: Names a file that is listed twice.
-        DataError: Names a file that cannot be read.
+    one split per worker if its format allows it, and splits are assigned as files are. Raises UsageError for
+    a file that is listed twice.
     """
     _refuse_duplicates(files)
     stamps = {path: stamp_of(path) for path in files} if stamps is None else stamps
@@ -139,10 +129,7 @@ def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit
 
 
 def _assigned(weights: dict[FileSplit, float], num_workers: int) -> list[list[FileSplit]]:
-    """Assigns splits, heaviest first, to the worker with the least load; each keeps their order.
-
-    The order and folders of a worker's list do not matter.
-    """
+    """Assigns splits, heaviest first, to the worker with the least load; each keeps their order."""
 
     def rank(split: FileSplit) -> tuple[float, str, str, int]:
         return -weights[split], PurePath(split.path).name, split.path, split.start

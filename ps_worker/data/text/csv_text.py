@@ -4,61 +4,54 @@ r"""Reader of CSV with a header, one row a line; columns are matched by name.
     1,alice,31
     0,"smith, bob",
 
-A missing value is empty. A quoted value may contain separators and doubled quotes, but no line break: such a
-line is malformed, as is one with another number of fields. Slot values are bytes and are never decoded;
-`NULL` is a value like any other.
+A missing value is empty. A quoted value ends at the next quote that is not doubled. It may contain
+separators, but no line break, so that reading can start at any line: such a line is malformed, as is one with
+another number of fields. Slot values are bytes and are never decoded; `NULL` is a value like any other.
 """
 
 import csv
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 
+from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.column_matching import FileColumns, match_columns
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.column_matching import match_columns
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns, Decoder, shown
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.csv_scanner import FIELDS, GOOD, NO_QUOTE, QUOTE, scan_lines
-from ctr_ps.ps_worker.data.text.line_blocks import (
+from ctr_ps.ps_worker.data.text.text_reader import (
     BLOCK_BYTES,
     line_blocks,
     line_splits,
     lines_before,
 )
 
-_NEWLINE = ord("\n")
+# Values of `faults`: a good line, wrong number of fields, unclosed quote, carriage return inside the line.
+GOOD, FIELDS, QUOTE, RETURN = range(4)
+
+NO_QUOTE = -1
+
+_NEWLINE, _RETURN = np.uint8(ord("\n")), np.uint8(ord("\r"))
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True, slots=True)
-class CsvDialect:
-    """Separator and quote, one byte each; without a quote there are no quoted values."""
-
-    separator: str = ","
-    quote: str | None = '"'
 
 
 class CsvReader(ColumnReader):
     """Reads the columns of a schema by name. Thread-safe."""
 
     def __init__(
-        self,
-        schema: Schema,
-        bad_rows: BadRows,
-        *,
-        dialect: CsvDialect = CsvDialect(),
-        header: Sequence[str] | None = None,
+        self, schema: Schema, bad_rows: BadRows, *, header: Sequence[str] | None = None
     ) -> None:
-        """Takes the columns to read; others are ignored. `header` names all columns of files without one."""
+        """Takes the columns to read; others are ignored.
+
+        `header` names all columns of files without one, whose values are separated by tabs and never quoted.
+        """
         super().__init__(schema, bad_rows)
-        self._dialect = dialect
         self._header = header
 
     def splits(self, path: str, num_splits: int) -> list[FileSplit]:
@@ -69,14 +62,15 @@ class CsvReader(ColumnReader):
         for block, position in line_blocks(split, offset):
             if text is None:
                 names, length = self._names(split.path)
-                text = _Text(split.path, names, self._dialect, self._schema, self._bad_rows)
+                is_csv = self._header is None
+                text = _Text(split.path, names, self._schema, self._bad_rows, is_csv=is_csv)
             if position == 0 and length:
                 block, position = block[length:], length  # noqa: PLW2901
             if len(block) and (columns := text.columns(block, position)) is not None:
                 yield columns
 
     def names(self, path: str) -> list[str]:
-        """Returns the names of a file's columns; DataError for an unreadable file or header."""
+        """Returns the names of a file's columns; DataError if the file or its header cannot be read."""
         return self._names(path)[0]
 
     def _names(self, path: str) -> tuple[list[str], int]:
@@ -90,7 +84,7 @@ class CsvReader(ColumnReader):
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:1: the header is {shown(line)}, which is not UTF-8") from error
         try:
-            fields = next(csv.reader([names], delimiter=self._dialect.separator), [])
+            fields = next(csv.reader([names]), [])
         except csv.Error as error:  # a carriage return inside the line, a name of over 128 KiB
             raise DataError(f"{path}:1: the header is {shown(line)}: {error}") from error
         return fields, len(line) + 1
@@ -100,23 +94,37 @@ class _Text:
     """One pass over a split. For one thread."""
 
     def __init__(
-        self, path: str, names: list[str], dialect: CsvDialect, schema: Schema, bad_rows: BadRows
+        self, path: str, names: list[str], schema: Schema, bad_rows: BadRows, *, is_csv: bool
     ) -> None:
         self._path = path
-        self._names = names
-        self._dialect = dialect
+        self._num_fields = len(names)
+        self._separator, self._quote = (",", ord('"')) if is_csv else ("\t", NO_QUOTE)
         self._bad_rows = bad_rows
         fields = pa.schema([(name, pa.binary()) for name in names])
         columns = match_columns(path, fields, schema)
         self._decoder = Decoder(path, schema, columns, bad_rows, self._place)
-        self._options = _options(names, columns, dialect)
+        self._options = (
+            arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
+            arrow_csv.ParseOptions(
+                delimiter=self._separator,
+                quote_char='"' if is_csv else False,
+                ignore_empty_lines=False,
+            ),
+            arrow_csv.ConvertOptions(
+                column_types=dict.fromkeys(columns.names, pa.binary()),
+                include_columns=columns.names,
+                null_values=[""],
+                strings_can_be_null=True,
+                check_utf8=False,
+            ),
+        )
 
     def columns(self, block: NDArray[np.uint8], position: int) -> Columns | None:
         """Returns the rows in a block of lines at offset `position`; None without rows."""
         num_lines = int(np.count_nonzero(block == _NEWLINE))
         starts, faults = np.empty(num_lines + 1, np.int64), np.empty(num_lines, np.uint8)
-        quote = NO_QUOTE if self._dialect.quote is None else ord(self._dialect.quote)
-        scan_lines(block, ord(self._dialect.separator), quote, len(self._names), starts, faults)
+        separator = ord(self._separator)
+        scan_lines(block, separator, self._quote, self._num_fields, starts, faults)
         is_good = faults == GOOD
         for line in np.flatnonzero(~is_good):
             text = block[starts[line] : starts[line + 1]].tobytes()
@@ -125,42 +133,74 @@ class _Text:
             block = block[np.repeat(is_good, np.diff(starts))]
         if not len(block):
             return None
-        return self._decoder.decode(self._parsed(block), position + starts[:-1][is_good])
-
-    def _parsed(self, block: NDArray[np.uint8]) -> pa.RecordBatch:
         table = arrow_csv.read_csv(pa.py_buffer(block), *self._options)
-        return table.combine_chunks().to_batches()[0]
+        rows = table.combine_chunks().to_batches()[0]
+        return self._decoder.decode(rows, position + starts[:-1][is_good])
 
     def _count(self, offset: int, fault: int, text: bytes) -> None:
-        line = text.rstrip(b"\r\n")
-        if fault == QUOTE:
-            reason = "a quote is not closed; values with line breaks are not supported"
-        elif fault == FIELDS:
-            separator = self._dialect.separator
-            reason = f"not {len(self._names)} fields separated by {separator!r} as in the header"
-        else:
-            reason = "a carriage return inside the line"
+        reason = {
+            QUOTE: "a quote is not closed; values with line breaks are not supported",
+            FIELDS: f"not {self._num_fields} fields separated by {self._separator!r} as in the header",
+            RETURN: "a carriage return inside the line",
+        }[fault]
         place = self._place(offset) if self._bad_rows.is_shown else ""
+        line = text.rstrip(b"\r\n")
         self._bad_rows.add(self._path, place, f"{reason}: {shown(line)}")
 
     def _place(self, offset: int) -> str:
         return str(lines_before(self._path, offset) + 1)
 
 
-def _options(
-    names: list[str], columns: FileColumns, dialect: CsvDialect
-) -> tuple[arrow_csv.ReadOptions, arrow_csv.ParseOptions, arrow_csv.ConvertOptions]:
-    """Returns options that parse rows without a header to binary columns."""
-    return (
-        arrow_csv.ReadOptions(column_names=names, use_threads=False, block_size=BLOCK_BYTES),
-        arrow_csv.ParseOptions(
-            delimiter=dialect.separator, quote_char=dialect.quote or False, ignore_empty_lines=False
-        ),
-        arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(columns.names, pa.binary()),
-            include_columns=columns.names,
-            null_values=[""],
-            strings_can_be_null=True,
-            check_utf8=False,
-        ),
-    )
+@kernel
+def skip_quoted(block: NDArray[np.uint8], position: int, quote: int) -> tuple[bool, int]:
+    """Returns whether the quote opened at `position` is closed on the line, and the position after it."""
+    position += 1
+    while block[position] != _NEWLINE:
+        if block[position] == quote:
+            if block[position + 1] != quote:
+                return True, position + 1
+            position += 1
+        position += 1
+    return False, position
+
+
+@kernel
+def scan_line(
+    block: NDArray[np.uint8], position: int, separator: int, quote: int, num_fields: int
+) -> tuple[int, int]:
+    """Returns the fault of the line at `position`, or GOOD, and the start of the next line."""
+    num_separators = 0
+    fault = GOOD
+    is_start = True  # of a field
+    while block[position] != _NEWLINE:
+        if is_start and block[position] == quote:
+            is_start = False
+            is_closed, position = skip_quoted(block, position, quote)
+            if not is_closed:
+                fault = QUOTE
+            continue
+        if block[position] == _RETURN and block[position + 1] != _NEWLINE:
+            fault = RETURN
+        is_start = block[position] == separator
+        num_separators += is_start
+        position += 1
+    if fault == GOOD and num_separators + 1 != num_fields:
+        fault = FIELDS
+    return fault, position + 1
+
+
+@kernel
+def scan_lines(
+    block: NDArray[np.uint8],
+    separator: int,
+    quote: int,
+    num_fields: int,
+    starts: NDArray[np.int64],
+    faults: NDArray[np.uint8],
+) -> None:
+    """Overwrites `starts` int64[lines + 1], and the block's end, and `faults` uint8[lines] of whole lines."""
+    position = 0
+    for line in range(faults.size):
+        starts[line] = position
+        faults[line], position = scan_line(block, position, separator, quote, num_fields)
+    starts[faults.size] = position

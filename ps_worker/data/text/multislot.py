@@ -8,7 +8,9 @@ is missing, and scaled by the schema. Slot values are keys from 0 to 2^64 - 1, o
 that is hashed with the slot's number.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,12 +18,14 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.protos.errors import UsageError, counted, did_you_mean
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.text import multislot_scanner as scanner
-from ctr_ps.ps_worker.data.text.column_order import ColumnOrder, Kind
 from ctr_ps.ps_worker.data.text.text_reader import BadLine, TextReader, shown, without_overflows
+
+DENSE_GROUP = "dense_input"
+LABEL_NAMES = ("click", "label")
 
 Values = Literal["keys", "text"]
 
@@ -33,32 +37,61 @@ _EXPECTED = {
 }
 
 
-class MultiSlotScanner:
-    """A `LineScanner` of multi-slot text. Stateless: threads share it.
+class Kind(IntEnum):
+    """The kind of a column."""
 
-    `slot_values` are the kinds of values.
-    """
+    LABEL = scanner.LABEL
+    NUMBER = scanner.NUMBER
+    NUMBERS = scanner.NUMBERS
+    SLOT = scanner.KEYS  # or TEXTS
+
+
+Column = tuple[Kind, int]
+
+
+class ColumnOrder:
+    """The columns of a row, checked against a schema."""
+
+    def __init__(self, schema: Schema, names: Sequence[str] | None = None) -> None:
+        """Checks the names in order; a UsageError names an unknown, ambiguous, repeated or missing one.
+
+        They are "dense_input" for all dense columns together, or the name of each of them; the slots; and the
+        label if rows have one: `schema.label`, or if that is None "click" or "label". None: "dense_input", if
+        there are dense columns, the slots, the label.
+        """
+        if isinstance(names, str):
+            raise UsageError(f"columns is {names!r}, expected a list of names")
+        if names is None:
+            names = (
+                *([DENSE_GROUP] if schema.dense else []),
+                *schema.slots,
+                _label_names(schema)[0],
+            )
+        meanings = _meanings(schema)
+        self.names = tuple(names)
+        # kind and index of each: of a NUMBER the dense column, of a SLOT the slot, from 0
+        self.columns = tuple(_only_meaning(name, meanings) for name in self.names)
+        self.has_label = (Kind.LABEL, 0) in self.columns  # whether the label is among them
+        _refuse_repeated(self.names, self.columns)
+        _refuse_incomplete(self.columns, schema)
+
+
+class MultiSlotScanner:
+    """A `LineScanner` of multi-slot text. Stateless: threads share it."""
 
     def __init__(
         self, schema: Schema, columns: Sequence[str] | None = None, values: Values = "keys"
     ) -> None:
-        """Takes the layout: the order of columns (`ColumnOrder`), and keys or text as slot values.
-
-        Raises a UsageError that names an invalid column or value.
-        """
+        """Takes the order of columns (`ColumnOrder`), and the form of slot values; UsageError if invalid."""
         if values not in get_args(Values):
             expected = " or ".join(map(repr, get_args(Values)))
             raise UsageError(f"values is {values!r}, expected {expected}")
         self.slot_values = SlotValues(dict.fromkeys(schema.slots, (values, "lists")))
         self._schema = schema
         self._order = ColumnOrder(schema, columns)
-        kinds = {
-            Kind.LABEL: scanner.LABEL,
-            Kind.NUMBER: scanner.NUMBER,
-            Kind.NUMBERS: scanner.NUMBERS,
-            Kind.SLOT: scanner.KEYS if values == "keys" else scanner.TEXTS,
-        }
-        self._kinds = np.array([kinds[kind] for kind, _ in self._order.columns], np.int64)
+        self._kinds = np.array([kind for kind, _ in self._order.columns], np.int64)
+        if values == "text":
+            self._kinds[self._kinds == scanner.KEYS] = scanner.TEXTS
         numbers = schema.slot_numbers
         self._indexes = np.array(
             [numbers[i] if kind is Kind.SLOT else i for kind, i in self._order.columns], np.int64
@@ -88,28 +121,35 @@ class MultiSlotScanner:
             offsets=offsets,
             num_slots=num_slots,
         )
-        bad_lines = [self._bad_line(block, entry) for entry in malformed[:num_malformed]]
+        bad_lines = [
+            BadLine(entry[scanner.LINE], entry[scanner.START], self._fault(block, *entry[2:]))
+            for entry in malformed[:num_malformed].tolist()
+        ]
         return without_overflows(self._schema, dense[:num_rows], rows, starts[:num_rows], bad_lines)
 
-    def _bad_line(self, block: NDArray[np.uint8], entry: NDArray[np.int64]) -> BadLine:
-        rest = block[entry[scanner.POSITION] : entry[scanner.STOP]].tobytes()
-        return BadLine(
-            int(entry[scanner.LINE]), int(entry[scanner.START]), self._fault(entry, rest)
-        )
-
-    def _fault(self, entry: NDArray[np.int64], rest: bytes) -> str:
-        column, count, num_read = (
-            int(entry[field]) for field in (scanner.COLUMN, scanner.COUNT, scanner.NUM_READ)
-        )
+    def _fault(
+        self,
+        block: NDArray[np.uint8],
+        stop: int,
+        fault: int,
+        column: int,
+        position: int,
+        count: int,
+        num_read: int,
+    ) -> str:
+        """Returns the fault of a malformed line for a message."""
+        rest = block[position:stop].tobytes()
         name = f"{self._order.names[column]!r} (column {column + 1} of {len(self._kinds)})"
         word = shown(rest.split(maxsplit=1)[0]) if rest.strip() else None
-        match int(entry[scanner.FAULT]):
+        match fault:
             case scanner.BAD_COUNT if word is None:
                 return f"the line ends before {name}"
             case scanner.BAD_COUNT:
                 return f"the count of {name} is {word}, expected a whole number"
             case scanner.WRONG_COUNT:
-                return f"the count of {name} is {count}, expected {self._right_count(column)}"
+                right = {scanner.NUMBERS: len(self._schema.dense), scanner.NUMBER: "0 or 1"}
+                expected = right.get(int(self._kinds[column]), 1)
+                return f"the count of {name} is {count}, expected {expected}"
             case scanner.BAD_VALUE if word is None:
                 return f"the count of {name} is {count}, but the line ends after {counted(num_read, 'value')}"
             case scanner.BAD_VALUE:
@@ -117,10 +157,6 @@ class MultiSlotScanner:
                 return f"value {num_read + 1} of {count} of {name} is {word}, expected {expected}"
             case _:
                 return f"unexpected text after the last column, {name}: {shown(rest.rstrip())}"
-
-    def _right_count(self, column: int) -> str:
-        right = {scanner.NUMBERS: str(len(self._schema.dense)), scanner.NUMBER: "0 or 1"}
-        return right.get(int(self._kinds[column]), "1")
 
 
 class MultiSlotReader(TextReader):
@@ -137,3 +173,50 @@ class MultiSlotReader(TextReader):
         scanner = MultiSlotScanner(schema, columns, values)
         super().__init__(scanner, bad_rows)
         self.slot_values = scanner.slot_values
+
+
+def _meanings(schema: Schema) -> Mapping[str, Sequence[Column]]:
+    meanings: defaultdict[str, list[Column]] = defaultdict(list)
+    for index, column in enumerate(schema.dense):
+        meanings[column.name].append((Kind.NUMBER, index))
+    for index, name in enumerate(schema.slots):
+        meanings[name].append((Kind.SLOT, index))
+    for name in _label_names(schema):
+        meanings[name].append((Kind.LABEL, 0))
+    if schema.dense:
+        meanings[DENSE_GROUP].append((Kind.NUMBERS, 0))
+    return dict(meanings)
+
+
+def _label_names(schema: Schema) -> tuple[str, ...]:
+    return LABEL_NAMES if schema.label is None else (schema.label,)
+
+
+def _only_meaning(name: str, meanings: Mapping[str, Sequence[Column]]) -> Column:
+    if name not in meanings:
+        hint = did_you_mean(str(name), meanings)
+        raise UsageError(f"columns has an unknown name {name!r}{hint}")
+    if len(meanings[name]) > 1:
+        kinds = " and a ".join(kind.name.lower() for kind, _ in meanings[name])
+        raise UsageError(f"column {name!r} is both a {kinds}: rename it in the schema")
+    return meanings[name][0]
+
+
+def _refuse_repeated(names: Sequence[str], columns: Sequence[Column]) -> None:
+    seen: dict[Column, str] = {}
+    for name, column in zip(names, columns, strict=True):
+        if column in seen:
+            raise UsageError(f"columns has {seen[column]!r} and {name!r}, expected one of them")
+        seen[column] = name
+    single = [name for name, (kind, _) in zip(names, columns, strict=True) if kind is Kind.NUMBER]
+    if single and (Kind.NUMBERS, 0) in seen:
+        raise UsageError(f"columns has {DENSE_GROUP!r} and {single[0]!r}, which it includes")
+
+
+def _refuse_incomplete(columns: Sequence[Column], schema: Schema) -> None:
+    missing = [name for i, name in enumerate(schema.slots) if (Kind.SLOT, i) not in columns]
+    if (Kind.NUMBERS, 0) not in columns:
+        dense = enumerate(schema.dense)
+        missing += [column.name for i, column in dense if (Kind.NUMBER, i) not in columns]
+    if missing:
+        raise UsageError(f"columns lacks {missing[0]!r}, expected every column of the schema")

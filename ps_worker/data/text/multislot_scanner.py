@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.features import hash_bytes
 from ctr_ps.ctr_model.jit import kernel
-from ctr_ps.ps_worker.data.text.criteo_scanner import line_end
+from ctr_ps.ps_worker.data.text.criteo import line_end
 from ctr_ps.ps_worker.data.text.decimals import parse_decimal, parse_key
 
 # Kinds of columns of the text.

@@ -1,6 +1,12 @@
-"""Generic reader of text formats, on top of a scanner of blocks of lines."""
+r"""Text files as blocks of whole lines, from any line on, and a reader of formats with a scanner of blocks.
 
-from collections.abc import Iterator, Sequence
+A split contains the lines that begin in it, so adjacent splits contain every line once:
+
+    bytes   aaaa\nbbbbbbb\ncc\ndddd\n
+    splits   |------|-----|----------|      aaaa bbbbbbb | - | cc dddd
+"""
+
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,12 +15,16 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import without_rows
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.protos.errors import DataError
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, without_rows
+from ctr_ps.ps_worker.data.files.content import Stream, is_compressed, open_content
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.line_blocks import LineNumbers, line_blocks, line_splits
+from ctr_ps.ps_worker.data.files.listing import size_of
 
+BLOCK_BYTES = 1 << 20
+
+_NEWLINE = np.uint8(ord("\n"))
 _MAX_SHOWN_BYTES = 60
 
 
@@ -22,13 +32,13 @@ _MAX_SHOWN_BYTES = 60
 class BadLine:
     """A malformed line."""
 
-    index: int  # number of the line in the block, from 0
-    start: int  # start of the line in the block
-    fault: str  # the fault, with the value
+    index: int  # in the block, from 0
+    start: int  # in the block
+    fault: str  # with the value
 
 
 class LineScanner(Protocol):
-    """Scanner of one format. Threads share it, unless a `TextReader` makes one for each pass."""
+    """Scanner of one format. Threads share it."""
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
         """Scans a block of whole lines: rows, starts of their lines int64[n], and malformed lines."""
@@ -69,6 +79,68 @@ class TextReader:
                 yield Block(rows, position, position + starts)
 
 
+def line_splits(path: str, num_splits: int) -> list[FileSplit]:
+    """Splits a text file into at most `num_splits` ranges of equal size, a compressed one into one."""
+    size = size_of(path)
+    num_splits = 1 if is_compressed(path) else max(1, min(num_splits, size))
+    starts = [size * number // num_splits for number in range(num_splits)]
+    return [
+        FileSplit(path, start, stop)
+        for start, stop in zip(starts, [*starts[1:], None], strict=True)
+    ]
+
+
+def line_blocks(
+    split: FileSplit, offset: int | None = None, block_bytes: int = BLOCK_BYTES
+) -> Generator[tuple[NDArray[np.uint8], int], None, None]:
+    r"""Yields the lines of a split as blocks uint8[n], with their offsets in the content.
+
+    Each block ends with b"\n", which the last line may lack, and is overwritten by the next one. `offset` is
+    the start of a line of the split, to resume from; `block_bytes` is also the limit of a line. Raises a
+    DataError that names the file, if it cannot be read, is damaged or has too long a line.
+    """
+    # The byte before the split decides whether a line begins at its start.
+    begin = max(split.start - 1, 0) if offset is None else offset
+    with open_content(split.path, begin) as stream:
+        for block, position in _blocks(stream, begin, split.path, block_bytes):
+            if offset is None and position < split.start:
+                head = _line_stop(block, 0)
+                block, position = block[head:], position + head  # noqa: PLW2901
+            if split.stop is not None and position + len(block) >= split.stop:
+                if position < split.stop:
+                    yield block[: _line_stop(block, split.stop - 1 - position)], position
+                return
+            if len(block):
+                yield block, position
+
+
+def lines_before(path: str, offset: int) -> int:
+    """Returns the number of lines before `offset`, the start of a line; DataError if unreadable."""
+    if offset == 0:
+        return 0
+    before = line_blocks(FileSplit(path, 0, offset))
+    return sum(int(np.count_nonzero(block == _NEWLINE)) for block, _ in before)
+
+
+class LineNumbers:
+    """Line numbers, from 1, in a pass that may begin anywhere in a file; computed on demand.
+
+    `passed` are the lines since the start of the pass.
+    """
+
+    def __init__(self, path: str, offset: int) -> None:
+        self._path = path
+        self._offset = offset
+        self._before: int | None = None
+        self.passed = 0
+
+    def number(self, index: int) -> int:
+        """Returns the number of line `index`, counted from 0 after those passed."""
+        if self._before is None:
+            self._before = lines_before(self._path, self._offset)
+        return self._before + self.passed + index + 1
+
+
 def without_overflows(
     schema: Schema,
     numbers: NDArray[np.float64],
@@ -97,3 +169,43 @@ def shown(text: bytes) -> str:
     """Returns text for a message: escaped and truncated."""
     rest = "..." if len(text) > _MAX_SHOWN_BYTES else ""
     return repr(text[:_MAX_SHOWN_BYTES].decode(errors="backslashreplace")) + rest
+
+
+def _blocks(
+    stream: Stream, position: int, path: str, block_bytes: int
+) -> Iterator[tuple[NDArray[np.uint8], int]]:
+    """Yields whole lines and their position; `position` is that of the stream.
+
+    A block has as many lines as fit, however the stream is chunked: so blocks are the same in every pass.
+    """
+    buffer = bytearray(block_bytes)
+    memory, array = memoryview(buffer), np.frombuffer(buffer, np.uint8)
+    held = 0  # bytes of an incomplete line, at the start of the buffer
+    while count := _read_full(stream, memory[held:]):
+        filled = held + count
+        end = buffer.rfind(b"\n", held, filled) + 1
+        if end:
+            yield array[:end], position
+        elif filled == block_bytes:
+            raise DataError(
+                f"{path}: the line at byte {position} is longer than {block_bytes} bytes"
+            )
+        position += end
+        held = filled - end
+        memory[:held] = memory[end:filled]
+    if held:
+        buffer[held] = _NEWLINE
+        yield array[: held + 1], position
+
+
+def _read_full(stream: Stream, memory: memoryview) -> int:
+    """Fills `memory` up to the end of the stream; returns the number of bytes read."""
+    filled = 0
+    while filled < len(memory) and (count := stream.readinto(memory[filled:])):
+        filled += count
+    return filled
+
+
+def _line_stop(block: NDArray[np.uint8], position: int) -> int:
+    """Returns the end, after the newline, of the line that contains `position`."""
+    return position + int(np.argmax(block[position:] == _NEWLINE)) + 1

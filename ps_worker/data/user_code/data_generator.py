@@ -44,14 +44,10 @@ class DataGenerator(ABC):
 
     @abstractmethod
     def generate_sample(self, line: str | None) -> Produced[RawSample | None]:
-        r"""Returns the samples of a line.
+        r"""Returns the samples of a line, or a function that returns them.
 
-        Args:
-            line: Including "\n"; None in `run_from_memory`.
-
-        Returns:
-            Samples, or a function that returns them. A sample is [(name, [value, ...]), ...], with the same
-            names in the same order each time; None is skipped.
+        `line` includes "\n", and is None in `run_from_memory`. A sample is [(name, [value, ...]), ...], with
+        the same names in the same order each time; None is skipped.
         """
 
     def generate_batch(self, samples: list[RawSample]) -> Produced[RawSample]:
@@ -59,11 +55,7 @@ class DataGenerator(ABC):
         return samples
 
     def set_batch(self, batch_size: int) -> None:
-        """Sets the number of samples that `generate_batch` gets; its last call gets the remaining ones.
-
-        Raises:
-            UsageError: If it is less than 1.
-        """
+        """Sets the number of samples that `generate_batch` gets; its last call gets the remaining ones."""
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
         self.batch_size = batch_size
@@ -71,30 +63,17 @@ class DataGenerator(ABC):
     def run_from_stdin(self) -> None:
         """Reads lines from stdin and writes their samples to stdout as multi-slot text.
 
-        Raises:
-            DataError: Names the line and the invalid value, or a function that uses `hash()`.
+        A DataError names the line and the invalid value, or a function that uses `hash()`.
         """
         self._write_texts(enumerate(sys.stdin.buffer, start=1))
 
     def run_from_memory(self) -> None:
-        """Writes the samples of `generate_sample(None)` to stdout as multi-slot text.
-
-        Raises:
-            DataError: Names the invalid value.
-        """
+        """Writes the samples of `generate_sample(None)` to stdout as multi-slot text."""
         self._write_texts([(1, None)])
 
     @abstractmethod
     def checked_value(self, value: Any) -> Any:
-        """Returns a value as a plain Python type.
-
-        Raises:
-            DataError: If the value is invalid for this generator.
-        """
-
-    @abstractmethod
-    def text_of(self, value: Any) -> str:
-        """Returns a checked value as text."""
+        """Returns a value as a plain Python type; DataError if it is invalid for this generator."""
 
     def _write_texts(self, lines: Iterable[tuple[int, bytes | None]]) -> None:
         require_no_salted_hash(self, type(self).__qualname__)
@@ -116,7 +95,8 @@ class DataGenerator(ABC):
             words = []
             for _, values in cells:
                 words.append(str(len(values)))
-                words.extend(map(self.text_of, values))
+                # A number as the shortest text that reads back as the same one.
+                words.extend(each if isinstance(each, str) else repr(each) for each in values)
             sys.stdout.buffer.write(f"{' '.join(words)}\n".encode())
 
 
@@ -134,10 +114,6 @@ class MultiSlotDataGenerator(DataGenerator):
             raise DataError(f"{shown(value)}, expected a finite number{hint}")
         return int(value) if isinstance(value, Integral) else float(value)
 
-    def text_of(self, value: Number) -> str:
-        """Returns the shortest text that reads back as the same number."""
-        return repr(value)
-
 
 class MultiSlotStringDataGenerator(DataGenerator):
     """Samples of text. Readers of its output hash slot values with values="text", else parse them as keys."""
@@ -153,25 +129,20 @@ class MultiSlotStringDataGenerator(DataGenerator):
                 f"{shown(value)}, expected a value without blanks, as in multi-slot text"
             )
         if not value.isascii():
-            _require_utf8(value)
-        return value
-
-    def text_of(self, value: str) -> str:
-        """Returns `value`."""
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(f"{shown(value)}, which cannot be encoded as UTF-8") from error
         return value
 
 
 class GeneratorRun:
-    """One pass of a generator over lines. For one thread.
-
-    Attributes:
-        names: Columns of the first sample; None before it.
-    """
+    """One pass of a generator over lines. For one thread."""
 
     def __init__(self, generator: DataGenerator) -> None:
         self._generator = generator
         self._waiting: list[RawSample] | None = [] if has_batches(generator) else None
-        self.names: tuple[str, ...] | None = None
+        self.names: tuple[str, ...] | None = None  # columns of the first sample
 
     @property
     def is_between_batches(self) -> bool:
@@ -181,10 +152,12 @@ class GeneratorRun:
     def samples_of(self, line: bytes | None) -> Iterator[Cells]:
         """Yields the checked samples of a line, or of the batch that it completes.
 
-        Raises:
-            DataError: Names the invalid column and value, or the error of the user's code.
+        A DataError names the invalid column and value, or the error of the user's code.
         """
-        text = None if line is None else _decoded(line)
+        try:
+            text = None if line is None else line.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"the line is not UTF-8: {shown(line)}") from error
         for sample in _produced("generate_sample", self._generator.generate_sample, text):
             if sample is None:
                 continue
@@ -241,20 +214,6 @@ def shown(value: object) -> str:
     """Returns a value for a message, truncated."""
     text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
-def _require_utf8(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{shown(text)}, which cannot be encoded as UTF-8") from error
-
-
-def _decoded(line: bytes) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"the line is not UTF-8: {shown(line)}") from error
 
 
 def _cells(sample: RawSample) -> list[Any]:

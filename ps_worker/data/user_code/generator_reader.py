@@ -10,17 +10,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Block, Reader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, Reader
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import MakeReader
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.data.text.column_order import ColumnOrder, Kind
-from ctr_ps.ps_worker.data.text.line_blocks import (
+from ctr_ps.ps_worker.data.text.multislot import ColumnOrder, Kind
+from ctr_ps.ps_worker.data.text.text_reader import (
     LineNumbers,
     line_blocks,
     line_splits,
@@ -41,11 +40,7 @@ _MAX_SAMPLES = 1 << 16  # that a line completes, so that each has a position of 
 
 
 def generated(generator: DataGenerator) -> MakeReader:
-    """Returns a format for datasets that parses files with a generator.
-
-    Raises:
-        DataError: If it uses `hash()`.
-    """
+    """Returns a format for datasets that parses files with a generator; DataError if it uses `hash()`."""
     require_no_salted_hash(generator, type(generator).__qualname__)
     seen = SlotValues()
 
@@ -60,25 +55,16 @@ class GeneratorReader:
 
     A line that the generator cannot parse and an invalid sample are errors: faults of code, to which no limit
     of malformed rows applies.
-
-    Attributes:
-        slot_values: What the values of slots were so far.
     """
 
     def __init__(
-        self,
-        generator: DataGenerator,
-        schema: Schema,
-        seen: SlotValues | None = None,
+        self, generator: DataGenerator, schema: Schema, seen: SlotValues | None = None
     ) -> None:
-        """Takes the generator.
+        """Takes a generator of the columns of `ColumnOrder`, in any order.
 
-        Args:
-            generator: With the columns that `ColumnOrder` requires, in any order.
-            schema: The columns of a row.
-            seen: Is told what the values of slots are, by all readers of a dataset.
+        `seen` is told what the values of slots are, by all readers of a dataset.
         """
-        self.slot_values = SlotValues() if seen is None else seen
+        self.slot_values = SlotValues() if seen is None else seen  # those so far
         self._generator = generator
         self._schema = schema
 
@@ -93,41 +79,31 @@ class GeneratorReader:
         """
         lines: LineNumbers | None = None
         rows = _Rows(self._generator, self._schema, self.slot_values, split.path)
-        begin: int | None = None
+        begin: int | None = None  # of the next block
         end = 0
         for block, position in line_blocks(split, offset):
             if lines is None:
                 lines = LineNumbers(split.path, position)
-            for line, line_offset in _lines(block, position):
-                end = line_offset + len(line)
-                begin = line_offset if begin is None else begin
+            end = position
+            for line in io.BytesIO(block.tobytes()):
+                begin = end if begin is None else begin
                 try:
-                    rows.add_line(line, line_offset)
+                    rows.add(rows.run.samples_of(line), end)
                 except DataError as error:
-                    raise _placed(error, split.path, lines.number(0)) from error
+                    raise DataError(f"{split.path}:{lines.number(0)}: {error}") from error
+                end += len(line)
                 lines.passed += 1
-                if rows.size >= _BLOCK_ROWS and rows.is_between_batches:
+                if rows.size >= _BLOCK_ROWS and rows.run.is_between_batches:
                     yield rows.taken(begin)
                     begin = None
         if lines is None or begin is None:
             return
         try:
-            rows.add_rest(end)
+            rows.add(rows.run.rest(), end)
         except DataError as error:
-            raise _placed(error, split.path, lines.number(-1)) from error
+            raise DataError(f"{split.path}:{lines.number(-1)}: {error}") from error
         if rows.size:
             yield rows.taken(begin)
-
-
-def _placed(error: DataError, path: str, line: int) -> DataError:
-    return DataError(f"{path}:{line}: {error}")
-
-
-def _lines(block: NDArray[np.uint8], position: int) -> Iterator[tuple[bytes, int]]:
-    """Yields the lines of a block at offset `position`, each with its offset."""
-    for line in io.BytesIO(block.tobytes()):
-        yield line, position
-        position += len(line)
 
 
 class _Rows:
@@ -137,7 +113,7 @@ class _Rows:
         self, generator: DataGenerator, schema: Schema, seen: SlotValues, path: str
     ) -> None:
         self._path = path
-        self._run = GeneratorRun(generator)
+        self.run = GeneratorRun(generator)
         self._schema, self._seen = schema, seen
         self._order: ColumnOrder | None = None
         self._columns = SampleColumns(schema, seen=seen)
@@ -147,15 +123,13 @@ class _Rows:
     def size(self) -> int:
         return self._columns.size
 
-    @property
-    def is_between_batches(self) -> bool:
-        return self._run.is_between_batches
-
-    def add_line(self, line: bytes, offset: int) -> None:
-        self._add(self._run.samples_of(line), offset)
-
-    def add_rest(self, offset: int) -> None:
-        self._add(self._run.rest(), offset)
+    def add(self, samples: Iterable[Cells], offset: int) -> None:
+        """Adds the samples that the line at `offset` completes."""
+        for number, cells in enumerate(samples):
+            self._row_offsets.append(offset * _MAX_SAMPLES + number)
+            if self._order is None:
+                self._order = ColumnOrder(self._schema, self.run.names)
+            self._columns.add(_sample(cells, self._order, self._schema))
 
     def taken(self, offset: int) -> Block:
         """Returns and removes the rows so far, as the block at `offset`."""
@@ -167,14 +141,6 @@ class _Rows:
             return f"{self._path}:{before + 1}"
 
         return Block(columns.batch(place), offset, np.array(row_offsets, np.int64))
-
-    def _add(self, samples: Iterable[Cells], offset: int) -> None:
-        """Adds the samples that the line at `offset` completes."""
-        for number, cells in enumerate(samples):
-            self._row_offsets.append(offset * _MAX_SAMPLES + number)
-            if self._order is None:
-                self._order = ColumnOrder(self._schema, self._run.names)
-            self._columns.add(_sample(cells, self._order, self._schema))
 
 
 def _sample(cells: Cells, order: ColumnOrder, schema: Schema) -> Sample:

@@ -2,7 +2,7 @@
 
 Two workers would train different rows for the same value, and a server of predictions would find none. Such
 code is recognized by its bytecode, so none of it runs twice and no built-in is replaced. Commands run with a
-fixed salt instead (pipe_process.py). This module imports little, as data_generator.py does.
+fixed salt instead (pipe.py). This module imports little, as data_generator.py does.
 """
 
 import builtins
@@ -27,15 +27,9 @@ def is_salted() -> bool:
 def require_no_salted_hash(code: object, what: str) -> None:
     """Refuses user code that names the built-in `hash`, unless PYTHONHASHSEED is set.
 
-    Not found: `hash` by way of `getattr`, what installed packages do, a module that only the code imports,
-    and keys by the order of a set.
-
-    Args:
-        code: A function or an object with methods; what it refers to is read, too.
-        what: Its name, for the error.
-
-    Raises:
-        DataError: Names the function that has it.
+    `code` is a function or an object with methods, named `what` in the DataError; what it refers to is read,
+    too. Not found: `hash` by way of `getattr`, what installed packages do, a module that only the code
+    imports, and keys by the order of a set.
     """
     if not is_salted():
         return

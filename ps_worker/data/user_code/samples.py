@@ -12,8 +12,6 @@ a call per value would dominate the cost.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -32,24 +30,15 @@ from ctr_ps.ps_worker.data.user_code.salted_hash import require_no_salted_hash
 Value = str | bytes | int
 Sample = tuple[float | None, Sequence[float | None], Sequence[Value | Sequence[Value]]]
 
-_NUMBERS = (
-    int,
-    float,
-    bool,
-    np.bool_,
-)  # checked first, because isinstance with an abstract class is ten times slower
+# Checked first, because isinstance with an abstract class is ten times slower.
+_NUMBERS = (int, float, bool, np.bool_)
 _LISTS = (list, tuple, np.ndarray)
 _TEXT, _KEY, _LIST = 1, 2, 4  # what the values of a slot were
+_KINDS: tuple[tuple[int, Kind], ...] = ((_TEXT, "text"), (_KEY, "keys"), (_LIST, "lists"))
 
 
 class SampleLoader:
-    """Batches of the samples of a function; each iteration calls it again.
-
-    Attributes:
-        schema: The columns of the samples.
-        batch_size: B.
-        slot_values: What the values of slots were so far.
-    """
+    """Batches of the samples of a function; each iteration calls it again."""
 
     def __init__(
         self,
@@ -58,17 +47,10 @@ class SampleLoader:
         *,
         batch_size: int,
     ) -> None:
-        """Takes the source of samples.
+        """Takes a function that returns samples, such as a generator function, or a sequence of them.
 
-        Args:
-            samples: A function that returns samples, such as a generator function, or a sequence of them.
-            schema: Their columns.
-            batch_size: B, at least 1.
-
-        Raises:
-            UsageError: If `batch_size` is too small, the schema has a column of weights, or `samples` is an
-                iterator, which only lasts for one pass.
-            DataError: If the function uses `hash()`.
+        Raises UsageError if `batch_size` is too small, the schema has a column of weights, or `samples` is an
+        iterator, which only lasts for one pass, and DataError if the function uses `hash()`.
         """
         if batch_size < 1:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
@@ -86,19 +68,18 @@ class SampleLoader:
         self._samples = samples
         self.schema = schema
         self.batch_size = batch_size
-        self.slot_values = SlotValues()
+        self.slot_values = SlotValues()  # the kinds of values so far
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._batches(None, self.slot_values)
+        return self._batches(seen=self.slot_values)
 
     def to_predict(self, meant: SlotValues) -> Iterator[Batch]:
         """Returns the batches whose values mean what they meant in training; see `batches_of_samples`."""
-        return self._batches(meant, None)
+        return self._batches(meant=meant)
 
-    def _batches(self, meant: SlotValues | None, seen: SlotValues | None) -> Iterator[Batch]:
+    def _batches(self, **values: SlotValues) -> Iterator[Batch]:
         samples = self._samples() if callable(self._samples) else self._samples
-        size = self.batch_size
-        return batches_of_samples(samples, self.schema, batch_size=size, seen=seen, meant=meant)
+        return batches_of_samples(samples, self.schema, batch_size=self.batch_size, **values)
 
 
 def batches_of_samples(
@@ -111,41 +92,25 @@ def batches_of_samples(
 ) -> Iterator[Batch]:
     """Yields samples in batches of `batch_size`, the last one of the remaining samples.
 
-    Args:
-        samples: Them.
-        schema: Their columns.
-        batch_size: B.
-        seen: Is told what the values of slots are.
-        meant: What the values of slots were in the data that the model was trained on, and are to mean here;
-            None: whole numbers are keys.
-
-    Raises:
-        DataError: Names the sample, the slot or dense column, and the invalid value.
+    `seen` is told what the values of slots are; `meant` is what they were in the data that the model was
+    trained on, and are to mean here; None: whole numbers are keys. A DataError names the sample, the slot or
+    dense column, and the invalid value.
     """
+
+    def place(row: int) -> str:
+        return f"sample {first + row}"
+
     columns, first = SampleColumns(schema, seen=seen, meant=meant), 1
     for number, sample in enumerate(samples, start=1):
         try:
             columns.add(sample)
         except DataError as error:
-            raise DataError(f"{_sample_place(number, 0)}: {error}") from error
+            raise DataError(f"sample {number}: {error}") from error
         if columns.size == batch_size:
-            yield columns.batch(partial(_sample_place, first))
+            yield columns.batch(place)
             columns, first = SampleColumns(schema, seen=seen, meant=meant), number + 1
     if columns.size:
-        yield columns.batch(partial(_sample_place, first))
-
-
-def _sample_place(first: int, row: int) -> str:
-    return f"sample {first + row}"
-
-
-@dataclass
-class _Hashed:
-    """Values of a batch to be hashed, with the numbers of their slots and the positions of their keys."""
-
-    data: list[bytes] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
+        yield columns.batch(place)
 
 
 class SampleColumns:
@@ -164,7 +129,10 @@ class SampleColumns:
         self._labels: list[float | None] = []
         self._dense: list[list[float]] = []
         self._keys: list[int] = []  # 0 for values to be hashed
-        self._hashed = _Hashed()
+        # values to be hashed, the numbers of their slots, and the positions of their keys
+        self._texts: list[bytes] = []
+        self._text_slots: list[int] = []
+        self._text_positions: list[int] = []
         self._offsets = [0]
 
     @property
@@ -185,19 +153,16 @@ class SampleColumns:
             self._add_slot(slot, value)
 
     def batch(self, place: Callable[[int], str]) -> Batch:
-        """Returns the samples as a batch.
-
-        Raises:
-            DataError: If float32 does not hold a scaled number; names the `place` of its sample.
-        """
+        """Returns the samples as a batch; a DataError names the `place` of a number beyond float32."""
         if self._seen is not None:
-            _note(self._seen, self._schema.slots, self._kinds)
+            for slot, found in zip(self._schema.slots, self._kinds, strict=True):
+                self._seen.note(slot, *(name for bit, name in _KINDS if found & bit))
         keys = np.array(self._keys, np.uint64)
         _hash_values(
-            np.frombuffer(b"".join(self._hashed.data), np.uint8),
-            np.cumsum([0, *map(len, self._hashed.data)], dtype=np.int64),
-            np.array(self._hashed.slots, np.int64),
-            np.array(self._hashed.positions, np.int64),
+            np.frombuffer(b"".join(self._texts), np.uint8),
+            np.cumsum([0, *map(len, self._texts)], dtype=np.int64),
+            np.array(self._text_slots, np.int64),
+            np.array(self._text_positions, np.int64),
             keys,
         )
         has_labels = self._labels[0] is not None
@@ -237,7 +202,7 @@ class SampleColumns:
         self._dense.append(row)
 
     def _add_slot(self, slot: int, value: Any) -> None:
-        hashed, keys, meaning, kinds = self._hashed, self._keys, self._meanings[slot - 1], 0
+        texts, keys, meaning, kinds = self._texts, self._keys, self._meanings[slot - 1], 0
         number = self._schema.slot_numbers[slot - 1]
         is_list = isinstance(value, _LISTS)
         for each in value if is_list else (value,):
@@ -246,15 +211,15 @@ class SampleColumns:
                     kinds |= _TEXT
                     if meaning.text_fault:
                         raise self._fault(slot, each, meaning.text_fault)
-                hashed.data.append(self._encoded(slot, each) if isinstance(each, str) else each)
-            elif not _is_whole(each):
+                texts.append(self._encoded(slot, each) if isinstance(each, str) else each)
+            elif isinstance(each, bool) or not isinstance(each, Integral):
                 raise self._fault(
                     slot,
                     each,
                     "expected text, bytes or a whole number; '' is a missing value, [] no values",
                 )
             elif meaning.whole_number == "digits":
-                hashed.data.append(str(int(each)).encode())
+                texts.append(str(int(each)).encode())
             elif meaning.number_fault:
                 raise self._fault(slot, each, meaning.number_fault)
             elif 0 <= int(each) < 2**64:
@@ -263,8 +228,8 @@ class SampleColumns:
                 continue
             else:
                 raise self._fault(slot, each, "expected text, bytes or a key from 0 to 2**64 - 1")
-            hashed.slots.append(number)
-            hashed.positions.append(len(keys))
+            self._text_slots.append(number)
+            self._text_positions.append(len(keys))
             keys.append(0)  # which `batch` computes
         self._kinds[slot - 1] |= kinds | (_LIST if is_list else 0)
         self._offsets.append(len(keys))
@@ -277,10 +242,7 @@ class SampleColumns:
         try:
             return text.encode()
         except UnicodeEncodeError as error:
-            name = self._schema.slots[slot - 1]
-            raise DataError(
-                f"slot {slot} ({name!r}) has {shown(text)}, which cannot be encoded as UTF-8"
-            ) from error
+            raise self._fault(slot, text, "which cannot be encoded as UTF-8") from error
 
 
 def _list(name: str, values: Any, length: int) -> Iterable[Any]:
@@ -299,16 +261,6 @@ def _float(name: str, number: Any) -> float:
     if math.isinf(value):
         raise DataError(f"dense column {name!r} is {value}; an unknown number is None or nan")
     return value
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _note(seen: SlotValues, slots: Sequence[str], kinds: Sequence[int]) -> None:
-    for slot, found in zip(slots, kinds, strict=True):
-        named: tuple[tuple[int, Kind], ...] = ((_TEXT, "text"), (_KEY, "keys"), (_LIST, "lists"))
-        seen.note(slot, *(name for bit, name in named if found & bit))
 
 
 @kernel

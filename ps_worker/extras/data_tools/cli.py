@@ -23,7 +23,7 @@ from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes, printable
 from ctr_ps.ps_worker.data.columns import without_label
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
 from ctr_ps.ps_worker.data.formats import format_of
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.features import mix64
-from ctr_ps.ps_worker.data.blocks.row_hash import write_row_hashes
+from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
 
 MAX_SAMPLE = 1 << 17
 MAX_EXACT = 1 << 16

@@ -18,16 +18,21 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.columnar.column_matching import (
     HASH_VERSION_KEY,
     SLOT_NUMBERS_KEY,
     SLOTS_KEY,
 )
-from ctr_ps.ps_worker.data.columnar.column_values import KeyColumn, KeyLists, is_list_type
+from ctr_ps.ps_worker.data.columnar.column_values import (
+    KeyColumn,
+    KeyLists,
+    is_list_type,
+    written,
+)
 from ctr_ps.ps_worker.data.columnar.record_batches import Columns, shown
 from ctr_ps.ps_worker.data.columns import columns_of, label_name
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 
 FINGERPRINT_KEY = b"ctr_ps.schema_fingerprint"
 
@@ -233,9 +238,7 @@ def _texts(array: pa.Array) -> pa.Array:
 def _keys(column: KeyColumn | KeyLists, size: int) -> pa.Array:
     if isinstance(column, KeyLists):
         return pa.LargeListArray.from_arrays(pa.array(column.bounds), pa.array(column.keys))
-    keys: NDArray[np.uint64] = np.empty((size, 1), np.uint64)
-    column.write(0, size, 0, keys)
-    return pa.array(keys.reshape(-1))
+    return pa.array(written(column, 0, size))
 
 
 def _listed(schema: pa.Schema) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
 from ctr_ps.ps_worker.data.columnar.column_values import is_list_type
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import is_url, matching_files, natural_order, size_of
 from ctr_ps.ps_worker.data.formats import reader_of

@@ -27,7 +27,7 @@ from pyarrow import csv
 
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 
 MIN_TEST_ROWS = 100
 NUM_SLOTS = 26

@@ -19,12 +19,11 @@ from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
 from ctr_ps.ctr_model.slots import SlotKeys, select_slots
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.protos.runtime.logs import printable
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows, silent_bad_rows
-from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
-from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows
+from ctr_ps.ps_worker.data.blocks import RowColumnCheck
 from ctr_ps.ps_worker.data.columnar.record_batches import Columns
 from ctr_ps.ps_worker.data.columns import FORMATS, columns_of, slots_only
-from ctr_ps.ps_worker.data.distinct_values import keys_of
+from ctr_ps.ps_worker.data.distinct_values import distinct_values, keys_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of, reader_of
 from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats, ValueCounts

@@ -24,7 +24,7 @@ from ctr_ps.ps_worker.data.columnar.column_values import (
     is_text_type,
     numbers,
 )
-from ctr_ps.ps_worker.data.columnar.distinct import distinct_values
+from ctr_ps.ps_worker.data.distinct_values import distinct_values
 from ctr_ps.ps_worker.extras.data_tools.column_stats import NumberStats
 from ctr_ps.ps_worker.extras.data_tools.labels import (
     LEAK,

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from pyarrow import orc
 
 from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.row_hash import write_row_hashes
-from ctr_ps.ps_worker.data.columnar.open_file import open_columnar, require_valid
-from ctr_ps.ps_worker.data.files.atomic_file import open_to_write, temporary_path
+from ctr_ps.ps_worker.data.columnar.parquet_orc import open_columnar, require_valid
+from ctr_ps.ps_worker.data.files.content import open_to_write, temporary_path
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import SUFFIXES, format_of, require_format
-from ctr_ps.ps_worker.data.text.line_blocks import line_blocks
+from ctr_ps.ps_worker.data.negative_sampling import write_row_hashes
+from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 
 logger = logging.getLogger(__name__)
 

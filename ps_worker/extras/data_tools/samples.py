@@ -11,11 +11,15 @@ from pyarrow import orc
 
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
+from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_matching import HASH_VERSION_KEY
-from ctr_ps.ps_worker.data.columnar.open_file import fields_of, open_columnar, require_valid
-from ctr_ps.ps_worker.data.columnar.orc import OrcReader
-from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.columnar.parquet_orc import (
+    OrcReader,
+    ParquetReader,
+    fields_of,
+    open_columnar,
+    require_valid,
+)
 from ctr_ps.ps_worker.data.columns import slots_only
 from ctr_ps.ps_worker.data.files.content import stored_size_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit

@@ -29,7 +29,7 @@ from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import ModelState, Store, Version
 from ctr_ps.protos.store.state_transfer import require_finite_state
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
-from ctr_ps.ps_worker.data.blocks.position import Batches
+from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows, merged, parts
 from ctr_ps.ps_worker.extras.device_pass.pass_table import GatheredRows, PassBlock, PassTable
 from ctr_ps.ps_worker.extras.device_pass.preparation import (

@@ -20,7 +20,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import StateTransfer
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
-from ctr_ps.ps_worker.data.blocks.position import Batches, DataPosition
+from ctr_ps.ps_worker.data.blocks import Batches, DataPosition
 from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows, new_keys, pull_rows, unique_of
 from ctr_ps.ps_worker.training.lookups import BatchKeys, keys_of_batch
 

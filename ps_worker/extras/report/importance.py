@@ -20,8 +20,8 @@ from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.protos.store import ParameterReader
-from ctr_ps.ps_worker.data.blocks.batching import rows_between
-from ctr_ps.ps_worker.data.memory.rows import RowsInMemory, SlotSwap
+from ctr_ps.ps_worker.data.blocks import rows_between
+from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory, SlotSwap
 from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate
 
 SEED = 1

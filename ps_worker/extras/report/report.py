@@ -20,7 +20,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     require_consent,
     schema_of_checkpoint,
 )
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.extras.report import sections
 from ctr_ps.ps_worker.extras.report.importance import Importance, importance_of_features

@@ -14,7 +14,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.store import ReduceOp
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.job.datasets import TrainingData
 from ctr_ps.ps_worker.run.run import Run
 

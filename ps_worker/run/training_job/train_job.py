@@ -19,7 +19,7 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.claim import claimed
 from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
 from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.job.datasets import TrainingData, evaluated, format_of_job

@@ -21,7 +21,7 @@ from ctr_ps.ctr_model.batch import GROUP_SLOT, Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CtrPsError
-from ctr_ps.ps_worker.data.blocks.bad_rows import silent_bad_rows
+from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.training.evaluation.groups import figures_of_groups, ratio
 

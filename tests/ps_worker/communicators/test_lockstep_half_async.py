@@ -8,7 +8,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ctr_ps.ps_worker.data.blocks.batching import joined
+from ctr_ps.ps_worker.data.blocks import joined
 from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop

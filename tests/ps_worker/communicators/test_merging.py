@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.ps_worker.communicators.merging import GradientMerger
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from tests.support.stores import member
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from ctr_ps.protos.store import Member, WorkerProgress
 from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from tests.support.stores import member
 from tests.support.training import together
 

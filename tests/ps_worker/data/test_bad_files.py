@@ -151,35 +151,6 @@ def test_file_with_a_good_row_behind_the_malformed_ones_is_of_its_schema(
         rows_of(dataset_of(kind, name, [path], bad_row_limit=2))
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "message"),
-    [
-        ("criteo", "x\t1\t2\ta\tb\tc", "the label is 'x', expected 0 or 1"),
-        ("gzip", "1\t1\t2\ta\tb", "5 columns, expected 6"),
-        ("zstd", "1\t1\t2\ta\tb\tc\td", "7 columns, expected 6"),
-        ("csv", "x,1,2,a,b,c", "the label is 'x', expected 0 or 1"),
-        ("csv", "1,1,2,a,b", "not 6 fields separated by ',' as in the header: '1,1,2,a,b'"),
-        ("libffm", "x 0:0:1 2:a:1", "the label is 'x', expected 0, 1 or -1"),
-        ("libffm", "1 5:a:1", "the field of '5:a:1' is not in the schema, expected 0 to 4"),
-        ("multislot", "2 1 2 1 a 1 b 1 c 1 x", "value 1 of 1 of 'click' .* is 'x', expected 0 or"),
-        ("multislot", "2 1 2 1 a 1 b 1 1", "the line ends before 'click'"),
-    ],
-)  # fmt: skip
-@kinds
-def test_line_that_is_no_row_is_skipped_or_named(
-    tmp_path: Path, kind: Kind, name: str, line: str, message: str
-) -> None:
-    rows = FILE_FORMATS[name].writable(ROWS)
-    path = tmp_path / f"part{FILE_FORMATS[name].suffix}"
-    write_text(path, with_line(name, rows, 3, line.encode()))
-
-    with pytest.raises(BadRowError, match=rf"^{path}:3: {message}.*malformed row 1"):
-        rows_of(dataset_of(kind, name, [path]))
-    good = rows_of(dataset_of(kind, name, [path], bad_row_limit=1))
-
-    assert_same_rows(batch_of(rows), good)
-
-
 def with_line(name: str, rows: Sequence[Row], number: int, line: bytes) -> bytes:
     """Returns the text of rows and, as line `number` of it, counted from 1, another one."""
     with tempfile.TemporaryDirectory() as folder:

@@ -6,7 +6,7 @@ import pytest
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import BadRowError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues
 from tests.reference.features import key_of
 

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.columnar import column_matching, record_batches
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.data.text import line_blocks
+from ctr_ps.ps_worker.data.text import text_reader
 from ctr_ps.ps_worker.data.user_code import generator_reader, pipe
 from tests.reference.features import key_of
 from tests.support.commands import ROOT
@@ -182,7 +182,7 @@ def test_keys_do_not_depend_on_the_process(tmp_path: Path) -> None:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has each reader cut files of some rows into several blocks."""
-    monkeypatch.setattr(line_blocks.line_blocks, "__defaults__", (None, 96))
+    monkeypatch.setattr(text_reader.line_blocks, "__defaults__", (None, 96))
     monkeypatch.setattr(column_matching, "READ_ROWS", 4)
     monkeypatch.setattr(record_batches, "BLOCK_ROWS", 2)
     monkeypatch.setattr(

@@ -8,8 +8,8 @@ import pytest
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.files.atomic_file import atomic_file
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import FORMATS, SUFFIXES, doubt_about, format_of, reader_of
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset

@@ -9,21 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import BadRowError, DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.data.text.criteo import CriteoReader
-from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotStringDataGenerator
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling
+from ctr_ps.ps_worker.data.queue_dataset import PassShare, QueueDataset
 
 SCHEMA = Schema.numbered(1, 1)
-
-GOOD, BAD = "good", "bad"
 
 
 @pytest.fixture
@@ -103,17 +97,6 @@ def changed(path: Path, how: str) -> None:
             path.unlink()
 
 
-def test_readers_read_at_the_same_time(many: list[Path]) -> None:
-    meeting = threading.Barrier(3, timeout=10.0)
-
-    class Meeting(CriteoReader):
-        def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
-            meeting.wait()
-            return super().blocks(split, offset)
-
-    assert len(numbers(dataset_of(many, reader_num=3, format=Meeting))) == 78
-
-
 @pytest.mark.parametrize("shuffle_files", [False, True])
 @pytest.mark.parametrize("reader_num", [1, 3, 20])
 def test_every_row_is_read_once_by_any_number_of_readers(
@@ -141,14 +124,6 @@ def test_each_epoch_has_an_order_of_its_own_that_the_seed_decides(many: list[Pat
     assert len({*orders(1), *orders(2), tuple(range(1, 13))}) == 7
 
 
-def test_error_of_one_reader_is_that_of_the_iteration(many: list[Path]) -> None:
-    many[5].write_text("0\tone\tx\n")
-    dataset = dataset_of(many, reader_num=3)
-
-    with pytest.raises(BadRowError, match=r"part-06:1: column 2 \(I1\) is 'one'"):
-        list(dataset)
-
-
 def test_leaving_early_ends_the_readers(many: list[Path]) -> None:
     before = threading.active_count()
     batches = iter(dataset_of(many, batch_size=1, reader_num=3))
@@ -158,18 +133,6 @@ def test_leaving_early_ends_the_readers(many: list[Path]) -> None:
     batches.close()
 
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("reader_num", [1, 2])
-def test_no_rows_in_any_file_is_an_error(files: list[Path], reader_num: int) -> None:
-    files[0].write_text("")
-    files[1].write_text("x\n")
-    dataset = dataset_of(files, bad_row_limit=1, reader_num=reader_num)
-
-    with pytest.raises(
-        DataError, match=rf"no rows in 2 files: {files[0]}, {files[1]} \(1 malformed row\)"
-    ):
-        list(dataset)
 
 
 def test_worker_without_files_or_with_a_split_without_rows_has_no_rows(
@@ -182,14 +145,14 @@ def test_worker_without_files_or_with_a_split_without_rows_has_no_rows(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize("reader_num", [1, 2])
+@pytest.mark.parametrize("is_first_labelled", [True, False])
 def test_files_with_and_without_labels_are_refused_by_name(
-    files: list[Path], reader_num: int
+    files: list[Path], is_first_labelled: bool
 ) -> None:
     files[1].write_text("1\tx\n")
 
     with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, and {files[0]} has"):
-        list(dataset_of(files, reader_num=reader_num))
+        list(dataset_of(files if is_first_labelled else files[::-1]))
 
 
 def test_dataset_without_files_says_what_to_call() -> None:
@@ -213,10 +176,6 @@ def test_number_too_small_is_refused_by_name(name: str) -> None:
 def test_unknown_format_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match="unknown format 'critio'"):
         QueueDataset(SCHEMA, 1, format="critio")
-
-
-# Files of rows, good or malformed, of lengths that blocks of 64 bytes cut anywhere.
-rows = st.tuples(st.sampled_from([GOOD, GOOD, BAD]), st.text("ab", max_size=9))
 
 
 def test_position_after_the_last_batch_is_the_end_of_the_epoch(files: list[Path]) -> None:
@@ -251,34 +210,11 @@ def test_positions_are_of_one_reader(files: list[Path]) -> None:
         dataset_of(files, reader_num=2).positioned()
 
 
-def test_command_reads_the_files(files: list[Path]) -> None:
-    dataset = dataset_of(files)
-    dataset.set_pipe_command('cut -f1,2 | awk \'{print "1", $2, "1 7 1", $1}\'')
-
-    (first, second) = dataset
-
-    assert [*first.dense[:, 0], *second.dense[:, 0]] == [1, 1, 1, 2, 2, 2]
-    assert set(first.keys) == {7}
-
-
 def test_command_that_cannot_be_is_refused_before_a_file_is_read(files: list[Path]) -> None:
     with pytest.raises(UsageError, match="the command is ''"):
         dataset_of(files).set_pipe_command("")
     with pytest.raises(UsageError, match="C9"):
         dataset_of(files).set_pipe_command("cat", columns=["click", "I1", "C9"])
-
-
-def test_generator_reads_the_files(files: list[Path]) -> None:
-    class Rows(MultiSlotStringDataGenerator):
-        def generate_sample(self, line: str):
-            label, number, value = line.rstrip("\n").split("\t")
-            return lambda: iter([[("C1", [value]), ("I1", [number]), ("click", [label])]])
-
-    dataset = dataset_of(files)
-    expected = [batch.keys.tolist() for batch in dataset]
-    dataset.set_generator(Rows())
-
-    assert [batch.keys.tolist() for batch in dataset] == expected
 
 
 def test_head_is_of_all_rows_in_order_and_no_pass(
@@ -307,3 +243,56 @@ def test_head_ends_where_a_pass_would(files: list[Path], caplog: pytest.LogCaptu
 
     assert numbers(dataset.head()) == [1, 1, 1]
     assert not caplog.messages
+
+
+def shares(splits: list[FileSplit], sizes: dict[str, int]) -> PassShare:
+    return PassShare(
+        splits,
+        has_byte_offsets=lambda path: not path.endswith(".parquet"),
+        size_of=sizes.__getitem__,
+    )
+
+
+def test_bytes_of_text_count_within_a_file() -> None:
+    share = shares([FileSplit("a"), FileSplit("b")], {"a": 100, "b": 300})
+
+    assert [share.at(0, None), share.at(0, 50), share.at(1, None), share.at(1, 150)] == [
+        0.0,
+        0.125,
+        0.25,
+        0.625,
+    ]
+    assert share.at(2, None) == 1.0
+
+
+def test_split_is_its_stretch_of_the_file() -> None:
+    share = shares([FileSplit("a", 60, None), FileSplit("b", 20, 80)], {"a": 100, "b": 300})
+
+    assert share.at(0, 80) == 0.2
+    assert share.at(1, 20) == 0.4
+    assert share.at(1, 90) == 1.0  # the last line of a split ends behind it
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".parquet"])
+def test_file_whose_positions_are_no_bytes_counts_when_it_is_read(suffix: str) -> None:
+    paths = [f"{number}{suffix}" for number in range(20)]
+    share = shares([FileSplit(path) for path in paths], dict.fromkeys(paths, 10))
+
+    assert share.at(5, 7) == share.at(5, None) == 0.25
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".parquet"])
+def test_nothing_is_said_where_such_a_file_is_much_of_the_pass(suffix: str) -> None:
+    share = shares([FileSplit("a"), FileSplit(f"b{suffix}")], {"a": 100, f"b{suffix}": 100})
+
+    assert share.at(0, 50) is None
+
+
+def test_nothing_is_said_without_sizes() -> None:
+    def refuse(path: str) -> int:
+        raise DataError(f"{path}: gone")
+
+    splits = [FileSplit("a")]
+    assert PassShare([], has_byte_offsets=lambda _: True).at(0, None) is None
+    assert PassShare(splits, has_byte_offsets=lambda _: True, size_of=refuse).at(0, 1) is None
+    assert shares(splits, {"a": 0}).at(0, None) is None

@@ -18,7 +18,7 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker import fleet
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from ctr_ps.ps_worker.predict.inference import infer

@@ -55,7 +55,7 @@ print(json.dumps({
     "examples": summary.examples,
     "compiled later": dict(compiled() - before),
     "route": before["ctr_ps.protos.placement._route"],
-    "in memory": before["ctr_ps.ps_worker.data.memory.rows.gather_lists"],
+    "in memory": before["ctr_ps.ps_worker.data.rows_in_memory.gather_lists"],
 }))
 """
 

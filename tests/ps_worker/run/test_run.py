@@ -14,8 +14,7 @@ from ctr_ps.protos.errors import AbortedError, CheckpointError, JobError, Protoc
 from ctr_ps.protos.store import Future, ReduceOp, SaveRequest, Shrunk
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.data.blocks.batching import joined
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
+from ctr_ps.ps_worker.data.blocks import DataPosition, joined
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.run import Run, log_shrunk
 from tests.support.training import job, random_batches, small_model, together, worker_run

@@ -14,7 +14,7 @@ from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.store import Missing
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.data.blocks.batching import joined, rows_between
+from ctr_ps.ps_worker.data.blocks import joined, rows_between
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from tests.support.training import (
     NUM_DENSE,

@@ -36,7 +36,7 @@ def keys_of(array: pa.Array) -> list[int]:
     column = slot_keys(array, SLOT)
     assert not isinstance(column, KeyLists)
     keys = np.zeros((len(array), 2), np.uint64)
-    column.write(0, len(array), 1, keys)
+    column(0, len(array), 1, keys)
     assert not keys[:, 0].any(), "another column was written"
     return keys[:, 1].tolist()
 
@@ -63,7 +63,7 @@ def test_column_is_written_from_any_value_on(kind: pa.DataType) -> None:
     keys = np.empty((3, 1), np.uint64)
 
     assert not isinstance(column, KeyLists)
-    column.write(1, 4, 0, keys)
+    column(1, 4, 0, keys)
 
     assert keys[:, 0].tolist() == expected_keys(["a", None, "b"])
 
@@ -163,7 +163,7 @@ def test_ready_keys_are_taken_as_they_are() -> None:
     column = ready_keys(pa.array([5, None, 2**64 - 1], pa.uint64())[1:], SLOT)
     keys = np.empty((2, 1), np.uint64)
     assert not isinstance(column, KeyLists)
-    column.write(0, 2, 0, keys)
+    column(0, 2, 0, keys)
     lists = ready_keys(pa.array([[1, 2**63], [], None, [None]], pa.list_(pa.uint64())), SLOT)
 
     assert keys[:, 0].tolist() == [missing, 2**64 - 1]

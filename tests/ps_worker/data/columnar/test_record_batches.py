@@ -20,8 +20,8 @@ from pyarrow import orc
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Block, Reader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, Reader
 from ctr_ps.ps_worker.data.columnar import record_batches
 from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, split_evenly

@@ -1,4 +1,4 @@
-"""Content is the same however it is stored; damage is named."""
+"""Content is the same however it is stored; damage is named; new files are whole or not there."""
 
 import gzip
 from pathlib import Path
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.files.content import is_compressed, open_content
+from ctr_ps.ps_worker.data.files.content import atomic_file, is_compressed, open_content
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(100_000))
 SUFFIXES = [".tsv", ".gz", ".zst"]
@@ -89,12 +89,6 @@ def test_damaged_file_is_named(suffix: str, position: int, tmp_path: Path) -> No
         read(str(path))
 
 
-@pytest.mark.parametrize("name", ["absent.tsv", "absent.tsv.gz", "memory://absent.zst"])
-def test_missing_file_is_named(name: str) -> None:
-    with pytest.raises(DataError, match=f"'{name}': No such file"):
-        read(name)
-
-
 def test_end_of_the_name_tells_whether_content_is_compressed() -> None:
     assert is_compressed("s3://bucket/a.tsv.gz")
     assert is_compressed("a.zst")
@@ -110,3 +104,39 @@ def test_other_compression_is_refused_and_not_read_as_text(suffix: str, tmp_path
         DataError, match=rf"a\.tsv{suffix}: {suffix} files are not supported: decompress"
     ):
         read(str(path))
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz", "a.tsv.zst"])
+def test_file_appears_at_the_end(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with atomic_file(path) as file:
+        file.write(b"content")
+        assert not path.exists()
+
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with atomic_file(path) as file:
+            file.write(b"new")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_gzip_file_tells_neither_its_time_nor_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    with atomic_file(path) as file:
+        file.write(b"content")
+
+    header = path.read_bytes()[:10]
+    assert gzip.decompress(path.read_bytes()) == b"content"
+    assert header[3] == 0  # no name
+    assert header[4:8] == bytes(4)  # no time

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Reader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.files.file_split import (
     FileSplit,
     file_splits,

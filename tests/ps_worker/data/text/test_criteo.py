@@ -1,23 +1,34 @@
-"""The Criteo reader: blocks of rows, rows without labels, malformed rows, splits, real rows."""
+"""Criteo's layout: rows without labels, malformed rows, splits, and kernels against rows parsed by Python."""
 
 import gzip
+import itertools
+import math
 import os
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema, criteo_schema
 from ctr_ps.protos.errors import BadRowError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import joined
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, joined
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.criteo import CriteoReader
-from ctr_ps.ps_worker.data.text.line_blocks import BLOCK_BYTES
+from ctr_ps.ps_worker.data.text.criteo import (
+    COLUMN,
+    LINE,
+    START,
+    STOP,
+    CriteoReader,
+    parse_number,
+    scan_rows,
+)
+from ctr_ps.ps_worker.data.text.text_reader import BLOCK_BYTES
 from tests.reference import criteo as reference
 
 SCHEMA = Schema(
@@ -81,16 +92,6 @@ def test_file_of_many_blocks_is_read_in_order_and_later_blocks_leave_earlier_alo
     rows = joined([block.rows for block in blocks])
     assert ages(rows) == list(range(num_rows))
     assert rows.keys[::2].tolist() == [key_of(1, f"u{n}") for n in range(num_rows)]
-
-
-def test_later_block_may_have_more_rows(tmp_path: Path) -> None:
-    long_row = f"1\t0\t{'u' * 1000}\ti\n"
-    num_long = BLOCK_BYTES // len(long_row) + 1
-    path = write(tmp_path / "a.tsv", long_row * num_long + "".join(row(n) for n in range(9999)))
-
-    rows = joined([block.rows for block in blocks_of(path)])
-
-    assert ages(rows) == [0] * num_long + list(range(9999))
 
 
 @pytest.mark.parametrize("content", ["", "bad\nrows\n"])
@@ -189,32 +190,19 @@ def test_malformed_row_is_named_by_file_line_and_fault(
         read(path)
 
 
-def test_limit_is_of_all_files_together(tmp_path: Path) -> None:
-    bad_rows = BadRows(2)
-    blocks_of(write(tmp_path / "a.tsv", row(1) + "x\n" * 2), bad_rows)
-    second = write(tmp_path / "b.tsv", row(1) * 9 + "x\n")
-
-    with pytest.raises(BadRowError, match=r"b\.tsv:10: .* malformed row 3, and bad_row_limit is 2"):
-        blocks_of(second, bad_rows)
-
-
-def test_more_malformed_rows_than_one_scan_reports_are_all_skipped(tmp_path: Path) -> None:
+def test_many_malformed_rows_are_all_skipped_and_counted_in_the_numbers_of_lines(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
 
     rows = read(path, bad_row_limit=301)
+    with pytest.raises(BadRowError, match=r"a\.tsv:303: .*'y'"):
+        read(path, bad_row_limit=300)
 
     assert ages(rows) == [1, 2]
     assert rows.labels is not None
     assert rows.labels.tolist() == [1, 0]
     assert rows.keys[::2].tolist() == [key_of(1, "u1"), key_of(1, "u2")]
-
-
-def test_line_of_a_row_behind_many_malformed_ones_is_exact(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.tsv", row(1) + "x\n" * 300 + row(2) + "y\n")
-    bad_rows = BadRows(300)
-
-    with pytest.raises(BadRowError, match=r"a\.tsv:303: .*'y'"):
-        blocks_of(path, bad_rows)
 
 
 def test_line_is_exact_in_a_split_and_in_a_later_block(tmp_path: Path) -> None:
@@ -243,3 +231,145 @@ def test_real_rows_equal_rows_parsed_by_python() -> None:
     assert rows.labels[:300].tolist() == list(labels)
     np.testing.assert_allclose(rows.dense[:300], np.array(dense), rtol=1e-6, atol=1e-6)
     assert rows.keys[: 300 * 26].tolist() == [key for row_keys in keys for key in row_keys]
+
+
+SCANNED = Schema(dense=(DenseColumn(name="x"), DenseColumn(name="y")), slots=("u", "v", "w"))
+
+labels = st.sampled_from([b"0", b"1"])
+numbers = st.integers(-(2**63), 2**63 - 1).map(lambda n: b"%d" % n) | st.just(b"")
+values = st.text("09afAF é-\r", max_size=17).map(str.encode)
+good_rows = st.tuples(labels, numbers, numbers, values, values, values).map(b"\t".join)
+any_rows = st.lists(st.text("01-\tx\r", max_size=4).map(str.encode), max_size=8).map(b"\t".join)
+lines = st.lists(good_rows | any_rows, max_size=12)
+
+
+class Columns:
+    def __init__(self, num_rows: int) -> None:
+        self.starts = np.full(num_rows, -1, np.int64)
+        self.labels = np.full(num_rows, -1, np.float32)
+        self.numbers = np.full((num_rows, 2), -1, np.float64)
+        self.keys = np.zeros((num_rows, 3), np.uint64)
+        self.malformed = np.full((16, 4), -1, np.int64)
+
+    def scan(self, content: bytes, has_label: bool = True) -> list[int]:
+        block = np.frombuffer(bytearray(content), np.uint8)
+        return list(
+            scan_rows(
+                block,
+                has_label,
+                np.arange(1, 4),
+                self.starts,
+                self.labels,
+                self.numbers,
+                self.keys,
+                self.malformed,
+            )
+        )
+
+
+def number_of(text: bytes) -> tuple[float, bool]:
+    block = np.frombuffer(bytearray(b"9" + text + b"9"), np.uint8)
+    return parse_number(block, 1, 1 + len(text))
+
+
+@settings(deadline=None)
+@given(lines=lines)
+def test_columns_equal_rows_parsed_by_python(lines: list[bytes]) -> None:
+    content = b"".join(line + b"\n" for line in lines)
+    columns = Columns(16)
+
+    num_rows, num_malformed = columns.scan(content)
+
+    parsed = [reference.parse_row(line, SCANNED) for line in lines]
+    rows = [row for row in parsed if row is not None]
+    assert [label for label, _, _ in rows] == columns.labels[:num_rows].tolist()
+    numbers = np.nan_to_num(columns.numbers[:num_rows], nan=0.0)
+    assert [dense for _, dense, _ in rows] == numbers.tolist()
+    assert [keys for _, _, keys in rows] == columns.keys[:num_rows].tolist()
+    all_starts = itertools.accumulate((len(line) + 1 for line in lines), initial=0)
+    is_good = [row is not None for row in parsed]
+    assert list(itertools.compress(all_starts, is_good)) == columns.starts[:num_rows].tolist()
+    malformed = columns.malformed[:num_malformed]
+    assert [n for n, row in enumerate(parsed) if row is None] == malformed[:, LINE].tolist()
+    assert [lines[n] for n in malformed[:, LINE]] == [
+        content[start:stop] for start, stop in malformed[:, [START, STOP]]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (b"0", 0.0),
+        (b"-2", -2.0),
+        (b"007", 7.0),
+        (b"9223372036854775807", 2.0**63),
+        (b"-9223372036854775808", -(2.0**63)),
+    ],
+)
+def test_integer_is_parsed(text: bytes, number: float) -> None:
+    assert number_of(text) == (number, True)
+
+
+def test_empty_number_is_nan() -> None:
+    number, is_valid = number_of(b"")
+
+    assert math.isnan(number)
+    assert is_valid
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"-", b"+1", b"1.5", b" 1", b"1 ", b"1e3", b"--1", b"1-", b"/", b":", b"\0", b"\xff",
+        b"9223372036854775808", b"-9223372036854775809", b"99999999999999999999",
+    ],
+)  # fmt: skip
+def test_what_is_no_integer_of_64_bits_is_refused(text: bytes) -> None:
+    assert not number_of(text)[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        (b"", 1),
+        (b"2\t1\t2\ta\tb\tc", 1),
+        (b"01\t1\t2\ta\tb\tc", 1),
+        (b"\t1\t2\ta\tb\tc", 1),
+        (b"1", 1),
+        (b"1\tx\t2\ta\tb\tc", 2),
+        (b"1\t1\t2.0\ta\tb\tc", 3),
+        (b"1\t1\t2", 3),
+        (b"1\t1\t2\ta\tb", 5),
+        (b"1\t1\t2\ta\tb\tc\td", 6),
+        (b"1\t1\t2\ta\tb\tc\t", 6),
+    ],
+)
+def test_column_at_fault_is_reported(row: bytes, column: int) -> None:
+    columns = Columns(4)
+    content = row + b"\n0\t\t\t\t\t\n"
+
+    result = columns.scan(content)
+
+    assert result == [1, 1]
+    assert columns.malformed[0, [LINE, START, STOP, COLUMN]].tolist() == [0, 0, len(row), column]
+    assert columns.labels[0] == 0.0
+
+
+def test_carriage_return_before_the_newline_is_no_part_of_the_value() -> None:
+    columns = Columns(2)
+
+    columns.scan(b"1\t1\t2\ta\tb\tc\r\n1\t1\t2\ta\tb\t\r\n")
+
+    assert columns.keys[:, 2].tolist() == [key_of(3, "c"), key_of(3, "")]
+
+
+def test_row_without_label_begins_with_its_first_number() -> None:
+    columns = Columns(2)
+    content = b"5\t\ta\tb\tc\n"
+
+    result = columns.scan(content, has_label=False)
+
+    assert result == [1, 0]
+    assert columns.labels.tolist() == [-1, -1]
+    assert columns.numbers[0, 0] == 5.0
+    assert columns.keys[0].tolist() == [key_of(1, "a"), key_of(2, "b"), key_of(3, "c")]

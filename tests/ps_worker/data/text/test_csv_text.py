@@ -2,18 +2,30 @@
 
 import gzip
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv
 
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.csv_text import CsvDialect, CsvReader
+from ctr_ps.ps_worker.data.text.csv_text import (
+    FIELDS,
+    GOOD,
+    NO_QUOTE,
+    QUOTE,
+    RETURN,
+    CsvReader,
+    scan_lines,
+)
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))
@@ -122,22 +134,6 @@ def test_offset_is_the_byte_of_a_line(tmp_path: Path) -> None:
     assert [b.offset for b in read(path, offset=len(b"age,user\nbad\n1,a\n"))] == [17]
 
 
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_compressed_file_is_one_split_with_offsets_of_its_content(
-    tmp_path: Path, suffix: str
-) -> None:
-    text = b"age,user\n" + b"".join(b"%d,u%d\n" % (row, row) for row in range(20_000))
-    plain, path = write(tmp_path / "a.csv", text), write(tmp_path / f"a.csv.{suffix}", text)
-    reader = CsvReader(SCHEMA, BadRows())
-
-    assert reader.splits(path, 4) == [FileSplit(path)]
-    blocks, expected = read(path), read(plain)
-    assert len(blocks) > 1
-    assert [block.offset for block in blocks] == [block.offset for block in expected]
-    last = read(path, offset=blocks[-1].offset)
-    assert [b.rows.keys.tolist() for b in last] == [blocks[-1].rows.keys.tolist()]
-
-
 @pytest.mark.parametrize(
     ("header", "fault"),
     [(b"age,us\xff", "not UTF-8"), (b"age,us\rer", "new-line"), (b"x" * 2**18, "field limit")],
@@ -158,7 +154,7 @@ def test_empty_file_has_no_rows(tmp_path: Path) -> None:
 
 def test_header_may_be_given_and_the_separator_be_another(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", b'"a\t1\nb"\t2\n')
-    reader = CsvReader(SCHEMA, BadRows(), dialect=CsvDialect("\t", None), header=["user", "age"])
+    reader = CsvReader(SCHEMA, BadRows(), header=["user", "age"])
 
     (block,) = reader.blocks(FileSplit(path))
 
@@ -174,3 +170,77 @@ def test_file_of_one_column_may_have_empty_lines(tmp_path: Path) -> None:
     (block,) = reader.blocks(FileSplit(path))
 
     assert block.rows.keys.tolist() == keys_of(b"a", b"", b"b")
+
+
+FIELD = re.compile(rb'"(?:[^"]|"")*+"[^,]*|(?!")[^,]*')
+
+
+def scan(text: bytes, num_fields: int, quote: int = ord('"')) -> tuple[list[int], list[int]]:
+    num_lines = text.count(b"\n")
+    starts, faults = np.empty(num_lines + 1, np.int64), np.empty(num_lines, np.uint8)
+    scan_lines(np.frombuffer(text, np.uint8), ord(","), quote, num_fields, starts, faults)
+    return starts.tolist(), faults.tolist()
+
+
+def fault_of(line: bytes, num_fields: int) -> int:
+    position = num_found = 0
+    while position <= len(line):
+        field = FIELD.match(line, position)
+        if field is None:
+            return QUOTE
+        num_found += 1
+        position = field.end() + 1
+    return GOOD if num_found == num_fields else FIELDS
+
+
+def test_line_is_a_row_by_its_fields_quotes_and_end() -> None:
+    lines = [
+        b"a,b\n",
+        b"a\n",
+        b"\n",
+        b'"a,b",c\r\n',
+        b'"a,b\n',
+        b'"a""",c\n',
+        b'"a"",c\n',
+        b"a\rb,c\n",
+        b'x"y,z\n',
+    ]
+
+    starts, faults = scan(b"".join(lines), 2)
+
+    assert starts == np.cumsum([0, *map(len, lines)]).tolist()
+    assert faults == [GOOD, FIELDS, FIELDS, GOOD, QUOTE, GOOD, QUOTE, RETURN, GOOD]
+
+
+def test_without_a_quote_quotes_are_bytes_like_any_other() -> None:
+    _, faults = scan(b'"a,b\n"a,b",c\n', 2, NO_QUOTE)
+
+    assert faults == [GOOD, FIELDS]
+
+
+@given(st.lists(st.text('a",', max_size=8), max_size=6))
+def test_any_lines_are_what_an_expression_says(texts: list[str]) -> None:
+    lines = [text.encode() for text in texts]
+
+    _, faults = scan(b"".join(line + b"\n" for line in lines), 2)
+
+    assert faults == [fault_of(line, 2) for line in lines]
+
+
+@given(st.lists(st.text('a",\r', max_size=8), max_size=6))
+def test_arrow_reads_one_row_from_each_good_line(texts: list[str]) -> None:
+    text = "".join(line + "\n" for line in texts).encode()
+    starts, faults = scan(text, 2)
+    lines = [text[a:b] for a, b, f in zip(starts, starts[1:], faults, strict=False) if f == GOOD]
+    if not lines:
+        return
+
+    table = csv.read_csv(
+        pa.py_buffer(b"".join(lines)),
+        csv.ReadOptions(column_names=["x", "y"], use_threads=False),
+        csv.ParseOptions(ignore_empty_lines=False),
+        csv.ConvertOptions(column_types={"x": pa.binary(), "y": pa.binary()}),
+    )
+
+    assert table.num_rows == len(lines)
+    assert not any(b"\n" in value for column in table.columns for value in column.to_pylist())

@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,12 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
-from ctr_ps.protos.errors import BadRowError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.column_order import ColumnOrder
-from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader, MultiSlotScanner, Values
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.text.multislot import (
+    ColumnOrder,
+    MultiSlotScanner,
+    Values,
+)
 from tests.reference import multislot as reference
 
 SCHEMA = Schema(
@@ -208,16 +208,6 @@ def test_any_text_is_read_as_python_reads_it(
     assert slots_of(rows) == [keys for _, _, slots in good for keys in slots]
     expected = [[np.float32(-9.0 if math.isnan(x) else x) for x in dense] for _, dense, _ in good]
     assert rows.dense.tolist() == expected
-
-
-def test_lines_are_counted_on_over_blocks_and_malformed_lines(tmp_path: Path) -> None:
-    path = tmp_path / "part-0"
-    rows = [f"2 1 2 1 {n} 0 1 1\n" for n in range(150_000)]
-    rows[2] = rows[140_000] = "x\n"
-    path.write_text("".join(rows))
-
-    with pytest.raises(BadRowError, match=r"part-0:140001: the count of 'dense_input'"):
-        list(MultiSlotReader(SCHEMA, BadRows(1)).blocks(FileSplit(str(path))))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
-from ctr_ps.protos.errors import BadRowError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.files.file_split import FileSplit
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.text.svm import LibsvmReader, SvmScanner
 from tests.reference import svm as reference
 
@@ -161,14 +159,6 @@ def test_any_text_is_read_as_python_reads_it(
         [-9.0 if math.isnan(x) else x for x in row] for _, row, _ in good
     ]
     assert slots_of(rows) == [keys for _, _, slots in good for keys in slots]
-
-
-def test_reader_tells_file_and_line_of_a_malformed_row(tmp_path: Path) -> None:
-    path = tmp_path / "rows.svm"
-    path.write_text("1 7:1\n" * 3 + "1 7:2\n")
-
-    with pytest.raises(BadRowError, match=r"rows\.svm:4: '7:2' is a value of slot 'features'"):
-        list(LibsvmReader(SVM, BadRows(0)).blocks(FileSplit(str(path))))
 
 
 @pytest.mark.parametrize(

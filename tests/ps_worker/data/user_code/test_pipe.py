@@ -14,8 +14,8 @@ import pytest
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, DataError, UsageError
 from ctr_ps.protos.wire.security.credentials import TLS_KEY, TOKEN, TOKEN_FILE
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
 from ctr_ps.ps_worker.data.user_code.pipe import PipeReader, piped

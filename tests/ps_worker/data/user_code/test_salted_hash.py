@@ -15,7 +15,7 @@ import pytest
 from ctr_ps.ctr_model.features import key_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ctr_ps.ps_worker.data.user_code.generator_reader import generated
@@ -108,41 +108,25 @@ class Partial:
 PARTIAL = Partial()
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        lambda slot, text: hash((slot, text)) & MASK,
-        lambda slot, text: keyed(text),
-        lambda slot, text: cached(text),
-        lambda slot, text: sum([keyed(each) for each in text]),
-        lambda slot, text: builtins.hash(text) & MASK,
-        lambda slot, text: HELPERS.key(text),
-        lambda slot, text: HASHER.first(text),
-        lambda slot, text: HASHER.size,
-        functools.partial(lambda inner, slot, text: inner(text), keyed),
-        HASHER.first,
-        lambda slot, text: PARSERS[slot](text),
-        lambda slot, text, of=hash: of(text),
-        imported,
-        PARTIAL.key,
-    ],
-    ids=[
-        "itself",
-        "function",
-        "cache",
-        "comprehension",
-        "builtins",
-        "module",
-        "object",
-        "property",
-        "partial",
-        "method",
-        "values of a dict",
-        "default",
-        "import in the function",
-        "partialmethod",
-    ],
-)
+HASHING = {
+    "itself": lambda slot, text: hash((slot, text)) & MASK,
+    "function": lambda slot, text: keyed(text),
+    "cache": lambda slot, text: cached(text),
+    "comprehension": lambda slot, text: sum([keyed(each) for each in text]),
+    "builtins": lambda slot, text: builtins.hash(text) & MASK,
+    "module": lambda slot, text: HELPERS.key(text),
+    "object": lambda slot, text: HASHER.first(text),
+    "property": lambda slot, text: HASHER.size,
+    "partial": functools.partial(lambda inner, slot, text: inner(text), keyed),
+    "method": HASHER.first,
+    "values of a dict": lambda slot, text: PARSERS[slot](text),
+    "default": lambda slot, text, of=hash: of(text),
+    "import in the function": imported,
+    "partialmethod": PARTIAL.key,
+}
+
+
+@pytest.mark.parametrize("key", HASHING.values(), ids=HASHING)
 def test_generator_that_uses_hash_is_refused_before_it_is_called(
     key: Callable[[int, str], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,17 +285,3 @@ def test_function_of_samples_that_uses_hash_is_refused() -> None:
 
     with pytest.raises(DataError, match=f"^the function of samples {REFUSED}"):
         SampleLoader(samples, SCHEMA, batch_size=10)
-
-
-def test_function_of_samples_is_called_once_a_pass() -> None:
-    calls = []
-
-    def samples() -> Iterator[Sample]:
-        calls.append(1)
-        for number in range(20):
-            yield 1, [], [f"user{number}", number]
-
-    loader = SampleLoader(samples, SCHEMA, batch_size=10)
-
-    assert [batch.size for batch in loader] == [10, 10]
-    assert len(calls) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, CtrPsError, DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
+from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.extras.data_tools.convert import Converted, convert

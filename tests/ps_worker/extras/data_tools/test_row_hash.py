@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ctr_ps.ps_worker.data.blocks.row_hash import row_hash, write_row_hashes
+from ctr_ps.ps_worker.data.negative_sampling import row_hash, write_row_hashes
 
 
 def test_hashes_are_pinned() -> None:

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import csv, orc
 
 from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.ps_worker.data.blocks.row_hash import row_hash
-from ctr_ps.ps_worker.data.text import line_blocks
+from ctr_ps.ps_worker.data.negative_sampling import row_hash
+from ctr_ps.ps_worker.data.text import text_reader
 from ctr_ps.ps_worker.extras.data_tools.row_split import WrittenSet, parse_ratio, split_rows
 
 
@@ -78,7 +78,7 @@ def test_sets_do_not_depend_on_how_the_files_are_read(
     cut = [write(tmp_path / "1.tsv", lines[:9]), write(tmp_path / "2.tsv", lines[9:])]
     split_rows([plain], tmp_path / "expected")
 
-    monkeypatch.setattr(line_blocks.line_blocks, "__defaults__", (None, 64))
+    monkeypatch.setattr(text_reader.line_blocks, "__defaults__", (None, 64))
     split_rows([plain], tmp_path / "blocks")
     split_rows([str(packed)], tmp_path / "packed")
     split_rows(cut, tmp_path / "cut")

@@ -15,7 +15,7 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     model_of_checkpoint,
     schema_of_checkpoint,
 )
-from ctr_ps.ps_worker.data.blocks.batching import joined, rows_where
+from ctr_ps.ps_worker.data.blocks import joined, rows_where
 from ctr_ps.ps_worker.extras.report import importance
 from ctr_ps.ps_worker.extras.report.importance import SEED, Importance, importance_of_features
 from ctr_ps.ps_worker.job.datasets import streamed

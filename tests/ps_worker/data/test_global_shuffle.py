@@ -1,22 +1,25 @@
-"""The global shuffle: every row once, evenly distributed, determined by the seed."""
+"""The global shuffle: every row once, evenly distributed, determined by the seed; rows as bytes."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import DataError, ProtocolError, WaitTimeoutError
 from ctr_ps.protos.store import Future, Message, Store
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.data.memory.global_shuffle import shuffle_globally
-from ctr_ps.ps_worker.data.memory.row_message import pack_rows
-from ctr_ps.ps_worker.data.memory.rows import RowsInMemory
+from ctr_ps.ps_worker.data.global_shuffle import pack_rows, shuffle_globally, unpack_rows
+from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory
 from tests.support.cluster import cluster
 from tests.support.peers import StoreFleet, fleets_of, on_each
 from tests.support.rows import (
     NUM_DENSE,
     NUM_SLOTS,
+    assert_same_rows,
     numbered_lists,
     numbered_rows,
     numbers_of,
@@ -196,14 +199,6 @@ def test_worker_that_dies_is_named_to_the_others() -> None:
         shuffle(fleets, shares)
 
 
-def test_worker_that_left_before_is_an_error_for_all() -> None:
-    store, *_ = one_store(3)
-    store.leave(2, step=0)
-
-    with pytest.raises(ProtocolError, match="rows are shuffled for 2 workers, but the run has 3"):
-        shuffle(fleets_of([store, store, store])[:2], [range(10), range(10, 20)])
-
-
 def test_rows_with_and_without_labels_are_an_error_for_all() -> None:
     def work(fleet: StoreFleet) -> None:
         rows = RowsInMemory(NUM_DENSE, NUM_SLOTS)
@@ -227,3 +222,76 @@ def test_rows_of_another_schema_name_the_worker() -> None:
         ProtocolError, match="from worker 0: received rows of 2 numbers and 3 slots"
     ):
         on_each(work, fleets[::-1])
+
+
+WIDTHS = {"num_dense": NUM_DENSE, "num_slots": NUM_SLOTS}
+
+
+@given(numbers=st.lists(st.integers(0, 10**6)), labels=st.booleans(), weights=st.booleans())
+def test_rows_survive_the_way(numbers, labels, weights) -> None:
+    for rows in (
+        numbered_rows(numbers, labels=labels, weights=weights),
+        numbered_lists(numbers),
+    ):
+        assert_same_rows(rows, unpack_rows(pack_rows(rows), **WIDTHS))
+
+
+@pytest.mark.parametrize("num_others", [1, 3])
+def test_other_labels_survive_the_way(num_others) -> None:
+    others = np.arange(7 * num_others, dtype=np.float32).reshape(7, num_others) % 2
+    rows = replace(numbered_rows(range(7), weights=True), other_labels=others)
+
+    found = unpack_rows(pack_rows(rows), **WIDTHS)
+
+    assert_same_rows(rows, found)
+    np.testing.assert_array_equal(found.other_labels, others)
+
+
+def test_columns_are_aligned() -> None:
+    rows = unpack_rows(pack_rows(numbered_lists(range(7))), **WIDTHS)
+
+    assert rows.labels is not None
+    for column in (rows.keys, rows.dense, rows.labels):
+        assert column.flags.aligned
+
+
+@pytest.mark.parametrize(("num_dense", "num_slots"), [(NUM_DENSE + 1, NUM_SLOTS), (NUM_DENSE, 1)])
+def test_rows_of_another_schema_are_refused(num_dense, num_slots) -> None:
+    with pytest.raises(
+        ProtocolError, match=f"received rows of 2 numbers and 3 slots, .* {num_dense} and"
+    ):
+        unpack_rows(pack_rows(numbered_rows(range(3))), num_dense=num_dense, num_slots=num_slots)
+
+
+@pytest.mark.parametrize("length", [0, 31, 40, -1])
+def test_truncated_bytes_are_refused(length) -> None:
+    with pytest.raises(ProtocolError, match="bytes"):
+        unpack_rows(pack_rows(numbered_rows(range(3)))[:length], **WIDTHS)
+
+
+def test_counts_that_wrap_around_are_refused() -> None:
+    num_rows = 2**32 // (2**16 - 1) + 1
+    counts = np.full(num_rows, 2**16 - 1, "<u2")
+    num_keys = int(counts.sum(dtype=np.int64)) - 2**32
+    header = struct.pack("<QQIIII", num_rows, num_keys, 0, 1, 0, 1)
+
+    with pytest.raises(ProtocolError, match="the counts add up to"):
+        unpack_rows(header + bytes(8 * num_keys) + counts.tobytes(), num_dense=0, num_slots=1)
+
+
+def test_rows_without_bytes_of_their_own_are_no_more_than_their_keys() -> None:
+    """Else a message of 32 bytes would be rows by the billion."""
+    header = struct.pack("<QQIIII", 2**60, 0, 0, 1, 0, 0)
+
+    with pytest.raises(
+        ProtocolError, match=f"received 0 keys, expected one for each of {2**60} x 1"
+    ):
+        unpack_rows(header, num_dense=0, num_slots=1)
+
+
+def test_counts_that_do_not_fit_the_keys_are_refused() -> None:
+    data = bytearray(pack_rows(numbered_lists(range(4))))
+    data[-2:] = np.uint16(9).tobytes()
+
+    with pytest.raises(ProtocolError, match="the counts add up to"):
+        unpack_rows(bytes(data), **WIDTHS)

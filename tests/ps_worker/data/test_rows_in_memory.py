@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks import batching
-from ctr_ps.ps_worker.data.blocks.batching import joined
-from ctr_ps.ps_worker.data.memory import rows as rows_in_memory
-from ctr_ps.ps_worker.data.memory.row_message import pack_rows
-from ctr_ps.ps_worker.data.memory.rows import MAX_KEYS, RowsInMemory, SlotSwap
+from ctr_ps.ps_worker.data import blocks as blocks_module
+from ctr_ps.ps_worker.data import rows_in_memory
+from ctr_ps.ps_worker.data.blocks import joined
+from ctr_ps.ps_worker.data.global_shuffle import pack_rows
+from ctr_ps.ps_worker.data.rows_in_memory import MAX_KEYS, RowsInMemory, SlotSwap
 from tests.support.rows import (
     NUM_DENSE,
     NUM_SLOTS,
@@ -89,7 +89,7 @@ def test_rows_with_and_without_labels_do_not_mix() -> None:
 
 def test_batch_of_more_keys_than_offsets_count_is_refused(monkeypatch) -> None:
     rows = rows_of(numbered_lists(range(100)))
-    monkeypatch.setattr(batching, "MAX_BATCH_KEYS", 400)
+    monkeypatch.setattr(blocks_module, "MAX_BATCH_KEYS", 400)
 
     assert len(rows.gather(np.arange(80)).keys) < 400
     with pytest.raises(DataError, match="100 rows have 450 keys, and a batch has at most 400"):

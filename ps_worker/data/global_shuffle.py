@@ -8,26 +8,70 @@ so a worker never holds its old and its new rows together.
 
 The receiver of a row is drawn from the sending worker's generator, and new rows are ordered by sender, so the
 outcome depends on the seed and on the order of rows, not on timing.
+
+A message of rows:
+
+    header | keys uint64[L] | dense float32[n, num_dense] | labels float32[n] | ... | counts uint16[n, S]
+
+Little-endian. The header says which of `STORED_COLUMNS` there are, in their order, and whether there are
+counts: they are omitted if each slot has one key. Other labels are float32[n, T - 1]. Wider columns come
+first, so that all are aligned.
 """
 
 import logging
+import math
 import secrets
+import struct
 import threading
-from collections.abc import Iterator
-from typing import Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.errors import DataError, ProtocolError, counted
-from ctr_ps.protos.store import Future, Message
-from ctr_ps.ps_worker.data.memory.peers import Peers
-from ctr_ps.ps_worker.data.memory.row_message import pack_rows, unpack_rows
-from ctr_ps.ps_worker.data.memory.rows import STORED_COLUMNS, Index, RowsInMemory
+from ctr_ps.protos.store import Exchange, Future, Message, Numbers, ReduceOp
+from ctr_ps.ps_worker.data.blocks import offsets_of
+from ctr_ps.ps_worker.data.rows_in_memory import (
+    STORED_COLUMNS,
+    Index,
+    RowsInMemory,
+    has_one_key_a_slot,
+    stored_columns,
+)
 
 logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 2**20
+
+# Number of rows and keys, width of dense, number of slots, a bit for each of STORED_COLUMNS, number of other
+# labels, has counts.
+_HEADER = struct.Struct("<QQIIHHI")
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """All workers of a run, as seen by one of them."""
+
+    store: Exchange  # carries messages
+    worker: int  # index of this worker
+    num_workers: int
+    # reduces float64[N] over all workers; collective: called in the same order by all
+    all_reduce: Callable[[Numbers, ReduceOp], Numbers]
+
+    def total(self, *counts: int) -> list[int]:
+        """Returns the sums of counts over all workers, up to 2**53; collective."""
+        return [int(each) for each in self.all_reduce(np.array(counts, np.float64), ReduceOp.SUM)]
+
+
+class HasPeers(Protocol):
+    """An object with peers, such as the module `ps_worker.fleet`."""
+
+    def peers(self) -> Peers:
+        """Returns the workers of the run."""
+        ...
 
 
 def shuffle_globally(
@@ -41,10 +85,8 @@ def shuffle_globally(
 ) -> RowsInMemory:
     """Returns this worker's new rows, assigned at random but ordered by sender; collective.
 
-    Raises:
-        ProtocolError: If a worker has left, has another schema, or rows were lost.
-        DataError: If only some workers have rows with labels.
-        WaitTimeoutError: If a worker died during the shuffle; names it.
+    Raises ProtocolError if a worker has left, has another schema, or rows were lost, DataError if only some
+    workers have rows with a column, and WaitTimeoutError, which names it, if a worker died.
     """
     if peers.num_workers == 1:
         return rows
@@ -102,17 +144,13 @@ def _send_all(
         receivers = random.integers(peers.num_workers, size=stretch.size, dtype=np.uint16)
         by_receiver = np.argsort(receivers, kind="stable")
         bounds = np.searchsorted(receivers[by_receiver], np.arange(peers.num_workers + 1))
-        for receiver in _others_first(peers):
+        # From the next worker on, so that not all send to the same one first.
+        for distance in range(1, peers.num_workers + 1):
+            receiver = (peers.worker + distance) % peers.num_workers
             index = stretch[by_receiver[bounds[receiver] : bounds[receiver + 1]]]
             for chunk in _chunks(index, rows.bytes_of(index), message_bytes):
                 exchange.send(rows, chunk, receiver)
         rows.release(stretch)
-
-
-def _others_first(peers: Peers) -> Iterator[int]:
-    """Yields all workers from the next one on, so that not all send to the same one first."""
-    for distance in range(1, peers.num_workers + 1):
-        yield (peers.worker + distance) % peers.num_workers
 
 
 def _chunks(index: Index, sizes: NDArray[np.int64], chunk_bytes: int) -> list[Index]:
@@ -196,3 +234,65 @@ class _Exchange:
         except ProtocolError as error:
             raise ProtocolError(f"from worker {message.sender}: {error}") from error
         self._rows.extend(rows, source=message.sender)
+
+
+def pack_rows(rows: Batch) -> bytes:
+    """Serializes rows, of up to 65,535 keys a slot."""
+    is_single = has_one_key_a_slot(rows)
+    stored = stored_columns(rows)
+    header = _HEADER.pack(
+        rows.size,
+        rows.keys.size,
+        rows.dense.shape[1],
+        rows.num_slots,
+        sum(1 << bit for bit, name in enumerate(STORED_COLUMNS) if name in stored),
+        0 if rows.other_labels is None else rows.other_labels.shape[1],
+        not is_single,
+    )
+    columns: list[NDArray[Any]] = [rows.keys.astype("<u8", copy=False)]
+    columns.append(rows.dense.astype("<f4", copy=False))
+    columns += (column.astype("<f4", copy=False) for column in stored.values())
+    if not is_single:
+        columns.append(np.diff(rows.offsets).astype("<u2"))
+    return b"".join([header, *(np.ascontiguousarray(column).data for column in columns)])
+
+
+def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
+    """Returns the rows in `data` as read-only views; ProtocolError if truncated or of another schema."""
+    if len(data) < _HEADER.size:
+        raise ProtocolError(
+            f"a message of {len(data)} bytes is shorter than its header of {_HEADER.size}"
+        )
+    size, num_keys, width, slots, bits, num_others, has_counts = _HEADER.unpack_from(data)
+    if (width, slots) != (num_dense, num_slots):
+        raise ProtocolError(
+            f"received rows of {width} numbers and {slots} slots, expected {num_dense} and {num_slots}: all "
+            f"workers need the same schema"
+        )
+    names = [name for bit, name in enumerate(STORED_COLUMNS) if bits >> bit & 1]
+    shapes = [(size, num_others) if name == "other_labels" else (size,) for name in names]
+    sizes = [
+        num_keys * 8,
+        size * width * 4,
+        *(4 * math.prod(shape) for shape in shapes),
+        size * slots * 2 * has_counts,
+    ]
+    ends = _HEADER.size + np.cumsum(sizes)
+    if ends[-1] != len(data):
+        raise ProtocolError(f"received {len(data)} bytes of rows, their header says {ends[-1]}")
+    view = memoryview(data)
+    if not has_counts and size * slots != num_keys:  # before memory is allocated for them
+        raise ProtocolError(f"received {num_keys} keys, expected one for each of {size} x {slots}")
+    counts = np.frombuffer(view[ends[-2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
+    if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:
+        raise ProtocolError(f"received {num_keys} keys, but the counts add up to {num_counted}")
+    return Batch(
+        **{
+            name: np.frombuffer(view[start:stop], "<f4").reshape(shape)
+            for name, shape, start, stop in zip(names, shapes, ends[1:], ends[2:], strict=False)
+        },
+        dense=np.frombuffer(view[ends[0] : ends[1]], "<f4").reshape(size, width),
+        keys=np.frombuffer(view[_HEADER.size : ends[0]], "<u8"),
+        offsets=offsets_of(counts.reshape(size, slots)),
+        num_slots=slots,
+    )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import DataError
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.text.line_blocks import (
+from ctr_ps.ps_worker.data.text.text_reader import (
     LineNumbers,
     line_blocks,
     line_splits,

@@ -16,12 +16,10 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.features import GAMMA, key_of, mix64
 from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.blocks.batching import rows_where
-from ctr_ps.ps_worker.data.blocks.reader import Block
-from ctr_ps.ps_worker.data.blocks.row_hash import row_hash
+from ctr_ps.ps_worker.data.blocks import Block, rows_where
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +64,19 @@ def file_label(path: str) -> str:
     *folders, name = PurePath(path).parts
     partitions = [folder for folder in folders[:-1] if "=" in folder]
     return "/".join([*partitions, *folders[-1:], name])
+
+
+@kernel
+def row_hash(seed: int, row: int) -> np.uint64:
+    """Returns a uniform uint64, distinct for each row of a seed."""
+    return mix64(mix64(np.uint64(seed) + GAMMA) ^ np.uint64(row))
+
+
+@kernel
+def write_row_hashes(seed: int, first_row: int, hashes: NDArray[np.uint64]) -> None:
+    """Overwrites `hashes` uint64[N] with the hashes of the rows from `first_row` on."""
+    for i in range(len(hashes)):
+        hashes[i] = row_hash(seed, first_row + i)
 
 
 @kernel

@@ -13,7 +13,6 @@ Rows arrive concurrently from numbered sources: file splits or workers. Their in
 """
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from ctr_ps.ctr_model.batch import ROW_COLUMNS, Batch
 from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.ps_server.table.memory.arena import Arena
-from ctr_ps.ps_worker.data.blocks.batching import offsets_of
+from ctr_ps.ps_worker.data.blocks import offsets_of
 
 Index = NDArray[np.integer[Any]]
 """Row indices."""
@@ -57,9 +56,10 @@ class RowsInMemory:
         self.row_columns: frozenset[str] | None = None
         self.are_released = False  # whether rows were released, and must no longer be read
         self._num_keys = 0
-        self._row_columns: dict[str, Arena] = {}  # those of the first rows
-        self._num_other_labels = 0
-        self._dense = _column(np.float32, num_dense)
+        self._keys_width = max(1, num_slots)
+        # of float32: "dense", and `row_columns`
+        self._floats = {"dense": _column(np.float32, num_dense)}
+        self._widths = {"dense": num_dense}
         self._keys = _column(np.uint64, num_slots)
         self._starts: Arena | None = None
         self._counts: Arena | None = None
@@ -79,27 +79,30 @@ class RowsInMemory:
 
         Raises DataError if rows with and without a column are mixed, or a slot has more than `MAX_KEYS` keys.
         """
-        columns = stored_columns(rows)
+        columns = {"dense": rows.dense, **stored_columns(rows)}
         counts = None if has_one_key_a_slot(rows) else _counts_of(rows)
         with self._lock:
-            names = frozenset(columns)
-            for name in sorted(
-                (self.row_columns if self.row_columns is not None else names) ^ names
-            ):
+            if self.row_columns is None:
+                self.row_columns = frozenset(columns.keys() - {"dense"})
+                self._widths = {
+                    name: column.shape[1] if column.ndim == 2 else 1
+                    for name, column in columns.items()
+                }
+                for name in self.row_columns:
+                    self._floats[name] = _column(np.float32, self._widths[name])
+            for name in sorted(self._widths.keys() ^ columns.keys()):
                 raise DataError(
                     f"there are rows with {name} and rows without: read them separately"
                 )
-            self._begin_row_columns(columns)
             start, stop = self.size, self.size + rows.size
             self._write_keys(rows, counts)
-            _write(self._dense, start, rows.dense)
             for name, column in columns.items():
-                _write(
-                    self._row_columns[name], start, column if column.ndim == 2 else column[:, None]
-                )
+                _write(self._floats[name], start, column if column.ndim == 2 else column[:, None])
             self.size = stop
             self._num_keys += len(rows.keys)
-            self._add_segment(source, start, stop)
+            if self._segments and self._segments[-1][0] == source:
+                start = self._segments.pop()[1]
+            self._segments.append((source, start, stop))
 
     def in_order(self) -> Index:
         """Returns int[N], the indices of all rows, by source and then in order of arrival."""
@@ -114,15 +117,13 @@ class RowsInMemory:
         """Returns copies of rows in the order of `index`, int[B]."""
         # With mode="clip" numpy omits a copy; all indices are valid.
         columns: dict[str, NDArray[Any]] = {
-            name: np.take(self._stored(name), index, axis=0, mode="clip")
-            for name in self._row_columns
+            name: np.take(self._stored(name), index, axis=0, mode="clip") for name in self._floats
         }
-        dense = np.take(self._dense.array[:, : self.num_dense], index, axis=0, mode="clip")
         if self._starts is None or self._counts is None:
             keys, offsets = self._gather_single(index, swap), self._single_offsets(len(index))
         else:
             keys, offsets = self._gather_lists(index, swap, self._starts, self._counts)
-        return Batch(**columns, dense=dense, keys=keys, offsets=offsets, num_slots=self.num_slots)
+        return Batch(**columns, keys=keys, offsets=offsets, num_slots=self.num_slots)
 
     def bytes_of(self, index: Index) -> NDArray[np.int64]:
         """Returns int64[B], the size of each row in bytes."""
@@ -141,36 +142,19 @@ class RowsInMemory:
                 continue
             start, stop = int(run[0]), int(run[-1]) + 1
             first, last = self._keys_between(start, stop)
-            for column in self._row_columns.values():
+            for column in self._floats.values():
                 column.release(start, stop)
-            self._dense.release(start, stop)
             self._keys.release(-(-first // self._keys_width), last // self._keys_width)
 
     @property
     def _fixed_bytes(self) -> int:
-        num_columns = len(self._row_columns)
-        if "other_labels" in self._row_columns:
-            num_columns += self._num_other_labels - 1
-        return 4 * num_columns + 4 * self.num_dense
-
-    def _begin_row_columns(self, columns: Mapping[str, NDArray[np.float32]]) -> None:
-        if self.row_columns is not None:
-            return
-        self.row_columns = frozenset(columns)
-        if "other_labels" in columns:
-            self._num_other_labels = columns["other_labels"].shape[1]
-        for name in columns:
-            width = self._num_other_labels if name == "other_labels" else 1
-            self._row_columns[name] = _column(np.float32, width)
+        return 4 * sum(self._widths.values())
 
     def _stored(self, name: str) -> NDArray[np.float32]:
-        """Returns a column of `STORED_COLUMNS`, shaped as in a `Batch`."""
-        array: NDArray[np.float32] = self._row_columns[name].array
-        return array if name == "other_labels" else array[:, 0]
-
-    @property
-    def _keys_width(self) -> int:
-        return max(1, self.num_slots)
+        """Returns a column of floats, shaped as in a `Batch`."""
+        array: NDArray[np.float32] = self._floats[name].array
+        has_two_axes = name in ("dense", "other_labels")
+        return array[:, : self._widths[name]] if has_two_axes else array[:, 0]
 
     def _keys_between(self, start: int, stop: int) -> tuple[int, int]:
         if self._starts is None:
@@ -199,11 +183,6 @@ class RowsInMemory:
         _write(self._starts, 0, starts[:, None])
         self._counts.reserve(self.size)
         self._counts.array[: self.size] = 1
-
-    def _add_segment(self, source: int, start: int, stop: int) -> None:
-        if self._segments and self._segments[-1][0] == source:
-            start = self._segments.pop()[1]
-        self._segments.append((source, start, stop))
 
     def _gather_single(self, index: Index, swap: SlotSwap | None) -> NDArray[np.uint64]:
         rows = self._keys.array[:, : self.num_slots]

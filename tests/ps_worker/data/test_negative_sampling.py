@@ -12,13 +12,12 @@ import pytest
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.blocks.batching import joined, rows_where
-from ctr_ps.ps_worker.data.blocks.negative_sampling import NegativeSampling, file_label
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Block, joined, rows_where
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import reader_of
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
+from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling, file_label
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerator
 from ctr_ps.ps_worker.data.user_code.generator_reader import generated

@@ -1,4 +1,4 @@
-"""Blocks into batches: every row once, in order, with its own keys."""
+"""Blocks into batches: every row once, in order, with its own keys; positions as texts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks import batching
-from ctr_ps.ps_worker.data.blocks.batching import (
+from ctr_ps.ps_worker.data import blocks as blocks_module
+from ctr_ps.ps_worker.data.blocks import (
+    Block,
+    DataPosition,
     RowColumnCheck,
     batches,
     joined,
     offsets_of,
     rows_between,
 )
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
-from ctr_ps.ps_worker.data.blocks.reader import Block
 
 NUM_SLOTS = 2
 SCHEMA = Schema(dense=(), slots=("user", "item"))
@@ -166,7 +166,7 @@ def test_position_beyond_the_end_of_its_split_is_refused(
 
 def test_more_keys_than_offsets_count_are_refused(monkeypatch) -> None:
     pieces = [rows_of([(2, 3)]), rows_of([(1, 0), (4, 0)])]
-    monkeypatch.setattr(batching, "MAX_BATCH_KEYS", 9)
+    monkeypatch.setattr(blocks_module, "MAX_BATCH_KEYS", 9)
 
     with pytest.raises(DataError, match="3 rows have 10 keys, and a batch has at most 9"):
         joined(pieces)
@@ -185,12 +185,38 @@ def test_slices_and_joins_keep_rows_without_labels() -> None:
     assert again.offsets.dtype == np.int32
 
 
-@pytest.mark.parametrize("is_first_labelled", [True, False])
-def test_files_with_and_without_labels_are_refused_by_name(is_first_labelled: bool) -> None:
-    labels = RowColumnCheck(SCHEMA)
-    names = ["with.tsv", "without.tsv"] if is_first_labelled else ["without.tsv", "with.tsv"]
-    labels.require(names[0], rows_of([(1, 1)], has_labels=is_first_labelled))
-    labels.require("same.tsv", rows_of([(1, 1)], has_labels=is_first_labelled))
+@pytest.mark.parametrize(
+    "position", [DataPosition(), DataPosition(epoch=2, seed=2**62, split=3, offset=4, skip=5)]
+)
+def test_text_is_read_back(position: DataPosition) -> None:
+    assert DataPosition.from_json(position.to_json()) == position
 
-    with pytest.raises(DataError, match=r"^without\.tsv has .* without labels, and with\.tsv has"):
-        labels.require(names[1], rows_of([(1, 1)], has_labels=not is_first_labelled))
+
+def test_position_of_an_old_checkpoint_is_read() -> None:
+    """Positions once called the split a part."""
+    old = DataPosition(epoch=2, split=3).to_json().replace('"split"', '"part"')
+
+    assert DataPosition.from_json(old) == DataPosition(epoch=2, split=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "expected an object with epoch, seed, split, offset, skip"),
+        ('{"epoch": 1}', "expected an object with epoch, seed"),
+        (DataPosition().to_json().replace('"skip": 0', '"skip": -1'), "skip is -1, expected"),
+        (
+            DataPosition().to_json().replace('"split": 0', '"split": null'),
+            "split is None, expected",
+        ),
+        (
+            DataPosition().to_json().replace('"split": 0', '"split": true'),
+            "split is True, expected",
+        ),
+        (DataPosition().to_json().replace("null", '"x"'), "offset is 'x', expected"),
+    ],
+)
+def test_what_is_no_position_is_refused(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        DataPosition.from_json(text)

@@ -1,4 +1,4 @@
-"""What holds for Parquet alone: dictionaries, files of keys, damage."""
+"""What holds for Parquet or ORC alone: dictionaries, files of keys, stripes, damage."""
 
 import json
 from dataclasses import replace
@@ -10,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import orc
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
-from ctr_ps.ps_worker.data.columnar.parquet import ParquetReader
+from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader, require_valid
 from ctr_ps.ps_worker.data.distinct_values import DistinctValues
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
@@ -23,6 +24,7 @@ from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 from tests.reference.features import key_of
 
 SCHEMA = Schema(dense=(), slots=("user", "item"))
+USER = Schema(dense=(), slots=("user",))
 KEYS_OF_FILE = {"ctr_ps.hash_version": "1", "ctr_ps.slots": json.dumps(["user", "item"])}
 
 
@@ -112,7 +114,7 @@ def test_keys_cannot_name_predictions(tmp_path: Path, slot: str) -> None:
 def test_schema_may_have_fewer_slots_than_the_keys_were_made_for(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "a.parquet", KEYS_OF_FILE)
 
-    assert read_keys(path, Schema(dense=(), slots=("user",))) == [[1], [2], [3]]
+    assert read_keys(path, USER) == [[1], [2], [3]]
 
 
 @pytest.fixture
@@ -178,9 +180,7 @@ def write_wild(path: Path, values: pa.Array, *, store_schema: bool = True) -> st
 
 
 READERS = {
-    "read": lambda path, out: list(
-        ParquetReader(Schema(dense=(), slots=("user",)), BadRows()).blocks(FileSplit(path))
-    ),
+    "read": lambda path, out: list(ParquetReader(USER, BadRows()).blocks(FileSplit(path))),
     "label": lambda path, out: list(
         ParquetReader(Schema(dense=(), slots=("click",), label="user"), BadRows()).blocks(
             FileSplit(path)
@@ -188,10 +188,8 @@ READERS = {
     ),
     "sample": lambda path, out: sample_of([path]),
     "split": lambda path, out: split_rows([path], out, ratio=(1, 1), seed=1),
-    "convert": lambda path, out: convert([path], out, Schema(dense=(), slots=("user",))),
-    "values": lambda path, out: list(
-        DistinctValues([path], Schema(dense=(), slots=("user",)), "user", bad_rows=BadRows())
-    ),
+    "convert": lambda path, out: convert([path], out, USER),
+    "values": lambda path, out: list(DistinctValues([path], USER, "user", bad_rows=BadRows())),
 }
 
 
@@ -217,3 +215,123 @@ def test_index_beyond_a_dictionary_that_the_reader_asks_for_is_refused(tmp_path:
 
     with pytest.raises(DataError, match=r"wild\.parquet: .*'user': index 7 into a dictionary of 5"):
         READERS["read"](path, tmp_path)
+
+
+def write_orc(path: Path, num_rows: int, rows_per_stripe: int) -> str:
+    with orc.ORCWriter(str(path), stripe_size=1, batch_size=rows_per_stripe) as writer:
+        for start in range(0, num_rows, rows_per_stripe):
+            stop = min(start + rows_per_stripe, num_rows)
+            writer.write(pa.table({"user": [f"u{row}" for row in range(start, stop)]}))
+    return str(path)
+
+
+def test_split_of_orc_is_a_range_of_stripes(tmp_path: Path) -> None:
+    path = write_orc(tmp_path / "a.orc", 50, 10)
+    reader = OrcReader(USER, BadRows())
+
+    assert reader.splits(path, 2) == [FileSplit(path, 0, 2), FileSplit(path, 2, 5)]
+    assert [block.offset for block in reader.blocks(FileSplit(path, 3, 5))] == [30, 40]
+    assert [block.offset for block in reader.blocks(FileSplit(path, 3, 5), 45)] == [45]
+
+
+@pytest.mark.parametrize("kept", [0, 3, 200, -1])
+def test_truncated_orc_file_is_refused(tmp_path: Path, kept: int) -> None:
+    path = Path(write_orc(tmp_path / "a.orc", 50, 10))
+    path.write_bytes(path.read_bytes()[:kept])
+
+    with pytest.raises(DataError, match=r"a\.orc: not a valid ORC file.*copy or write it again"):
+        list(OrcReader(USER, BadRows()).blocks(FileSplit(str(path))))
+
+
+def batch(array: pa.Array) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([array], names=["x"])
+
+
+STRING = pa.string()
+
+
+def text(bounds: list[int], kind: pa.DataType = STRING) -> pa.Array:
+    dtype = np.int64 if kind in (pa.large_string(), pa.large_binary()) else np.int32
+    buffers = [None, pa.py_buffer(np.array(bounds, dtype)), pa.py_buffer(b"abcdef")]
+    return pa.Array.from_buffers(kind, len(bounds) - 1, buffers)
+
+
+def lists(bounds: list[int], values: pa.Array, kind: type[pa.Array] = pa.ListArray) -> pa.Array:
+    large = kind is pa.LargeListArray
+    own = pa.large_list(values.type) if large else pa.list_(values.type)
+    offsets = np.array(bounds, np.int64 if large else np.int32)
+    buffers = [None, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(own, len(bounds) - 1, buffers, children=[values])
+
+
+def choices(indices: list[int | None], values: pa.Array, kind: pa.DataType) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(indices, kind), values, safe=False)
+
+
+NUMBERS = pa.array(range(6))
+TEXT = pa.array(["a", "b"])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        text([0, 2, 2, 6]),
+        text([0, 2, 2, 6])[1:],
+        text([1, 6], pa.large_string()),
+        text([0, 6], pa.large_binary()),
+        pa.array([b"\xff\xfe", None], pa.binary()).view(pa.string()),
+        lists([0, 0, 6], NUMBERS),
+        lists([2, 4], NUMBERS, pa.LargeListArray),
+        pa.ListViewArray.from_arrays([3, 0], [3, 6], NUMBERS),
+        pa.array([[1, 2], None], pa.list_(pa.int64(), 2)),
+        choices([0, 1, None], TEXT, pa.int8()),
+        choices([0, 9], TEXT, pa.int8())[:1],
+        choices([None], pa.array([], pa.string()), pa.int32()),
+        pa.array([], pa.list_(pa.string())),
+        pa.array([], pa.dictionary(pa.int32(), pa.string())),
+        pa.array([{"a": "x"}, None]),
+        pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int64())),
+        pa.array(["a", None], pa.string_view()),
+        pa.array([None, None]),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_what_lies_within_its_values_is_valid(array: pa.Array) -> None:
+    require_valid(batch(array))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        text([0, 4, 2, 6]),
+        text([0, 9, 6], pa.large_binary()),
+        lists([0, 8, 6], NUMBERS),
+        lists([0, 4, 2, 6], NUMBERS, pa.LargeListArray),
+        lists([0, 2], text([0, 9, 6])),
+        pa.Array.from_buffers(
+            pa.struct([("a", pa.string())]), 2, [None], children=[text([0, 9, 6])]
+        ),
+        choices([0, 2], TEXT, pa.int8()),
+        choices([-1, 0], TEXT, pa.int64()),
+        choices([2**32 - 1], TEXT, pa.uint32()),
+        choices([0], text([0, 9, 6]), pa.int8()),
+        lists([0, 2], choices([0, 7], TEXT, pa.int32())),
+        pa.ListViewArray.from_arrays([3, 0], [4, 6], NUMBERS),
+        pa.LargeListViewArray.from_arrays([0, -1], [6, 2], NUMBERS),
+        pa.MapArray.from_arrays([0, 2], text([0, 9, 6]), NUMBERS[:2]),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_what_does_not_is_refused_with_its_column(array: pa.Array) -> None:
+    with pytest.raises(pa.ArrowInvalid, match="column 'x': "):
+        require_valid(batch(array))
+
+
+def test_slice_is_judged_by_its_own_rows() -> None:
+    """Bounds and indices of a slice begin behind those of the rows before it."""
+    require_valid(batch(text([0, 4, 2, 3, 6])[2:]))
+    require_valid(batch(choices([9, 0, 1], TEXT, pa.int8())[1:]))
+
+    for array in (text([0, 1, 2, 4, 3, 6])[2:], choices([0, 1, 9], TEXT, pa.int8())[2:]):
+        with pytest.raises(pa.ArrowInvalid, match="column 'x': "):
+            require_valid(batch(array))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ctr_ps.protos.errors import DataError
-from ctr_ps.ps_worker.data.blocks.reader_threads import merged
+from ctr_ps.ps_worker.data.reading import merged
 
 LIMIT_S = 10.0
 

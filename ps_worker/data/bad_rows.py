@@ -58,10 +58,7 @@ def silent_bad_rows() -> "BadRows":
 
 
 class BadRows:
-    """The malformed rows of one pass over files. Thread-safe.
-
-    `log` is that of the dataset.
-    """
+    """The malformed rows of one pass over files. Thread-safe."""
 
     def __init__(self, limit: int = 0, log: BadRowLog | None = None) -> None:
         """Allows `limit` malformed rows, at least 0; without a `log` they are logged for this pass alone."""
@@ -71,23 +68,13 @@ class BadRows:
         self._limit = limit
         self._lock = threading.Lock()
         self._by_file: dict[str, int] = {}
-        self._total = 0
-        self._first = ""
-
-    @property
-    def total(self) -> int:
-        """Number of malformed rows so far."""
-        return self._total
-
-    @property
-    def first(self) -> str:
-        """File, place and fault of the first malformed row; "" without one."""
-        return self._first
+        self.total = 0  # malformed rows so far
+        self.first = ""  # file, place and fault of the first one
 
     @property
     def is_shown(self) -> bool:
         """Whether the next one will be logged or raised, so that its place is needed."""
-        return not self._total or not self.log.is_full or self._total >= self._limit
+        return not self.total or not self.log.is_full or self.total >= self._limit
 
     def of_file(self, path: str) -> int:
         """Returns the number of malformed rows of a file so far."""
@@ -99,10 +86,10 @@ class BadRows:
         `place` is its place in the file: "12" for line 12, or "row 12"; `fault` includes the value.
         """
         with self._lock:
-            self._first = self._first or f"{path}:{place}: {fault}"
+            self.first = self.first or f"{path}:{place}: {fault}"
             self._by_file[path] = self._by_file.get(path, 0) + 1
-            self._total += 1
-            total = self._total
+            self.total += 1
+            total = self.total
         if total > self._limit:
             raise BadRowError(
                 f"{path}:{place}: {fault}; this is malformed row {total}, "
@@ -116,4 +103,4 @@ class BadRows:
             return
         worst = sorted(self._by_file.items(), key=lambda item: (-item[1], item[0]))[:3]
         files = ", ".join(f"{path} ({count})" for path, count in worst)
-        self.log.report(f"bad_rows={self._total} rows={rows} most in: {files}")
+        self.log.report(f"bad_rows={self.total} rows={rows} most in: {files}")

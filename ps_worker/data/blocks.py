@@ -1,13 +1,16 @@
-"""Re-batching: blocks of any size to batches of B rows, as views where a batch lies within one block.
+"""Readers, their blocks of rows, positions between rows, and batches of B rows made of blocks.
 
+split     --Reader.blocks--> Block | Block | ...     in file order
 blocks    | . . . . . | . . . | . . . . . . |
-batches   |  view   |  copy   |  view   | . |       B = 4
+batches   |  view   |  copy   |  view   | . |        B = 4
 """
 
+import hashlib
+import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +18,93 @@ from numpy.typing import NDArray
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, counted
-from ctr_ps.ps_worker.data.blocks.position import DataPosition
-from ctr_ps.ps_worker.data.blocks.reader import Block
+from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
 MAX_BATCH_KEYS = 2**31 - 1
 """The largest number of keys that int32 offsets can address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of rows from a reader."""
+
+    rows: Batch  # at least one
+    # position in the file, from which `Reader.blocks` can resume: bytes of the (decompressed)
+    # content in text, rows in Parquet and ORC
+    offset: int
+    # int64[n], positions of the rows; None: offsets count rows, and these are consecutive
+    row_offsets: NDArray[np.int64] | None = None
+
+    def positions(self) -> NDArray[np.int64]:
+        """Returns int64[n], numbers of the rows, unique in the file and the same in every reading."""
+        if self.row_offsets is not None:
+            return self.row_offsets
+        return np.arange(self.offset, self.offset + self.rows.size, dtype=np.int64)
+
+
+class Reader(Protocol):
+    """Reads the files of one format. Thread-safe: several threads may read different splits."""
+
+    def splits(self, path: str, num_splits: int) -> list[FileSplit]:
+        """Returns at most `num_splits` splits of a file, of similar size, ordered and disjoint."""
+        ...
+
+    def blocks(self, split: FileSplit, offset: int | None = None) -> Iterator[Block]:
+        """Yields the rows of a split in file order, from `Block.offset` or its start.
+
+        A DataError names the file that cannot be read, is damaged or does not match the schema; a BadRowError
+        names file, place and fault of the malformed row that exceeded the limit.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPosition:
+    """A position between two rows of a pass: all rows before it were yielded, none after it."""
+
+    epoch: int = 1  # number of the pass, from 1
+    seed: int = 0  # seed of the order of splits
+    split: int = 0  # index of the split in the order of the pass
+    offset: int | None = None  # `Block.offset` in this split; None: its start
+    skip: int = 0  # rows after `offset` that were already yielded
+    files: str = ""  # digest of the files (`digest_of_files`)
+
+    def to_json(self) -> str:
+        """Returns the position as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Returns the position that `to_json` wrote; raises DataError for another text."""
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise DataError(f"data position {text!r} is not JSON: {error}") from error
+        names = [field.name for field in fields(cls)]
+        if isinstance(values, dict) and "part" in values:
+            # Older checkpoints.
+            values["split"] = values.pop("part")
+        if not isinstance(values, dict) or sorted(values) != sorted(names):
+            raise DataError(f"data position {text!r}: expected an object with {', '.join(names)}")
+        for name, value in values.items():
+            is_count = type(value) is int and value >= 0  # True is an int, too
+            if name == "files" and not isinstance(value, str):
+                raise DataError(f"data position: files is {value!r}, expected a text")
+            if name != "files" and not is_count and not (name == "offset" and value is None):
+                raise DataError(
+                    f"data position: {name} is {value!r}, expected a whole number of at least 0"
+                )
+        return cls(**values)
+
+
+Batches = Iterable[Batch | tuple[Batch, DataPosition]]
+"""Training data: batches, each with the position after it if its source has positions."""
+
+
+def digest_of_files(splits: Sequence[FileSplit], is_shuffled: bool) -> str:
+    """Returns 16 hex digits over the splits, their order and `is_shuffled`."""
+    text = json.dumps([is_shuffled, *([split.path, split.start, split.stop] for split in splits)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def batches(
@@ -96,10 +181,7 @@ def without_rows(
 
 
 def offsets_of(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
-    """Returns the offsets of a batch for the number of keys of each slot, int[B, S].
-
-    Raises DataError above `MAX_BATCH_KEYS` keys.
-    """
+    """Returns the offsets of a batch for the number of keys of each slot, int[B, S]; see `joined`."""
     _require_countable(int(lengths.sum(dtype=np.int64)), lengths.shape[0])
     offsets = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths.reshape(-1), out=offsets[1:])
@@ -140,11 +222,7 @@ class RowColumnCheck:
         self._first: tuple[str, frozenset[str]] | None = None
 
     def require(self, path: str, rows: Batch) -> None:
-        """Compares a file's rows with those of the first file, and with the schema.
-
-        Raises DataError, naming both files if only one has a column of `ROW_COLUMNS`, or the schema's column
-        that the format cannot hold.
-        """
+        """Compares the columns of a file's rows with those of the first file, and with the schema."""
         names = frozenset(rows.row_columns())
         with self._lock:
             first = self._first = self._first or (path, names)

@@ -1,1 +1,0 @@
-"""Readers, their blocks of rows, and batches made of blocks."""

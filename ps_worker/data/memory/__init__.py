@@ -1,1 +1,0 @@
-"""Rows in memory, and their shuffle over all workers."""
