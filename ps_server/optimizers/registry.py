@@ -6,16 +6,12 @@ import numpy as np
 
 from ctr_ps.protos.errors import SpecError, did_you_mean
 from ctr_ps.protos.spec import OptimizerSpec
-from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD
-from ctr_ps.ps_server.optimizers.adagrad_row import ADAGRAD_ROW
-from ctr_ps.ps_server.optimizers.adam import ADAM
-from ctr_ps.ps_server.optimizers.adam_row import ADAM_ROW
+from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD, ADAGRAD_ROW
+from ctr_ps.ps_server.optimizers.adam import ADAM, ADAM_ROW
 from ctr_ps.ps_server.optimizers.ftrl import FTRL
-from ctr_ps.ps_server.optimizers.momentum import MOMENTUM
 from ctr_ps.ps_server.optimizers.row_update import Optimizer
 from ctr_ps.ps_server.optimizers.schedule import factor_at, require_schedule
-from ctr_ps.ps_server.optimizers.sgd import SGD
-from ctr_ps.ps_server.optimizers.sum import SUM
+from ctr_ps.ps_server.optimizers.sgd import MOMENTUM, SGD, SUM
 
 OPTIMIZERS = {
     optimizer.name: optimizer
@@ -88,20 +84,14 @@ def _weight_decay_of(spec: OptimizerSpec, learning_rate: float) -> float:
 
 
 class AtStep(NamedTuple):
-    """An update's hyper-parameters, whose type selects the row function, and its weight decay.
-
-    `decay` is the share of the weights that is removed before the update.
-    """
+    """An update's hyper-parameters, whose type selects the row function, and its weight decay."""
 
     hyper: Any
     decay: np.float32
 
 
 class Tuning:
-    """The hyper-parameters of a spec for each step of its schedule and each staleness. Immutable.
-
-    Raises SpecError as `hyper_of`, or if the weight decay or the schedule is impossible.
-    """
+    """Hyper-parameters of a spec by step and staleness. Immutable. Raises SpecError if they are invalid."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._hyper = hyper_of(spec)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ctr_ps.protos.errors import CheckpointError, SpecConflictError
 from ctr_ps.protos.spec import DenseSpec, TableSpec
-from ctr_ps.ps_server.optimizers.sum import SUM
+from ctr_ps.ps_server.optimizers.sgd import SUM
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
