@@ -61,7 +61,7 @@ def _are_in(keys: Keys, sorted_keys: Keys) -> np.ndarray[tuple[int], np.dtype[np
 
 
 def _aged(statistics: Values, change: ShardChange) -> Values:
-    """Returns statistics after the decay passes, computed as in ps_server/table/feature_life/expiry.py."""
+    """Returns statistics after the decay passes, computed as in ps_server/table/feature_life/removal.py."""
     if not (change.passes and statistics.shape[1]):
         return statistics
     aged = statistics.copy()

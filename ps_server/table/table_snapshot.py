@@ -6,7 +6,9 @@ A shard is locked for one stretch at a time, for as long as it takes to copy it:
 microseconds. Sorting and placing happen between stretches, without the lock.
 """
 
+import mmap
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,13 +18,36 @@ from numpy.typing import NDArray
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.protos.spec import TableSpec
-from ctr_ps.ps_server.table.changes.dirty_rows import ROW_WORDS
-from ctr_ps.ps_server.table.changes.tombstones import Tombstones
+from ctr_ps.ps_server.table.changes import ROW_WORDS, Tombstones
 from ctr_ps.ps_server.table.contents import Rows
-from ctr_ps.ps_server.table.memory.buffer_pool import BufferPool
+from ctr_ps.ps_server.table.memory.hash_index import KEY_COLUMNS, RowLayout
 from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
-from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
 from ctr_ps.ps_server.table.rows.regions import RowRegions
+
+
+class BufferPool:
+    """Buffers of one size, reused once nothing refers to them or a view of them. Thread-safe.
+
+    The allocator would keep freed memory, separately for each thread: a save of 1 GB left 80 MB behind, which
+    the next save could not use. These return it with the last reference to the pool and its buffers.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._free: list[mmap.mmap] = []
+
+    def take(self) -> NDArray[np.uint8]:
+        """Returns a buffer, uint8[size_bytes], with undefined content; raises OSError if memory is short."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = mmap.mmap(-1, max(1, self._size_bytes), flags)
+        # Views refer to the array that has the memory, so this one lives as long as the last of them.
+        buffer = np.frombuffer(memory, np.uint8, self._size_bytes)
+        weakref.finalize(buffer, self._free.append, memory).atexit = False
+        return buffer
+
 
 STRETCH_ROWS = 4096
 """Rows copied under one lock, in 15 us. 360 KB of dim 10 with Adagrad, in the cache until they are placed."""

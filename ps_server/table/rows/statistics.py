@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import StatisticsSpec
+from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH
 from ctr_ps.ps_server.table.memory.intrinsics import Int
-from ctr_ps.ps_server.table.memory.layout import STATISTICS_WIDTH
 
 SHOW, CLICK, UNSEEN, LAST_SEEN = range(STATISTICS_WIDTH)
 
