@@ -17,10 +17,9 @@ from typing import Any, Self
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.layers.dropout import Dropout
 from ctr_ps.ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
+from ctr_ps.ctr_model.layers.mlp import Dropout
 from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
-from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
 from ctr_ps.ctr_model.models.checks import (
     all_labels_of,
     errors_with_shapes,
@@ -33,7 +32,15 @@ from ctr_ps.ctr_model.models.checks import (
     weights_of,
 )
 from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
-from ctr_ps.ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment, Tensors
+from ctr_ps.ctr_model.parameters import (
+    FlatLayout,
+    Floats,
+    Lookups,
+    ModelInputError,
+    Segment,
+    SparseGrads,
+    Tensors,
+)
 from ctr_ps.ctr_model.schema import Schema
 
 
@@ -87,8 +94,7 @@ class ClickModel(ABC):
     def with_dropout(self, rate: float, seed: int) -> Self:
         """Returns the same model with dropout in its gradients, not in its predictions.
 
-        Outputs of hidden layers are dropped with probability `rate`, in (0, 1). Raises ValueError without
-        such layers.
+        `rate` is in (0, 1). Raises ValueError without hidden layers of which outputs can be dropped.
         """
         other = copy.copy(self)
         other.dropout = Dropout(rate, seed)
@@ -127,10 +133,7 @@ class ClickModel(ABC):
         tensor_grads: Tensors,
         sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of tensors and rows, given that of the logits, after `forward`.
-
-        `logit_grad` may be overwritten.
-        """
+        """Overwrites the gradients of tensors and rows, after `forward`; `logit_grad` may be overwritten."""
 
     def buffers(self, max_batch_size: int) -> Any:
         """Returns one thread's buffers for `forward` and `backward`; by default None."""

@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.features import HASH_VERSION
-from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX, DenseColumn
-from ctr_ps.ctr_model.schema.dense_scaling import DenseScaling
-from ctr_ps.ctr_model.schema.entries import (
+from ctr_ps.ctr_model.schema.dense_column import (
+    FLOAT32_MAX,
+    DenseColumn,
+    DenseScaling,
     SchemaError,
     list_entry,
     refuse_duplicates,
@@ -285,7 +286,6 @@ def criteo_schema() -> Schema:
 
 
 def _labels(data: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
-    """Returns the first label and the others, from the entry `label` or `labels`."""
     if data.get("labels") is None:
         return _optional_name("label", data), ()
     if data.get("label") is not None:

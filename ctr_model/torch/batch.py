@@ -10,15 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.ctr_model import batch as numpy_batch
-from ctr_ps.ctr_model.lookup import Lookup, Lookups
+from ctr_ps.ctr_model.parameters import Lookup, Lookups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a table, as a leaf of the graph, and their mapping to examples and slots.
-
-    Tensors are on the device of the weights; `inverse`, `offsets` and `num_slots` as in `Lookup`.
-    """
+    """Rows of a table on a device, as a leaf of the graph, and their mapping to examples, as in `Lookup`."""
 
     weights: Tensor  # float32[N, D], the embeddings of the batch's unique keys
     inverse: Tensor  # int32[L]
@@ -75,3 +72,9 @@ def tensor_of(array: NDArray[Any]) -> Tensor:
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))
     return torch.from_numpy(array)
+
+
+def use_one_thread() -> None:
+    """Limits PyTorch to the calling thread: more threads would contend, and change sums."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Ints
 from ctr_ps.ctr_model.models.model import StepResult
+from ctr_ps.ctr_model.parameters import Ints
 from ctr_ps.ctr_model.torch import batch as tensors
 from ctr_ps.ctr_model.torch.model import TorchModel
 

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookups
 from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError
 from ctr_ps.ctr_model.torch import batch as tensors
-from ctr_ps.ctr_model.torch.front import fronts_of
-from ctr_ps.ctr_model.torch.model import TorchModel, gradients_of, in_float32
+from ctr_ps.ctr_model.torch.embedding import fronts_of
+from ctr_ps.ctr_model.torch.model import TorchModel, described, gradients_of, in_float32
 
 Outputs = Mapping[str, Sequence[NDArray[Any]]]
 """Outputs by layer: float32, bool or integers, [B, ...]."""
@@ -101,10 +100,9 @@ class FrontPass:
         )
 
     def backward(self, grads: Mapping[str, Sequence[Floats]], out: Mapping[str, Floats]) -> None:
-        """Overwrites `out`, by table float32[N, D], with the gradients of the rows.
+        """Overwrites `out`, by table float32[N, D], with the gradients of the rows, given the activations'.
 
-        `grads` are those of the activations. Raises ModelInputError if shapes do not match, before anything
-        is written.
+        Raises ModelInputError if shapes do not match, before anything is written.
         """
         require_grads(self._lookups, out)
         roots, root_grads = [], []
@@ -239,26 +237,15 @@ def returned(name: str, value: Any, size: int) -> list[Tensor]:
     value = in_float32(value)
     found = [value] if isinstance(value, Tensor) else value
     is_known = isinstance(value, Tensor) or (isinstance(value, tuple) and len(value) > 1)
-    if not is_known or not all(_crosses(each, size) for each in found):
+    if not is_known or not all(
+        isinstance(each, Tensor) and each.shape[:1] == (size,) and each.dtype in CROSSING_DTYPES
+        for each in found
+    ):
         raise ModelInputError(
-            f"{name} is before the cut, and returned {_described(value)}, expected a tensor, or a tuple of "
+            f"{name} is before the cut, and returned {described(value)}, expected a tensor, or a tuple of "
             f"two or more, of float32, bool or integers with {size} entries each"
         )
     return list(found)
-
-
-def _crosses(value: Any, size: int) -> bool:
-    return (
-        isinstance(value, Tensor) and value.shape[:1] == (size,) and value.dtype in CROSSING_DTYPES
-    )
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_described, value))})"
-    return f"a {type(value).__name__}"
 
 
 def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
@@ -268,18 +255,13 @@ def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the same"
         )
     shape = np.max([array.shape[1:] for array in arrays], axis=0)
-    padded = []
-    for array in arrays:
-        missing = [
-            (0, 0),
-            *((0, most - own) for most, own in zip(shape, array.shape[1:], strict=True)),
-        ]
-        padded.append(np.pad(array, missing))
-    return padded
+    return [
+        np.pad(array, [(0, 0), *((0, missing) for missing in shape - array.shape[1:])])
+        for array in arrays
+    ]
 
 
 def _unpadded(grad: NDArray[Any] | None, place: slice, output: NDArray[Any]) -> Floats:
-    """Returns the gradient of one part's output, float32 of its shape; float32[0] without one."""
     if grad is None:
         return np.empty(0, np.float32)
     return grad[(place, *(slice(size) for size in output.shape[1:]))]

@@ -1,6 +1,6 @@
 """Detects forward passes that write to shared or unsaved state."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -25,43 +25,26 @@ class Unchanged:
     @contextmanager
     def required(self, batch: Batch) -> Iterator[None]:
         """Raises ModelInputError at the end of a block that has written to them."""
-        buffers = [layer.get(name) for _, layer, name in self._buffers]
-        watched = [*self._parameters.values(), *buffers, batch.dense, batch.labels]
-        before = _versions(watched)
+        buffers = [(name, layer.get(key)) for name, layer, key in self._buffers]
+        of_batch = [("batch.dense", batch.dense), ("batch.labels", batch.labels)]
+        watched = [
+            (name, tensor, tensor._version)
+            for name, tensor in (*self._parameters.items(), *buffers, *of_batch)
+            if tensor is not None
+        ]
         yield
-        after = _versions(watched)
-        if after != before:
-            names = [
-                *self._parameters,
-                *(name for name, _, _ in self._buffers),
-                "batch.dense",
-                "batch.labels",
-            ]
-            self._refuse(
-                [
-                    name
-                    for name, *each in zip(names, before, after, strict=True)
-                    if each[0] != each[1]
-                ]
-            )
-        changed = [
+        changed = [name for name, tensor, version in watched if tensor._version != version]
+        replaced = [
             name
-            for (name, layer, key), old in zip(self._buffers, buffers, strict=True)
+            for (name, old), (_, layer, key) in zip(buffers, self._buffers, strict=True)
             if _has_other_values(old, layer.get(key))
         ]
-        if changed:
-            self._refuse(changed)
-
-    def _refuse(self, names: Sequence[str]) -> None:
-        raise ModelInputError(
-            f"{type(self._module).__name__}.forward changed {', '.join(names)}: batch and parameters are "
-            f"memory of the trainer, and buffers are not saved, and each thread has its own; compute a new "
-            f"tensor, and normalize by LayerNorm instead of running means"
-        )
-
-
-def _versions(tensors: Sequence[Tensor | None]) -> list[int | None]:
-    return [None if each is None else each._version for each in tensors]
+        if names := changed or replaced:
+            raise ModelInputError(
+                f"{type(self._module).__name__}.forward changed {', '.join(names)}: batch and parameters are "
+                f"memory of the trainer, and buffers are not saved, and each thread has its own; compute a "
+                f"new tensor, and normalize by LayerNorm instead of running means"
+            )
 
 
 def _has_other_values(old: Tensor | None, new: Tensor | None) -> bool:

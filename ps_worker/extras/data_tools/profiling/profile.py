@@ -12,9 +12,9 @@ import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.parameters import select_slots
 from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
-from ctr_ps.ctr_model.slots import select_slots
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.ps_worker.data.blocks.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks.batching import RowColumnCheck
