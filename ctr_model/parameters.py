@@ -27,11 +27,11 @@ class ModelInputError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A tensor of dense parameters, row-major in the flat vector; initially normal, 0: zeros."""
+    """A tensor of dense parameters, row-major in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
-    init_std: float
+    init_std: float  # standard deviation of the normal initial values; 0: zeros
 
 
 class FlatLayout:

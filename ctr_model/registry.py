@@ -58,7 +58,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     abstract = sorted(getattr(model_class, "__abstractmethods__", ()))
     _refuse_without(name, abstract, _interface(ClickModel))
     checked = _checked_options(name, model_class, options)
-    if _is_module(model_class):
+    torch = sys.modules.get("torch")  # a module's file has imported it
+    if torch is not None and issubclass(cast("type", model_class), torch.nn.Module):
         from ctr_ps.ctr_model.torch import TorchModel  # late: an extra
 
         model: Model = TorchModel(schema, cast("type", model_class), checked, seed=seed)
@@ -130,12 +131,6 @@ def with_logit_offset(model: Model, offset: float) -> Model:
         )
     shifted: Model = own(offset)
     return shifted
-
-
-def _is_module(model_class: ModelClass) -> bool:
-    """Whether this is the class of a PyTorch module; its file has then imported PyTorch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(cast("type", model_class), torch.nn.Module)
 
 
 def _refuse_without(name: str, missing: list[str], way_out: str) -> None:

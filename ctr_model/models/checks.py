@@ -16,7 +16,7 @@ from ctr_ps.ctr_model.models.model import (
     Workspace,
     module_class_of,
 )
-from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups, ModelInputError, SparseGrads
+from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 
 _MAX_SHOWN = 8
@@ -33,19 +33,16 @@ def require_batch(
     _require_equal("number of dense columns", batch.dense.shape[1], schema.num_dense)
     _require_equal("number of slots", batch.num_slots, len(schema.slots))
     for table in tables:
-        _require_lookup(schema, table, batch, lookups[table.name])
+        lookup, num_slots = lookups[table.name], table.num_slots(len(schema.slots))
+        _require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
+        _require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
+        _require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))
+        width = lookup.rows.shape[1]
+        _require_equal(f"width of the rows of table {table.name!r}", width, table.dim)
     if batch.size > workspace.max_batch_size:
         raise ModelInputError(
             f"the batch has {batch.size} examples, the workspace holds {workspace.max_batch_size}"
         )
-
-
-def _require_lookup(schema: Schema, table: EmbeddingTable, batch: Batch, lookup: Lookup) -> None:
-    num_slots = table.num_slots(len(schema.slots))
-    _require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
-    _require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
-    _require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))
-    _require_equal(f"width of the rows of table {table.name!r}", lookup.rows.shape[1], table.dim)
 
 
 def labels_of(batch: Batch) -> Floats:

@@ -236,7 +236,7 @@ def _add_to_rows(
                 out[row, np.uintp(d)] += grad[j, d]
 
 
-_DinBuffers = tuple[MlpBuffers, list[AttentionBuffers]]
+_Buffers = tuple[MlpBuffers, list[AttentionBuffers]]
 
 
 @keeps_origin
@@ -294,7 +294,7 @@ class Din(ClickModel):
         )
 
     def forward(
-        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: _DinBuffers, logits: Floats
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: _Buffers, logits: Floats
     ) -> None:
         of_layers, own_buffers = buffers
         x = of_layers.input(batch.size)
@@ -309,7 +309,7 @@ class Din(ClickModel):
         tensors: Tensors,
         batch: Batch,
         lookups: Lookups,
-        buffers: _DinBuffers,
+        buffers: _Buffers,
         logit_grad: Floats,
         tensor_grads: Tensors,
         sparse_grads: SparseGrads,
@@ -325,7 +325,7 @@ class Din(ClickModel):
         for attention, table, own, _ in each:
             attention.add_to_rows(lookups[table], own, sparse_grads[table])
 
-    def buffers(self, max_batch_size: int) -> _DinBuffers:
+    def buffers(self, max_batch_size: int) -> _Buffers:
         return (
             self._mlp.buffers(max_batch_size, self.products, self.dropout),
             [each.buffers(max_batch_size, self.products) for each in self._attentions],

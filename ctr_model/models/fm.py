@@ -47,7 +47,7 @@ from ctr_ps.ctr_model.schema import Schema
 
 LINEAR, EMBEDDING = "linear", "embedding"
 
-_DeepFmBuffers = tuple[MlpBuffers, Floats]
+_Buffers = tuple[MlpBuffers, Floats]
 """Of the perceptron, and float32[B, D] for the sums of the examples' embeddings."""
 
 
@@ -126,26 +126,23 @@ class DeepFm(ClickModel):
         self._input = PooledSlots(
             schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=EMBEDDING
         )
-        _require_one_dim(dim, slots)
+        for name, options in slots.items():
+            if options.get("dim", dim) != dim:
+                raise ValueError(
+                    f"slots.{name}.dim is {options['dim']}, but the factorization machine multiplies the "
+                    f"embeddings of all slots with each other, so all have dim = {dim}"
+                )
         self._mlp = Mlp((self._input.width, *hidden, 1))
         weight, bias = first_order_segments(schema.num_dense)
         super().__init__(
             schema,
-            tables=[
-                EmbeddingTable(name=LINEAR, dim=1),
-                *self._input.tables,
-            ],
+            tables=[EmbeddingTable(name=LINEAR, dim=1), *self._input.tables],
             segments=[weight, bias, *self._mlp.segments],
             biases=[bias],
         )
 
     def forward(
-        self,
-        tensors: Tensors,
-        batch: Batch,
-        lookups: Lookups,
-        buffers: _DeepFmBuffers,
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: _Buffers, logits: Floats
     ) -> None:
         weight, bias, *of_mlp = tensors
         of_layers, sums = buffers
@@ -159,7 +156,7 @@ class DeepFm(ClickModel):
         tensors: Tensors,
         batch: Batch,
         lookups: Lookups,
-        buffers: _DeepFmBuffers,
+        buffers: _Buffers,
         logit_grad: Floats,
         tensor_grads: Tensors,
         sparse_grads: SparseGrads,
@@ -176,18 +173,9 @@ class DeepFm(ClickModel):
         embedding, out = lookups[EMBEDDING], sparse_grads[EMBEDDING]
         interactions_backward(logit_grad, sums[: batch.size], embedding, out)
 
-    def buffers(self, max_batch_size: int) -> _DeepFmBuffers:
+    def buffers(self, max_batch_size: int) -> _Buffers:
         sums = np.empty((max_batch_size, self._dim), np.float32)
         return self._mlp.buffers(max_batch_size, self.products, self.dropout), sums
-
-
-def _require_one_dim(dim: int, slots: Mapping[str, SlotOptions]) -> None:
-    for name, options in slots.items():
-        if options.get("dim", dim) != dim:
-            raise ValueError(
-                f"slots.{name}.dim is {options['dim']}, but the factorization machine multiplies the "
-                f"embeddings of all slots with each other, so all have dim = {dim}"
-            )
 
 
 def add_interactions(lookup: Lookup, sums: Floats, out: Floats) -> None:

@@ -134,7 +134,7 @@ def tasks_loss(num_tasks: int) -> Loss:
 
 LABELS = 2
 
-_EsmmBuffers = tuple[MlpBuffers, MlpBuffers]
+_Pair = tuple[MlpBuffers, MlpBuffers]
 
 
 @keeps_origin
@@ -178,12 +178,7 @@ class Esmm(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Tensors,
-        batch: Batch,
-        lookups: Lookups,
-        buffers: _EsmmBuffers,
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: _Pair, logits: Floats
     ) -> None:
         (of_ctr, of_cvr), (ctr, cvr) = self._parts(tensors), buffers
         self._input.forward(batch.dense, lookups, ctr.input(batch.size))
@@ -195,7 +190,7 @@ class Esmm(ClickModel):
         tensors: Tensors,
         batch: Batch,
         lookups: Lookups,
-        buffers: _EsmmBuffers,
+        buffers: _Pair,
         logit_grad: Floats,
         tensor_grads: Tensors,
         sparse_grads: SparseGrads,
@@ -211,7 +206,7 @@ class Esmm(ClickModel):
         num_ctr = len(self._ctr.segments)
         return tensors[:num_ctr], tensors[num_ctr:]
 
-    def buffers(self, max_batch_size: int) -> _EsmmBuffers:
+    def buffers(self, max_batch_size: int) -> _Pair:
         """Returns the buffers of both perceptrons, which share their input."""
         shared = np.empty((max_batch_size, self._input.width), np.float32)
         ctr = self._ctr.buffers(max_batch_size, self.products, self.dropout, shared)
@@ -273,12 +268,7 @@ class Mmoe(ClickModel):
         )
 
     def forward(
-        self,
-        tensors: Tensors,
-        batch: Batch,
-        lookups: Lookups,
-        buffers: "_MmoeBuffers",
-        logits: Floats,
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: "_Buffers", logits: Floats
     ) -> None:
         of_experts, of_gates, of_towers = self._parts(tensors)
         x, experts = buffers.x[: batch.size], buffers.experts[: batch.size]
@@ -298,7 +288,7 @@ class Mmoe(ClickModel):
         tensors: Tensors,
         batch: Batch,
         lookups: Lookups,
-        buffers: "_MmoeBuffers",
+        buffers: "_Buffers",
         logit_grad: Floats,
         tensor_grads: Tensors,
         sparse_grads: SparseGrads,
@@ -331,11 +321,11 @@ class Mmoe(ClickModel):
             groups[num_experts + num_tasks :],
         )
 
-    def buffers(self, max_batch_size: int) -> "_MmoeBuffers":
+    def buffers(self, max_batch_size: int) -> "_Buffers":
         """Returns the buffers of the layers; the experts share their input."""
         num_experts, width = len(self._experts), self._input.width
         x = np.empty((max_batch_size, width), np.float32)
-        return _MmoeBuffers(
+        return _Buffers(
             x=x,
             of_experts=[
                 mlp.buffers(max_batch_size, self.products, self.dropout, x) for mlp in self._experts
@@ -353,7 +343,7 @@ class Mmoe(ClickModel):
 
 
 @dataclass(frozen=True, slots=True)
-class _MmoeBuffers:
+class _Buffers:
     """Buffers of one thread; the gates hold G, then the gradient of X W."""
 
     x: Floats  # [B, n]

@@ -100,9 +100,8 @@ def _warn_of_no_use(name: str) -> None:
     )
 
 
-@functools.cache
+@functools.cache  # once per process
 def _warn_if_slow() -> None:
-    """Warns, once per process, of a processor that emulates bfloat16."""
     if not has_bfloat16(_capabilities()):
         logger.warning(
             "this processor has no instructions for bfloat16: training will be slower than in float32"

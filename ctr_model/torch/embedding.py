@@ -30,8 +30,7 @@ from ctr_ps.ctr_model.torch.batch import Batch, Rows
 class Front(nn.Module):
     """A layer before the cut: called with the batch only, without dense parameters.
 
-    `forward(batch)` returns a tensor, or a tuple of at least two, each [B, ...]. Gradients flow through
-    float32.
+    `forward(batch)` returns a tensor, or a tuple of two or more, each [B, ...], with gradients in float32.
     """
 
 

@@ -136,9 +136,9 @@ class BackHalf:
     ) -> list[BackResult]:
         """Computes the gradients of the loss summed over all parts, in one pass; returns the result of each.
 
-        Parts are joined in order, and padded with zeros where they differ in other dimensions than the first.
-        Overwrites `dense_grad` float32[P]. Raises ModelInputError for activations of another model, before
-        anything is written.
+        Parts are joined in order, padded with zeros where they differ in other dimensions than the first.
+        Overwrites `dense_grad` float32[P]; before that raises ModelInputError for activations of another
+        model.
         """
         for part in parts:
             self.require(part)
@@ -207,8 +207,17 @@ class BackHalf:
                     )
 
     def _joined(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        if len({array.shape[1:] for array in arrays}) > 1:
-            arrays = _padded(arrays)
+        if len({array.ndim for array in arrays}) > 1:
+            raise ModelInputError(
+                f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the "
+                f"same"
+            )
+        if len({array.shape[1:] for array in arrays}) > 1:  # they are padded to the largest
+            shape = np.max([array.shape[1:] for array in arrays], axis=0)
+            arrays = [
+                np.pad(array, [(0, 0), *((0, missing) for missing in shape - array.shape[1:])])
+                for array in arrays
+            ]
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return tensors.tensor_of(joined).to(self._device)
 
@@ -246,19 +255,6 @@ def returned(name: str, value: Any, size: int) -> list[Tensor]:
             f"two or more, of float32, bool or integers with {size} entries each"
         )
     return list(found)
-
-
-def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Returns the arrays padded with zeros to equal shapes but for the first dimension."""
-    if len({array.ndim for array in arrays}) > 1:
-        raise ModelInputError(
-            f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the same"
-        )
-    shape = np.max([array.shape[1:] for array in arrays], axis=0)
-    return [
-        np.pad(array, [(0, 0), *((0, missing) for missing in shape - array.shape[1:])])
-        for array in arrays
-    ]
 
 
 def _unpadded(grad: NDArray[Any] | None, place: slice, output: NDArray[Any]) -> Floats:

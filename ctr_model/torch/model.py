@@ -276,15 +276,6 @@ class _Workspace:
                     _FIRST_BATCHES,
                 )
 
-    def _warn_of_probabilities(self, logits: Tensor) -> None:
-        if not self.model.returns_probabilities and _are_probabilities(logits):
-            self.model.returns_probabilities = True
-            logger.warning(
-                "%s.forward returns the output of a sigmoid or softmax, which is taken for logits: leave the "
-                "sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
-                self._name,
-            )
-
     def write(self, grads: Sequence[Tensor | None], vector: Tensor) -> None:
         """Overwrites `vector` float32[P] with the gradients of the parameters, zeros for None."""
         for grad, place in zip(grads, self._places, strict=True):
@@ -298,8 +289,14 @@ class _Workspace:
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
             logits = self._logits(output, batch.size)
-            if not self._has_trained:
-                self._warn_of_probabilities(output)
+            is_first = not self._has_trained and not self.model.returns_probabilities
+            if is_first and _are_probabilities(output):
+                self.model.returns_probabilities = True
+                logger.warning(
+                    "%s.forward returns the output of a sigmoid or softmax, which is taken for logits: leave "
+                    "the sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
+                    self._name,
+                )
             offset = self.model.logit_offset
             found = _log_loss(logits + offset if offset else logits, batch)
             # With an offset, predictions of the rows that are trained on are those of the loss: the module's

@@ -70,24 +70,11 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     return optimizer.hyper(*(np.float32(value) for value in values))
 
 
-def _weight_decay_of(spec: OptimizerSpec, learning_rate: float) -> float:
-    value = spec.params.get(WEIGHT_DECAY, 0.0)
-    if value and not optimizer_of(spec).decays:
-        own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
-        raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
-    if not (value >= 0 and value * learning_rate <= 1):  # also refuses NaN
-        raise SpecError(
-            f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {value!r}, expected at least 0, and times "
-            f"the learning rate {learning_rate:g} at most 1"
-        )
-    return value
-
-
 class AtStep(NamedTuple):
     """An update's hyper-parameters, whose type selects the row function, and its weight decay."""
 
     hyper: Any
-    decay: np.float32
+    decay: np.float32  # share of the weights that is removed before the update
 
 
 class Tuning:
@@ -98,7 +85,16 @@ class Tuning:
         self._scheduled = optimizer_of(spec).scheduled
         self._schedule = spec.schedule
         rate = float(getattr(self._hyper, "learning_rate", 0.0))
-        self._decay = _weight_decay_of(spec, rate) * rate
+        decay = spec.params.get(WEIGHT_DECAY, 0.0)
+        if decay and not optimizer_of(spec).decays:
+            own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
+            raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
+        if not (decay >= 0 and decay * rate <= 1):  # also refuses NaN
+            raise SpecError(
+                f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {decay!r}, expected at least 0, and times "
+                f"the learning rate {rate:g} at most 1"
+            )
+        self._decay = decay * rate
         if spec.schedule is not None:
             if not self._scheduled:
                 raise SpecError(f"optimizer {spec.name!r} has no learning rate for a schedule")

@@ -107,11 +107,7 @@ def move_dirty_bit(table: TableArrays, shard: Int, source: Int, target: Int) -> 
 
 
 class CopyOnWrite:
-    """Dirty bits of a table's rows and, during a snapshot, old versions of rows. Not thread-safe.
-
-    Address space is reserved for `rows` rows of `row_words` uint64 in each shard. Kernels take `arrays`,
-    which are replaced when memory moves.
-    """
+    """Dirty bits of a table's rows and, in a snapshot, old versions of rows. Not thread-safe."""
 
     def __init__(self, *, num_shards: int, rows: int, row_words: int) -> None:
         self._num_shards = num_shards
@@ -140,10 +136,10 @@ class CopyOnWrite:
         self._next_dirty = dirty
 
     def begin(self, num_rows: NDArray[np.int64]) -> None:
-        """Begins a snapshot of the first `num_rows` int64[num_shards] rows of each shard.
+        """Begins a snapshot of the first `num_rows` int64[num_shards] rows of each shard, in constant time.
 
         Takes address space for a copy of all of them, and memory for those that change before they are
-        copied. The time does not depend on the number of rows. If memory is short, changes nothing.
+        copied. If memory is short, changes nothing.
         """
         most = int(num_rows.max())
         width = ROW_WORDS + self._row_words

@@ -94,10 +94,7 @@ class SparseTable:
         self._evicted = np.zeros(spec.num_shards, np.int64)
 
     def declare(self, spec: TableSpec) -> None:
-        """Changes the spec but keeps the rows, as when a job declares a loaded table.
-
-        The caller ensures the same row layout and number of shards. Raises SpecError if the spec is invalid.
-        """
+        """Changes the spec but keeps the rows, of the same layout and shards; raises SpecError if invalid."""
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
                 self._regions.tombstones.forget()  # rows age by other rules now
@@ -246,25 +243,25 @@ class SparseTable:
             return
         keys = read_only(grad.keys)
         hyper, decay = self._tuning.at(step, staleness)
+        # The keys that get a row in `apply_rows`: those of candidates have one by then.
+        if self.spec.admission is None:
+            admitted = _ALL_ADMITTED
+        elif self._candidates is not None or scores is None:
+            admitted = read_only(np.zeros(keys.size, np.uint8))
+        else:
+            enough = scores >= np.float32(self.spec.admission.threshold)
+            admitted = read_only(enough.view(np.uint8))
         push = Push(
             keys=keys,
             grads=read_only(grad.values),
             scale=np.float32(1.0 / grad.examples),
             decay=decay,
             counts=_NO_COUNTS if grad.counts is None else read_only(grad.counts),
-            admitted=self._admitted(keys.size, scores),
+            admitted=admitted,
             now=seconds_of(self._clock),
             source=source,
         )
         self._with_room(keys, lambda start: self._apply(hyper, push, start))
-
-    def _admitted(self, num_keys: int, scores: Values | None) -> NDArray[np.uint8]:
-        """Returns the keys that get a row in `apply_rows`, after candidates were admitted."""
-        if self.spec.admission is None:
-            return _ALL_ADMITTED
-        if self._candidates is not None or scores is None:
-            return read_only(np.zeros(num_keys, np.uint8))
-        return read_only((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
 
     def _apply(self, hyper: Any, push: Push, start: int) -> int:
         """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
@@ -361,9 +358,9 @@ class SparseTable:
     def take_changed(self, subscriber: int, max_rows: int) -> tuple[Keys, Values]:
         """Returns up to `max_rows` rows that changed since the subscriber last took them: keys and weights.
 
-        Changes are writes and other workers' pushes. Each call resumes where the last one stopped; fewer
-        rows than `max_rows` mean that no more had changed. Raises ProtocolError if there is no such
-        subscriber, or `max_rows` is less than 1.
+        Changes are writes and other workers' pushes. Each call resumes where the last one stopped; fewer rows
+        mean that no more had changed. Raises ProtocolError without such a subscriber, or for `max_rows` below
+        1.
         """
         if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
@@ -390,10 +387,9 @@ class SparseTable:
     def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
         """Ends a pass: ages the rows' statistics, and removes expired rows (removal.py).
 
-        Locks one shard at a time, so pushes and pulls continue. A removed key is like one that was never
-        pushed. Removals are not reported to subscribers. Candidates age and expire by the same rules.
-        `max_norm` also removes rows whose weights have an L2 norm of at most this; `dry_run` only returns
-        what would be removed.
+        Locks one shard at a time. A removed key is like one that was never pushed; subscribers do not learn
+        of it. Candidates age and expire by the same rules. `max_norm` also removes rows whose weights have an
+        L2 norm of at most this; `dry_run` only returns what would be removed.
         """
         now = int(seconds_of(self._clock))
         rule = expiry_rule(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
@@ -491,15 +487,13 @@ class SparseTable:
                 position = kernel(position)
             if position == keys.size:
                 return
-            self._make_room(int(shard_of(keys[position], self.spec.num_shards)))
-
-    def _make_room(self, shard: int) -> None:
-        with self._locked(range(self.spec.num_shards)):
-            if self._candidates is not None and self._candidates.grow(shard):
-                return  # the table itself may have room
-            if self._regions.is_full(shard):
-                self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
-            self._regions.grow(shard)
+            shard = int(shard_of(keys[position], self.spec.num_shards))
+            with self._locked(range(self.spec.num_shards)):
+                if self._candidates is not None and self._candidates.grow(shard):
+                    continue  # the table itself may have room
+                if self._regions.is_full(shard):
+                    self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
+                self._regions.grow(shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return self._shard_map.count_by_shard(

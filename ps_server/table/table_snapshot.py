@@ -246,10 +246,10 @@ class CountersSnapshot:
 
 
 class TableSnapshot:
-    """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`.
+    """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`. Thread-safe.
 
-    Reads from regions in a snapshot, each shard under its lock and once; with `changes_only` only dirty rows.
-    `candidates` are its candidates, or the Bloom filter's counters; None without. Thread-safe.
+    Reads each shard once, under its lock; with `changes_only` only dirty rows. `candidates` are its
+    candidates, or the Bloom filter's counters; None without.
     """
 
     def __init__(
@@ -286,17 +286,12 @@ class TableSnapshot:
         numbers = None
         if self._changes_only:
             numbers = np.flatnonzero(self._regions.snapshot.dirty_at_snapshot(shard))
-        memory = self._memory_of(shard)
-        return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
-
-    def _memory_of(self, shard: int) -> BufferPool | None:
-        """Returns the buffers for a shard; drops the pool with the last shard."""
         with self._guard:
             memory = self._memory
             self._not_exported.discard(shard)
             if not self._not_exported:
-                self._memory = None
-        return memory
+                self._memory = None  # with the last shard the pool is dropped
+        return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
     def export_shard(self, shard: int) -> Rows:
         """Returns a shard's rows, ascending by key; their memory is reused after the last reference."""

@@ -105,10 +105,9 @@ def _decay(counters: NDArray[Any], decay: float, salt: np.uint64) -> None:
 
 
 class CountingBloomFilter:
-    """Counters of a table's shards, for `expected_keys` in all of them.
+    """Counters of a table's shards, for `expected_keys` in all of them. A table locks its shards.
 
-    `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server. Not
-    thread-safe: a table locks its shards.
+    `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server.
     """
 
     def __init__(
@@ -142,10 +141,9 @@ class CountingBloomFilter:
         return 8 + int(self.arrays.counters[0].nbytes)
 
     def decay(self, shard: int, decay: float) -> None:
-        """Multiplies the shard's counters by `decay` at the end of a pass.
+        """Multiplies the shard's counters by `decay` at the end of a pass, with an exact mean.
 
-        A counter is rounded up or down at random such that its mean is exact; the random number is a hash of
-        its position and the number of the pass.
+        A counter is rounded up or down at random, by a hash of its position and the number of the pass.
         """
         self.passes[shard] += 1
         salt = np.uint64(mix64(np.uint64(self.passes[shard])))

@@ -183,17 +183,15 @@ class RowRegions:
         num_rows = int(self.num_rows[shard])
         removed = self.arrays.keys[self.rows_of(shard), 0][to_remove.astype(np.bool_)]
         kept = drop_rows(self.arrays, shard, to_remove)
-        if kept < num_rows:
-            self.tombstones.add_removed(shard, removed, num_rows)
-            self._free_rows(shard, kept, num_rows)
-
-    def _free_rows(self, shard: int, start: int, stop: int) -> None:
+        if kept == num_rows:
+            return
+        self.tombstones.add_removed(shard, removed, num_rows)
         first = shard * self._slab.region_rows
-        self._slab.release(first + start, first + stop)
-        self.subscribers.release(shard, start, stop)
+        self._slab.release(first + kept, first + num_rows)
+        self.subscribers.release(shard, kept, num_rows)
         first_slot = int(self.arrays.slot_starts[shard])
         self._index.release(first_slot, first_slot + int(self._num_slots[shard]))
-        self._num_slots[shard] = slots_for(start)
+        self._num_slots[shard] = slots_for(kept)
         rebuild_index(self.arrays, shard)
 
     def _new_subscribers(self, num_subscribers: int) -> Subscribers:
