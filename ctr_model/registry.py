@@ -117,10 +117,7 @@ def with_dropout(model: Model, rate: float, seed: int) -> Model:
 
 
 def with_logit_offset(model: Model, offset: float) -> Model:
-    """Returns a model whose loss is that of the logit plus `offset`; its predictions are unchanged.
-
-    Raises ValueError if the model has a custom loss, as its logit is unknown.
-    """
+    """Returns a model whose loss is that of the logit plus `offset`; ValueError for a loss of its own."""
     if not offset:
         return model
     own = getattr(model, "with_logit_offset", None)

@@ -92,10 +92,7 @@ class ClickModel(ABC):
         return other
 
     def with_dropout(self, rate: float, seed: int) -> Self:
-        """Returns the same model with dropout in its gradients, not in its predictions.
-
-        `rate` is in (0, 1). Raises ValueError without hidden layers of which outputs can be dropped.
-        """
+        """Returns the same model with dropout in its gradients; ValueError without layers that have it."""
         other = copy.copy(self)
         other.dropout = Dropout(rate, seed)
         if not other.workspace(1).has_dropout:

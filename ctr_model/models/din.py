@@ -43,17 +43,15 @@ class AttentionBuffers:
     def __init__(self, mlp: Mlp, max_batch_size: int, new_product: NewProduct) -> None:
         self.starts = np.zeros(max_batch_size + 1, np.int64)
         self._mlp, self._new_product = mlp, new_product
-        self._make(max(1, max_batch_size))
+        self._capacity = 0
+        self.make_room(max(1, max_batch_size))
 
     def make_room(self, size: int) -> None:
         """Grows the matrices to at least `size` rows; their content is lost."""
         if size > self._capacity:
-            self._make(max(size, 2 * self._capacity))
-
-    def _make(self, capacity: int) -> None:
-        self._capacity = capacity
-        self.mlp = self._mlp.buffers(capacity, self._new_product)
-        self.weights_grad = np.empty((capacity, 1), np.float32)
+            self._capacity = max(size, 2 * self._capacity)
+            self.mlp = self._mlp.buffers(self._capacity, self._new_product)
+            self.weights_grad = np.empty((self._capacity, 1), np.float32)
 
 
 class Attention:
@@ -69,11 +67,7 @@ class Attention:
         hidden: Sequence[int],
         name: str,
     ) -> None:
-        """Uses the last `max_length` keys of slot `slot` of its table.
-
-        `history` and `target` are the columns of u and t in X, of equal width; segments are `name1.weight`,
-        ...
-        """
+        """Takes the last `max_length` keys of `slot`; u and t have columns `history` and `target` of X."""
         self._slot, self._max_length = slot, max_length
         self._u, self._t = history.start, target.start
         self._dim = history.stop - history.start

@@ -116,7 +116,12 @@ class DenseColumn:
                 f"transform is {self.transform!r}, expected one of {', '.join(get_args(Transform))}"
             )
         self._refuse_settings_of_others()
-        self._require_finite()
+        for name in ("shift", "scale", "min", "max", "missing"):
+            number = getattr(self, name)
+            if number is not None and not math.isfinite(number):
+                raise self._error(f"{name} is {number!r}, not finite")
+        if abs(self.missing) > FLOAT32_MAX:
+            raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
         if self.scale == 0:
             raise self._error("scale is 0, expected another number, as values are divided by it")
         if self.transform == "min_max":
@@ -186,14 +191,6 @@ class DenseColumn:
                     f"{field.name} is {getattr(self, field.name)!r}, but transform {self.transform!r} "
                     f"takes {' and '.join(own)}"
                 )
-
-    def _require_finite(self) -> None:
-        for name in ("shift", "scale", "min", "max", "missing"):
-            number = getattr(self, name)
-            if number is not None and not math.isfinite(number):
-                raise self._error(f"{name} is {number!r}, not finite")
-        if abs(self.missing) > FLOAT32_MAX:
-            raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
 
     def _require_ascending(self) -> None:
         if len(set(self.boundaries)) < 2:

@@ -262,10 +262,7 @@ class Schema:
         return self._scaling.scale(values)
 
     def overflows(self, values: NDArray[np.float64], inputs: NDArray[np.float32]) -> dict[int, str]:
-        """Returns the fault of each row of `values` float64[N, len(dense)] with a number beyond float32.
-
-        `inputs` are float32[N, at least len(dense)], scaled or not.
-        """
+        """Returns the fault of each row of `values` with a number beyond float32, as given or in `inputs`."""
         is_far = (values >= _BEYOND_FLOAT32) | (values <= -_BEYOND_FLOAT32)
         if np.isfinite(inputs).all() and not is_far.any():
             return {}

@@ -175,10 +175,7 @@ def _counts(rows: Rows, size: int) -> Tensor:
 
 
 def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Returns the rows of each slot, float32[B, S, T, D] padded with zeros, and the mask bool[B, S, T].
-
-    `columns` are the S slots among those of the table; None: all.
-    """
+    """Returns rows [B, S, T, D] of slots, by default all, padded with zeros, and the mask bool[B, S, T]."""
     firsts, counts = rows.offsets[:-1].view(size, rows.num_slots), _counts(rows, size)
     if columns is not None:
         firsts, counts = firsts[:, columns], counts[:, columns]

@@ -63,11 +63,7 @@ class FrontHalf:
         self._fronts = fronts_of(self._own.module)
 
     def forward(self, batch: Batch, lookups: Lookups) -> "FrontPass":
-        """Runs the fronts on a labelled batch, in the precision of training.
-
-        Raises ModelInputError if shapes do not match, labels are missing, or a front returns an invalid
-        output.
-        """
+        """Runs the fronts on a labelled batch, as in training; ModelInputError if anything does not match."""
         labels = labels_of(batch)
         require_batch(self._model.schema, self._model.tables, batch, lookups, self._own)
         self._own.module.train()

@@ -35,9 +35,8 @@ from ctr_ps.ctr_model.models.model import Origin, StepResult, Workspace
 from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, Segment, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch import batch as tensors
-from ctr_ps.ctr_model.torch.batch import use_one_thread
+from ctr_ps.ctr_model.torch.batch import Unchanged, use_one_thread
 from ctr_ps.ctr_model.torch.embedding import name_tables, tables_of
-from ctr_ps.ctr_model.torch.unchanged import Unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +116,7 @@ class TorchModel:
         return other
 
     def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
-        """Returns a module for one thread, for any batch size; see `Model`.
-
-        With a `device` the module has the process to itself; None: on the CPU, beside other threads.
-        """
+        """Returns a module for one thread, on a `device` of its own, or None: on the CPU beside others."""
         with torch.random.fork_rng(devices=[]):  # its values are replaced
             module = self._new_module()
         tables_of(module, self.schema)

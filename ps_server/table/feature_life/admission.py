@@ -248,19 +248,6 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
         raise SpecError(
             f"{what} with default_value {spec.default_value!r}, expected a finite float32"
         )
-    _check_threshold(what, spec)
-    if spec.table:
-        _check_score_table(what, table, spec)
-    if spec.counter == "bloom":
-        _check_filter(what, spec, num_shards)
-    elif spec.expected_keys:
-        raise SpecError(
-            f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
-            f"leave it out, or count with 'bloom'"
-        )
-
-
-def _check_threshold(what: str, spec: AdmissionSpec) -> None:
     most = MAX_COUNT if spec.counter == "bloom" else MAX_OCCURRENCES
     lowest, highest, meaning = {
         "count": (1.0, float(most), "occurrences"),
@@ -271,6 +258,15 @@ def _check_threshold(what: str, spec: AdmissionSpec) -> None:
         raise SpecError(
             f"{what} by {spec.policy} with threshold {spec.threshold!r}, expected {meaning} from "
             f"{lowest:g} to {highest:g}"
+        )
+    if spec.table:
+        _check_score_table(what, table, spec)
+    if spec.counter == "bloom":
+        _check_filter(what, spec, num_shards)
+    elif spec.expected_keys:
+        raise SpecError(
+            f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
+            f"leave it out, or count with 'bloom'"
         )
 
 

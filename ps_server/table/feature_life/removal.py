@@ -118,10 +118,7 @@ def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
 def _age_rows(
     table: TableArrays, shard: Int, dim: int, rule: ExpiryRule, to_remove: NDArray[np.uint8]
 ) -> int:
-    """Ages a shard's rows in place, unless in a dry run, and marks expired ones with 1 in `to_remove`.
-
-    Returns their number. `to_remove` is uint8[rows of the shard].
-    """
+    """Ages a shard's rows, unless in a dry run; marks expired ones in `to_remove`, returns their number."""
     slab = table.slab.reshape(-1)
     bits = slab.view(np.uint32)
     count = 0

@@ -86,10 +86,7 @@ def gather_states(
     weights: Values,
     state: Values,
 ) -> None:
-    """Overwrites `weights` float32[N, D] and `state` float32[N, K] with whole rows of `keys` uint64[N].
-
-    A key without a row reads as a new row would be.
-    """
+    """Overwrites `weights` float32[N, D] and `state` float32[N, K] with rows of `keys`, or new ones."""
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
     dim, state_width = weights.shape[1], state.shape[1]

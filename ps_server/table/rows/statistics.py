@@ -53,10 +53,7 @@ def count_push(
     clicks: np.uint32,
     now: np.uint32,
 ) -> None:
-    """Adds a push of a key to its row's statistics, from position `first` of the slab, float32[n].
-
-    `bits` uint32[n] is the same memory; `clicks` are occurrences in clicked examples.
-    """
+    """Adds a push to a row's statistics, at `first` of the slab; `bits` uint32[n] is the same memory."""
     slab[first + SHOW] += np.float32(occurrences)
     slab[first + CLICK] += np.float32(clicks)
     slab[first + UNSEEN] = np.float32(0.0)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from ctr_ps.protos.spec import ScheduleSpec
-from ctr_ps.ps_server.optimizers.schedule import SETTINGS
+from ctr_ps.ps_server.optimizers.registry import SETTINGS
 from ctr_ps.ps_worker.job.sections.section import Section
 
 _COMMON = ("kind", "warmup_steps")
