@@ -193,19 +193,16 @@ class ClickModel(ABC):
                 tensors, batch, lookups, own.buffers, logit_grad, tensor_grads, sparse_grads
             )
         if is_first:
-            require_written("backward", self._written(tensor_grads, sparse_grads))
+            named = zip(self.segments, tensor_grads, strict=True)
+            written = {f"the gradient of {segment.name}": grad for segment, grad in named}
+            for name, grad in sparse_grads.items():
+                written[f"the gradient of table {name!r}"] = grad
+            require_written("backward", written)
             own.is_checked = True
         if self.tasks:
             own.of_click[: batch.size] = probabilities[:, 0]
             probabilities = own.of_click[: batch.size]
         return StepResult(loss, probabilities)
-
-    def _written(self, tensor_grads: Tensors, sparse_grads: SparseGrads) -> dict[str, Floats]:
-        tensors = zip(self.segments, tensor_grads, strict=True)
-        return {
-            **{f"the gradient of {segment.name}": grad for segment, grad in tensors},
-            **{f"the gradient of table {name!r}": grad for name, grad in sparse_grads.items()},
-        }
 
     def _own(self, workspace: Workspace) -> "_Workspace":
         if not isinstance(workspace, _Workspace) or workspace.model is not self:

@@ -40,6 +40,14 @@ MAX_STALENESS = 15
 WEIGHT_DECAY = "weight_decay"
 """Parameter of a spec that optimizers with `decays` have in common."""
 
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("total_steps", "end_factor"),
+    "cosine": ("total_steps", "end_factor"),
+    "step": ("step_size", "gamma"),
+}
+"""The settings that each kind of schedule has a use for, besides `warmup_steps`."""
+
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecError:
     hint = did_you_mean(name, known)
@@ -100,7 +108,7 @@ class Tuning:
         self._hyper = hyper_of(spec)
         self._scheduled = optimizer_of(spec).scheduled
         self._schedule = spec.schedule
-        rate = float(getattr(self._hyper, "learning_rate", 0.0))
+        self._rate = rate = float(getattr(self._hyper, "learning_rate", 0.0))
         decay = spec.params.get(WEIGHT_DECAY, 0.0)
         if decay and not optimizer_of(spec).decays:
             own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
@@ -120,9 +128,8 @@ class Tuning:
             hypers = [
                 self._hyper._replace(staleness=np.float32(s)) for s in range(MAX_STALENESS + 1)
             ]
-        self._unscheduled = [
-            AtStep(hyper, np.float32(self._decay)) for hyper in hypers
-        ]  # by staleness
+        # By staleness.
+        self._unscheduled = [AtStep(hyper, np.float32(self._decay)) for hyper in hypers]
 
     def at(self, step: int, staleness: int = 0) -> AtStep:
         """Returns the parameters of an update after `step` batches of all workers."""
@@ -137,8 +144,9 @@ class Tuning:
 
     def rate_at(self, step: int) -> float:
         """Returns the learning rate after `step` batches; 0 for an optimizer without one."""
-        rate = float(getattr(self._hyper, "learning_rate", 0.0))
-        return rate if self._schedule is None else rate * factor_at(self._schedule, step)
+        if self._schedule is None:
+            return self._rate
+        return self._rate * factor_at(self._schedule, step)
 
 
 def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -150,15 +158,6 @@ def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.
         state[:slots] = getattr(hyper_of(spec), optimizer.initial_slot)
     state[slots:] = optimizer.initial_scalars
     return state
-
-
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "constant": (),
-    "linear": ("total_steps", "end_factor"),
-    "cosine": ("total_steps", "end_factor"),
-    "step": ("step_size", "gamma"),
-}
-"""The settings that each kind has a use for, besides `warmup_steps`."""
 
 
 def require_schedule(spec: ScheduleSpec) -> None:
