@@ -36,9 +36,8 @@ from benchmarks import rows
 from benchmarks.torch_models import CtrDnn, perceptron
 from benchmarks.train_worker import OPTIMIZERS
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookup
 from ctr_ps.ctr_model.models.model import Compute, Model, StepResult
-from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.parameters import Floats, Lookup
 from ctr_ps.ctr_model.registry import with_compute
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.ctr_model.torch import TorchModel

@@ -63,10 +63,7 @@ def cross_key(first: np.uint64, second: np.uint64) -> np.uint64:
 
 
 def key_of(slot: int, value: str | bytes) -> int:
-    """Returns the uint64 key of `value` in `slot`, from 1; "07" and "7" differ, "" is the missing value.
-
-    Raises ValueError if `slot` is not in 1..MAX_SLOT.
-    """
+    """Returns the uint64 key of `value`; "07" and "7" differ. ValueError: no `slot` from 1 to MAX_SLOT."""
     if not 1 <= slot <= MAX_SLOT:
         raise ValueError(f"slot numbers run from 1 to {MAX_SLOT}, got {slot!r}")
     data = value.encode() if isinstance(value, str) else value

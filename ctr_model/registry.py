@@ -15,14 +15,11 @@ from ctr_ps.ctr_model import NEEDS_TORCH
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
-from ctr_ps.ctr_model.models.deepfm import DeepFm
 from ctr_ps.ctr_model.models.din import Din
-from ctr_ps.ctr_model.models.fm import Fm
-from ctr_ps.ctr_model.models.lr import LogisticRegression
+from ctr_ps.ctr_model.models.fm import DeepFm, Fm
 from ctr_ps.ctr_model.models.model import Compute, Model, module_class_of, tasks_of
-from ctr_ps.ctr_model.models.multi_task.esmm import Esmm
-from ctr_ps.ctr_model.models.multi_task.mmoe import Mmoe
-from ctr_ps.ctr_model.models.wide_deep import WideDeep
+from ctr_ps.ctr_model.models.multi_task import Esmm, Mmoe
+from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
 from ctr_ps.ctr_model.schema import Schema
 
 ModelClass = Callable[..., Model]
@@ -48,16 +45,10 @@ _MEMBERS = ("tables", "segments", "num_params", "workspace", "predict", "gradien
 def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: int = 0) -> Model:
     """Returns a model for the columns of a schema.
 
-    Args:
-        name: A key of `MODELS` or `TASK_MODELS`, or "path/of/file.py:ClassName": a `Model`, or a module of
-            PyTorch.
-        schema: The columns of a batch.
-        options: Keyword arguments of the class, as in a job file.
-        seed: Seed of a PyTorch module's initial values; those of other models are drawn by the servers.
-
-    Raises:
-        ValueError: If the model or an option is unknown (names the nearest one), the file cannot be imported,
-            or an option is invalid.
+    `name` is a key of `MODELS` or `TASK_MODELS`, or "path/of/file.py:ClassName": a `Model`, or a module of
+    PyTorch; `options` are keyword arguments of the class. `seed` is that of a module's initial values; those
+    of other models are drawn by the servers. Raises ValueError if the model or an option is unknown (names
+    the nearest one) or invalid, or the file cannot be imported.
     """
     model_class = _load_class(name) if ".py" in name else _ALL_MODELS.get(name)
     if model_class is None:
@@ -67,12 +58,20 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     abstract = sorted(getattr(model_class, "__abstractmethods__", ()))
     _refuse_without(name, abstract, _interface(ClickModel))
     checked = _checked_options(name, model_class, options)
-    if _is_module(model_class):
+    torch = sys.modules.get("torch")  # a module's file has imported it
+    if torch is not None and issubclass(cast("type", model_class), torch.nn.Module):
         from ctr_ps.ctr_model.torch import TorchModel  # late: an extra
 
         model: Model = TorchModel(schema, cast("type", model_class), checked, seed=seed)
     else:
-        model = _made(name, model_class, schema, checked)
+        try:
+            model = model_class(schema, **checked)
+        except ValueError:
+            raise
+        except Exception as error:  # user code may raise anything
+            raise ValueError(
+                f"model {name!r}: {type(error).__name__} in its __init__(schema, ...): {error}"
+            ) from error
     missing = [part for part in _MEMBERS if not hasattr(model, part)]
     _refuse_without(name, missing, f"{_interface(Model)}, or derive from torch.nn.Module")
     _require_tables(name, model, schema)
@@ -84,22 +83,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     return model
 
 
-def _made(name: str, model_class: ModelClass, schema: Schema, options: Mapping[str, Any]) -> Model:
-    try:
-        return model_class(schema, **options)
-    except ValueError:
-        raise
-    except Exception as error:  # user code may raise anything
-        raise ValueError(
-            f"model {name!r}: {type(error).__name__} in its __init__(schema, ...): {error}"
-        ) from error
-
-
 def with_compute(model: Model, compute: Compute) -> Model:
-    """Returns a model with gradients in the given precision; its predictions are unchanged.
-
-    Raises ValueError if PyTorch is missing, or the model has its own arithmetic.
-    """
+    """Returns a model with gradients in a precision; ValueError without PyTorch, or if it has its own."""
     if compute == "float32":
         return model
     try:
@@ -112,9 +97,8 @@ def with_compute(model: Model, compute: Compute) -> Model:
 
 
 def with_dropout(model: Model, rate: float, seed: int) -> Model:
-    """Returns a model with dropout in its gradients; its predictions are unchanged.
+    """Returns a model that drops outputs of hidden layers in training with probability `rate`; 0: itself.
 
-    `rate` is the probability of each output of a hidden layer to be dropped; 0 returns the model itself.
     Raises ValueError without hidden layers, or for a module with dropout of its own.
     """
     if not rate:
@@ -133,10 +117,7 @@ def with_dropout(model: Model, rate: float, seed: int) -> Model:
 
 
 def with_logit_offset(model: Model, offset: float) -> Model:
-    """Returns a model whose loss is that of the logit plus `offset`; its predictions are unchanged.
-
-    Raises ValueError if the model has a custom loss, as its logit is unknown.
-    """
+    """Returns a model whose loss is that of the logit plus `offset`; ValueError for a loss of its own."""
     if not offset:
         return model
     own = getattr(model, "with_logit_offset", None)
@@ -147,12 +128,6 @@ def with_logit_offset(model: Model, offset: float) -> Model:
         )
     shifted: Model = own(offset)
     return shifted
-
-
-def _is_module(model_class: ModelClass) -> bool:
-    """Whether this is the class of a PyTorch module; its file has then imported PyTorch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and issubclass(cast("type", model_class), torch.nn.Module)
 
 
 def _refuse_without(name: str, missing: list[str], way_out: str) -> None:
@@ -196,7 +171,6 @@ def name_of(model: Model) -> str | None:
 
 
 def _load_class(name: str) -> ModelClass:
-    """Returns the class named by "path/of/file.py:ClassName"."""
     path, _, class_name = name.rpartition(":")
     if not path.endswith(".py") or not class_name.isidentifier():
         raise ValueError(f'model {name!r}: expected "path/of/file.py:ClassName"')
@@ -229,7 +203,6 @@ def _load_class(name: str) -> ModelClass:
 
 
 def _import_fault(path: Path, error: Exception) -> str:
-    """Returns the reason why an import failed, and a way out."""
     missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if missing == "torch":
         return f"{str(path)!r} {NEEDS_TORCH}"

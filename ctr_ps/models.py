@@ -3,20 +3,16 @@
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.layers.losses import SOFTMAX, Loss
 from ctr_ps.ctr_model.layers.mlp import Mlp
-from ctr_ps.ctr_model.lookup import EmbeddingTable, Lookup
-from ctr_ps.ctr_model.models.checks import require_widths
+from ctr_ps.ctr_model.layers.pooling import require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.dcn_v2 import DcnV2
-from ctr_ps.ctr_model.models.deepfm import DeepFm
 from ctr_ps.ctr_model.models.din import Din
-from ctr_ps.ctr_model.models.fm import Fm
-from ctr_ps.ctr_model.models.lr import LogisticRegression
+from ctr_ps.ctr_model.models.fm import DeepFm, Fm
 from ctr_ps.ctr_model.models.model import Task
-from ctr_ps.ctr_model.models.multi_task.esmm import Esmm
-from ctr_ps.ctr_model.models.multi_task.mmoe import Mmoe
-from ctr_ps.ctr_model.models.wide_deep import WideDeep
-from ctr_ps.ctr_model.parameters import Floats, Segment
+from ctr_ps.ctr_model.models.multi_task import Esmm, Mmoe
+from ctr_ps.ctr_model.models.wide_deep import LogisticRegression, WideDeep
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Lookup, Segment
 from ctr_ps.ctr_model.registry import with_compute
 
 __all__ = [

@@ -38,8 +38,7 @@ from ctr_ps.ps_server.checkpoint.files.saved_rows import first_misplaced
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_server.table.contents import Rows
-from ctr_ps.ps_server.table.feature_life.admission import filter_settings
-from ctr_ps.ps_server.table.feature_life.bloom_filter import counter_dtype
+from ctr_ps.ps_server.table.feature_life.admission import counter_dtype, filter_settings
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from ctr_ps.ps_server.table.spec_checks import check_table_spec
 

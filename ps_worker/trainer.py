@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import Model, tasks_of
-from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.models.model import Model, origin_of, tasks_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.protos.store import SaveRequest

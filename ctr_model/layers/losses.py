@@ -46,10 +46,9 @@ def sigmoid_probabilities(logits: Floats, out: Floats) -> None:
 def binary_cross_entropy(
     logits: Floats, labels: Floats, weights: Floats, probabilities: Floats, logit_grad: Floats
 ) -> float:
-    """Returns the log loss summed over examples, each times its weight, and overwrites two outputs.
+    """Returns the log loss summed over examples, each times its weight; labels are 1 for a click, else 0.
 
-    `probabilities` float32[B] gets those of a click, `logit_grad` float32[B] the gradient of the sum;
-    `labels` are 1 for a click, else 0.
+    Overwrites float32[B] `probabilities` of a click, and `logit_grad` with the gradient of the sum.
     """
     loss = 0.0
     for b in range(labels.size):
@@ -91,10 +90,7 @@ def cross_entropy(
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss, and the mapping of logits to probabilities.
-
-    With K tasks, labels are float32[B, T] and probabilities float32[B, K].
-    """
+    """A loss, and the mapping of logits to probabilities, [B, K] for the labels [B, T] of K tasks."""
 
     shape: tuple[int, ...]  # shape of an example's logits; () for one logit
     probabilities: Callable[[Floats, Floats], None]  # a function like `sigmoid_probabilities`

@@ -8,10 +8,18 @@
 
 A key that occurs twice counts twice. A slot without keys is zeros. A table has one width, so each width other
 than the model's has a table of its own.
+
+Sums of slots of one width have kernels of their own:
+
+    X[b, num_dense + s * D + d] = sum of rows[inverse[i], d] over i from offsets[b * S + s]
+                                  to offsets[b * S + s + 1], exclusive
+
+Indices are unsigned in the kernels, because for signed ones numba checks for negative indices, which makes
+kernels half as fast.
 """
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -19,10 +27,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.jit import kernel
-from ctr_ps.ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_ps.ctr_model.lookup import EmbeddingTable, Ints, Lookups, SparseGrads
-from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Ints, Lookup, Lookups, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
+
+
+def pool_slots(dense: Floats, lookup: Lookup, out: Floats) -> None:
+    """Overwrites `out` float32[B, num_dense + S * D] with X, for `dense` float32[B, num_dense]."""
+    first_column = dense.shape[1]
+    out[:, :first_column] = dense
+    _sum(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
+
+
+def scatter_slots(grad: Floats, lookup: Lookup, out: Floats) -> None:
+    """Overwrites `out` float32[N, D], the gradient of the rows; `grad` is that of `pool_slots`' output."""
+    first_column = grad.shape[1] - lookup.num_slots * out.shape[1]
+    _scatter_sum(grad, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
+
+
+@kernel
+def _sum(
+    rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
+) -> None:
+    """Overwrites the columns of `out` from `first_column` on with pooled embeddings."""
+    dim = np.uintp(rows.shape[1])
+    out[:, first_column:] = np.float32(0.0)
+    for b in range(out.shape[0]):
+        for s in range(num_slots):
+            column = np.uintp(first_column) + np.uintp(s) * dim
+            for i in range(offsets[b * num_slots + s], offsets[b * num_slots + s + 1]):
+                row = np.uintp(inverse[i])
+                for d in range(dim):
+                    out[b, column + d] += rows[row, d]
+
+
+@kernel
+def _scatter_sum(
+    grad: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
+) -> None:
+    """Overwrites `out` with the gradient of the rows; `grad` has pooled embeddings from `first_column` on."""
+    dim = np.uintp(out.shape[1])
+    out[:] = np.float32(0.0)
+    for b in range(grad.shape[0]):
+        for s in range(num_slots):
+            column = np.uintp(first_column) + np.uintp(s) * dim
+            for i in range(offsets[b * num_slots + s], offsets[b * num_slots + s + 1]):
+                row = np.uintp(inverse[i])
+                for d in range(dim):
+                    out[row, d] += grad[b, column + d]
+
 
 Pooling = Literal["sum", "mean", "max"]
 
@@ -42,14 +94,22 @@ class _Part:
     poolings: NDArray[np.int64]  # [S]
 
 
-class PooledSlots:
-    """The input of a network: numbers, then all slots of the schema in order.
+def require_widths(**widths: int | Sequence[int]) -> None:
+    """Raises ValueError unless each option is a width of at least 1, or a list of them."""
+    for name, width in widths.items():
+        values = [width] if isinstance(width, int) else list(width)
+        if not values or min(values) < 1:
+            raise ValueError(f"{name} is {width!r}, expected widths of at least 1")
 
-    Attributes:
-        tables: The embedding tables: one for width `dim`, then one for each other width.
-        width: Width of X.
-        columns: The columns of each slot in X.
-    """
+
+def require_range(init_range: float) -> None:
+    """Raises ValueError unless `init_range` is a number of at least 0."""
+    if not init_range >= 0:
+        raise ValueError(f"init_range is {init_range!r}, expected a number >= 0")
+
+
+class PooledSlots:
+    """The input X of a network: numbers, then all slots of the schema in order, each with its columns."""
 
     def __init__(
         self,
@@ -68,6 +128,8 @@ class PooledSlots:
         are filled and scattered back by the caller. Raises ValueError for an unknown slot, option or pooling,
         or a width below 1.
         """
+        require_widths(dim=dim)
+        require_range(init_range)
         _require_pooling("pooling", pooling)
         dims, poolings = [dim] * len(schema.slots), [_CODES[pooling]] * len(schema.slots)
         for name, options in slots.items():
@@ -132,7 +194,6 @@ class PooledSlots:
 
 
 def _checked(name: str, options: SlotOptions) -> dict[str, int]:
-    """Returns the `dim` and the code of the `pooling` of a slot, where given."""
     checked: dict[str, int] = {}
     for option, value in options.items():
         where = f"slots.{name}.{option}"

@@ -1,1 +1,1 @@
-"""Models, one per file."""
+"""Models, a family in each module, with the layers that are theirs alone."""

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookup, Lookups, SparseGrads
 from ctr_ps.ctr_model.models.model import (
     EmbeddingTable,
     Model,
@@ -17,25 +16,10 @@ from ctr_ps.ctr_model.models.model import (
     Workspace,
     module_class_of,
 )
-from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 
 _MAX_SHOWN = 8
-
-
-def require_widths(**widths: int | Sequence[int]) -> None:
-    """Raises ValueError unless each option is a width of at least 1, or a list of them."""
-    for name, width in widths.items():
-        values = [width] if isinstance(width, int) else list(width)
-        if not values or min(values) < 1:
-            raise ValueError(f"{name} is {width!r}, expected widths of at least 1")
-
-
-def require_range(**ranges: float) -> None:
-    """Raises ValueError unless each option is a number of at least 0."""
-    for name, value in ranges.items():
-        if not value >= 0:
-            raise ValueError(f"{name} is {value!r}, expected a number >= 0")
 
 
 def require_batch(
@@ -49,26 +33,20 @@ def require_batch(
     _require_equal("number of dense columns", batch.dense.shape[1], schema.num_dense)
     _require_equal("number of slots", batch.num_slots, len(schema.slots))
     for table in tables:
-        _require_lookup(schema, table, batch, lookups[table.name])
+        lookup, num_slots = lookups[table.name], table.num_slots(len(schema.slots))
+        _require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
+        _require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
+        _require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))
+        width = lookup.rows.shape[1]
+        _require_equal(f"width of the rows of table {table.name!r}", width, table.dim)
     if batch.size > workspace.max_batch_size:
         raise ModelInputError(
             f"the batch has {batch.size} examples, the workspace holds {workspace.max_batch_size}"
         )
 
 
-def _require_lookup(schema: Schema, table: EmbeddingTable, batch: Batch, lookup: Lookup) -> None:
-    num_slots = table.num_slots(len(schema.slots))
-    _require_equal(f"number of slots of table {table.name!r}", lookup.num_slots, num_slots)
-    _require_equal("length of offsets", lookup.offsets.size, batch.size * num_slots + 1)
-    _require_equal("length of inverse", lookup.inverse.size, int(lookup.offsets[-1]))
-    _require_equal(f"width of the rows of table {table.name!r}", lookup.rows.shape[1], table.dim)
-
-
 def labels_of(batch: Batch) -> Floats:
-    """Returns the labels float32[B] for a model of one label.
-
-    Raises ModelInputError if they are missing or too few, or there are further labels.
-    """
+    """Returns the labels float32[B] for a model of one label; raises ModelInputError for none or several."""
     if batch.other_labels is not None:
         raise ModelInputError(
             f"the model learns one label, and this batch has {1 + batch.other_labels.shape[1]}: take a model "
@@ -189,7 +167,6 @@ def _class_of(model: Model) -> type[Any]:
 
 
 def _place_in(model: Model, error: Exception) -> str:
-    """Returns the last line of the model's file in the trace, for a message."""
     try:
         path = inspect.getfile(_class_of(model))
     except (TypeError, OSError):  # a class without a file, as of an interpreter's input

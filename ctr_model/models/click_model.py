@@ -17,10 +17,9 @@ from typing import Any, Self
 import numpy as np
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.layers.dropout import Dropout
 from ctr_ps.ctr_model.layers.losses import SIGMOID, SOFTMAX, Loss
+from ctr_ps.ctr_model.layers.mlp import Dropout
 from ctr_ps.ctr_model.layers.products import NewProduct, float32_product
-from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
 from ctr_ps.ctr_model.models.checks import (
     all_labels_of,
     errors_with_shapes,
@@ -33,7 +32,15 @@ from ctr_ps.ctr_model.models.checks import (
     weights_of,
 )
 from ctr_ps.ctr_model.models.model import EmbeddingTable, StepResult, Task, Workspace
-from ctr_ps.ctr_model.parameters import FlatLayout, Floats, ModelInputError, Segment, Tensors
+from ctr_ps.ctr_model.parameters import (
+    FlatLayout,
+    Floats,
+    Lookups,
+    ModelInputError,
+    Segment,
+    SparseGrads,
+    Tensors,
+)
 from ctr_ps.ctr_model.schema import Schema
 
 
@@ -85,11 +92,7 @@ class ClickModel(ABC):
         return other
 
     def with_dropout(self, rate: float, seed: int) -> Self:
-        """Returns the same model with dropout in its gradients, not in its predictions.
-
-        Outputs of hidden layers are dropped with probability `rate`, in (0, 1). Raises ValueError without
-        such layers.
-        """
+        """Returns the same model with dropout in its gradients; ValueError without layers that have it."""
         other = copy.copy(self)
         other.dropout = Dropout(rate, seed)
         if not other.workspace(1).has_dropout:
@@ -127,10 +130,7 @@ class ClickModel(ABC):
         tensor_grads: Tensors,
         sparse_grads: SparseGrads,
     ) -> None:
-        """Overwrites the gradients of tensors and rows, given that of the logits, after `forward`.
-
-        `logit_grad` may be overwritten.
-        """
+        """Overwrites the gradients of tensors and rows, after `forward`; `logit_grad` may be overwritten."""
 
     def buffers(self, max_batch_size: int) -> Any:
         """Returns one thread's buffers for `forward` and `backward`; by default None."""
@@ -193,19 +193,16 @@ class ClickModel(ABC):
                 tensors, batch, lookups, own.buffers, logit_grad, tensor_grads, sparse_grads
             )
         if is_first:
-            require_written("backward", self._written(tensor_grads, sparse_grads))
+            named = zip(self.segments, tensor_grads, strict=True)
+            written = {f"the gradient of {segment.name}": grad for segment, grad in named}
+            for name, grad in sparse_grads.items():
+                written[f"the gradient of table {name!r}"] = grad
+            require_written("backward", written)
             own.is_checked = True
         if self.tasks:
             own.of_click[: batch.size] = probabilities[:, 0]
             probabilities = own.of_click[: batch.size]
         return StepResult(loss, probabilities)
-
-    def _written(self, tensor_grads: Tensors, sparse_grads: SparseGrads) -> dict[str, Floats]:
-        tensors = zip(self.segments, tensor_grads, strict=True)
-        return {
-            **{f"the gradient of {segment.name}": grad for segment, grad in tensors},
-            **{f"the gradient of table {name!r}": grad for name, grad in sparse_grads.items()},
-        }
 
     def _own(self, workspace: Workspace) -> "_Workspace":
         if not isinstance(workspace, _Workspace) or workspace.model is not self:

@@ -13,12 +13,10 @@ from collections.abc import Mapping, Sequence
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.layers.losses import SOFTMAX
 from ctr_ps.ctr_model.layers.mlp import Mlp, MlpBuffers
-from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
-from ctr_ps.ctr_model.models.checks import require_range, require_widths
+from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions, require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
-from ctr_ps.ctr_model.models.origin import keeps_origin
-from ctr_ps.ctr_model.parameters import Floats, Tensors
+from ctr_ps.ctr_model.models.model import keeps_origin
+from ctr_ps.ctr_model.parameters import Floats, Lookups, SparseGrads, Tensors
 from ctr_ps.ctr_model.schema import Schema
 
 CLASSES = 2
@@ -41,17 +39,12 @@ class CtrDnn(ClickModel):
     ) -> None:
         """Builds the network; raises ValueError for an unknown slot or an option out of range.
 
-        Args:
-            schema: The columns of a batch.
-            dim: D, width of the embeddings.
-            hidden: Widths of the hidden layers.
-            init_range: Initial embeddings are uniform in [-init_range, init_range).
-            pooling: Pooling of a slot's embeddings: "sum", "mean" or "max".
-            slots: Overrides by slot name: `dim` and `pooling`.
-            table: Name of the embedding table.
+        `dim` is D, the width of the embeddings, and `hidden` has the widths of the hidden layers. Initial
+        embeddings are uniform in [-init_range, init_range). A slot's embeddings are pooled as `pooling` says,
+        "sum", "mean" or "max"; `slots` overrides `dim` and `pooling` by slot name. `table` names the
+        embedding table.
         """
-        require_widths(dim=dim, hidden=hidden)
-        require_range(init_range=init_range)
+        require_widths(hidden=hidden)
         self._input = PooledSlots(
             schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=table
         )

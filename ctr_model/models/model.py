@@ -5,13 +5,21 @@ rows of the batch's unique keys and a flat vector of all dense parameters; the m
 same shapes. The model handles slots and pooling, the trainer keys and tables.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import EmbeddingTable, Lookup, Lookups, SparseGrads
-from ctr_ps.ctr_model.parameters import Floats, Segment
+from ctr_ps.ctr_model.parameters import (
+    EmbeddingTable,
+    Floats,
+    Lookup,
+    Lookups,
+    Segment,
+    SparseGrads,
+)
+from ctr_ps.ctr_model.schema import Schema
 
 __all__ = [
     "Compute",
@@ -58,7 +66,6 @@ class Workspace(Protocol):
     @property
     def max_batch_size(self) -> int:
         """The largest supported batch size."""
-        ...
 
 
 def number_batch(workspace: Workspace, number: int) -> None:
@@ -68,10 +75,7 @@ def number_batch(workspace: Workspace, number: int) -> None:
 
 
 def module_class_of(model: "Model") -> type[Any] | None:
-    """Returns the class of a model's PyTorch module; None for other models.
-
-    It reads a member instead of checking the class, as that would import PyTorch.
-    """
+    """Returns the class of a model's PyTorch module, or None; a check of classes would import PyTorch."""
     return getattr(model, "module_class", None)
 
 
@@ -98,36 +102,26 @@ class Model(Protocol):
     @property
     def tables(self) -> tuple[EmbeddingTable, ...]:
         """Embedding tables."""
-        ...
 
     @property
     def segments(self) -> tuple[Segment, ...]:
         """Dense parameters, in the order of the flat vector."""
-        ...
 
     @property
     def num_params(self) -> int:
         """P, the length of the flat vector."""
-        ...
 
     def workspace(self, max_batch_size: int) -> Workspace:
         """Returns buffers for batches of up to `max_batch_size` examples."""
-        ...
 
     def predict(
         self, params: Floats, batch: Batch, lookups: Lookups, workspace: Workspace
     ) -> Floats:
         """Returns click probabilities float32[B], or float32[B, K] for K `tasks`; a view into the workspace.
 
-        Raises ModelInputError if shapes do not match, before anything is written. Labels are ignored.
-
-        Args:
-            params: float32[P].
-            batch: The examples.
-            lookups: By table.
-            workspace: Overwritten.
+        `params` are float32[P], `lookups` by table. Raises ModelInputError if shapes do not match, before
+        anything is written. Labels are ignored.
         """
-        ...
 
     def gradient(
         self,
@@ -140,15 +134,37 @@ class Model(Protocol):
     ) -> StepResult:
         """Computes the gradients of the loss SUMMED over the batch's examples, each times its weight.
 
-        Sums, unlike means, can be merged; optimizers divide by the sum of the weights. Raises ModelInputError
-        if shapes do not match or labels are missing, before anything is written.
-
-        Args:
-            params: float32[P].
-            batch: Labelled examples.
-            lookups: By table.
-            workspace: Overwritten.
-            dense_grad: float32[P], overwritten.
-            sparse_grads: By table float32[N, D], overwritten.
+        Sums, unlike means, can be merged; optimizers divide by the sum of the weights. Overwrites
+        `dense_grad` float32[P] and, by table, `sparse_grads` float32[N, D]. Raises ModelInputError if shapes
+        do not match or labels are missing, before anything is written.
         """
-        ...
+
+
+ModelClass = TypeVar("ModelClass", bound=type[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Constructor arguments of a model."""
+
+    schema: Schema
+    options: Mapping[str, Any]
+
+
+def keeps_origin(model_class: ModelClass) -> ModelClass:
+    """Makes instances of a class, not of its subclasses, keep their constructor arguments."""
+    init = model_class.__init__
+
+    @functools.wraps(init)
+    def keeping_init(self: Any, schema: Schema, **options: Any) -> None:
+        if type(self) is model_class:
+            self._origin = Origin(schema, options)
+        init(self, schema, **options)
+
+    model_class.__init__ = keeping_init
+    return model_class
+
+
+def origin_of(model: Model) -> Origin | None:
+    """Returns the constructor arguments of a model; None if its class does not keep them."""
+    return getattr(model, "_origin", None)

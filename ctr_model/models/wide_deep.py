@@ -1,12 +1,15 @@
-"""Wide & deep: logistic regression plus a multilayer perceptron.
+"""Logistic regression, alone (LR) and beside a multilayer perceptron (wide & deep).
 
     wide = bias + sum over numbers of weight * number + sum over keys and crosses of w_key    [B]
+    sigmoid(wide)                                                                             LR
+
     X    = [ dense | pooled embedding of slot 1 | ... | of slot S ]           [B, num_dense + S * D]
     A1 = relu(X W1 + b1)   ...   An = relu(A(n-1) Wn + bn)                    [B, H]
-    sigmoid(wide + An w + b)                                                  [B]
+    sigmoid(wide + An w + b)                                                  wide & deep
 
-The wide part has weights for the keys of all slots and of crosses, in a table of dim 1 that FTRL keeps
-sparse; the deep part has embeddings in a table of its own. Both are trained jointly.
+The weights of keys are rows of a table of dim 1; a key that occurs twice in an example counts twice. Only
+wide & deep has crosses, and keeps that table sparse by FTRL; its deep part has embeddings in a table of its
+own. Both parts are trained jointly.
 
 Cheng et al., "Wide & deep learning for recommender systems", DLRS 2016. As there, the wide part covers
 categorical features and crosses; in PaddlePaddle's examples it only covers the numbers.
@@ -14,21 +17,58 @@ categorical features and crosses; in PaddlePaddle's examples it only covers the 
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.layers.first_order import (
-    first_order,
-    first_order_backward,
-    first_order_segments,
-)
+from ctr_ps.ctr_model.jit import kernel
 from ctr_ps.ctr_model.layers.mlp import Mlp, MlpBuffers
-from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions
-from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
-from ctr_ps.ctr_model.models.checks import require_range, require_widths
+from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions, require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
-from ctr_ps.ctr_model.models.model import EmbeddingTable
-from ctr_ps.ctr_model.models.origin import keeps_origin
-from ctr_ps.ctr_model.parameters import Floats, Tensors
+from ctr_ps.ctr_model.models.model import EmbeddingTable, keeps_origin
+from ctr_ps.ctr_model.parameters import Floats, Ints, Lookup, Lookups, Segment, SparseGrads, Tensors
 from ctr_ps.ctr_model.schema import Schema
+
+LINEAR = "linear"
+
+
+@keeps_origin
+class LogisticRegression(ClickModel):
+    """Logistic regression."""
+
+    refused_options = dict.fromkeys(
+        ("pooling", "slots"), "it has one weight for each key, and adds those of all keys"
+    )
+
+    def __init__(self, schema: Schema) -> None:
+        weight, bias = first_order_segments(schema.num_dense)
+        super().__init__(
+            schema,
+            tables=[EmbeddingTable(name=LINEAR, dim=1, learning_rate=0.1)],
+            segments=[weight, bias],
+            biases=[bias],
+        )
+
+    def forward(
+        self, tensors: Tensors, batch: Batch, lookups: Lookups, buffers: None, logits: Floats
+    ) -> None:
+        weight, bias = tensors
+        first_order(batch.dense, lookups[LINEAR], weight, bias, logits)
+
+    def backward(
+        self,
+        tensors: Tensors,
+        batch: Batch,
+        lookups: Lookups,
+        buffers: None,
+        logit_grad: Floats,
+        tensor_grads: Tensors,
+        sparse_grads: SparseGrads,
+    ) -> None:
+        weight_grad, bias_grad = tensor_grads
+        first_order_backward(
+            logit_grad, batch.dense, lookups[LINEAR], sparse_grads[LINEAR], weight_grad, bias_grad
+        )
+
 
 WIDE, DEEP = "wide", "embedding"
 
@@ -57,12 +97,8 @@ class WideDeep(ClickModel):
         slots: Mapping[str, SlotOptions] = {},
         crosses: Sequence[tuple[str, str]] = (),
     ) -> None:
-        """Builds the network; other options and errors are those of `CtrDnn`, for the deep part.
-
-        `crosses` are pairs of slots, by name, with weights in the wide part.
-        """
-        require_widths(dim=dim, hidden=hidden)
-        require_range(init_range=init_range)
+        """Builds the network; `crosses` are pairs of slots in the wide part, other options as in `CtrDnn`."""
+        require_widths(hidden=hidden)
         self._input = PooledSlots(
             schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots, table=DEEP
         )
@@ -109,3 +145,81 @@ class WideDeep(ClickModel):
 
     def buffers(self, max_batch_size: int) -> MlpBuffers:
         return self._mlp.buffers(max_batch_size, self.products, self.dropout)
+
+
+def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segment, Segment]:
+    """Returns the dense parameters, initially zeros: `weight` of the numbers, and `bias`."""
+    return (
+        Segment(name=f"{name}.weight", shape=(num_dense,), init_std=0.0),
+        Segment(name=f"{name}.bias", shape=(1,), init_std=0.0),
+    )
+
+
+def first_order(dense: Floats, lookup: Lookup, weight: Floats, bias: Floats, out: Floats) -> None:
+    """Overwrites `out` float32[B] with z; `lookup` is of a table of dim 1."""
+    _first_order(
+        dense, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, weight, bias, out
+    )
+
+
+def first_order_backward(
+    grad: Floats,
+    dense: Floats,
+    lookup: Lookup,
+    rows_grad: Floats,
+    weight_grad: Floats,
+    bias_grad: Floats,
+) -> None:
+    """Overwrites the gradients of rows float32[N, 1], weight and bias, given `grad` float32[B], of z."""
+    _first_order_backward(
+        grad,
+        dense,
+        lookup.inverse,
+        lookup.offsets,
+        lookup.num_slots,
+        rows_grad,
+        weight_grad,
+        bias_grad,
+    )
+
+
+@kernel
+def _first_order(
+    dense: Floats,
+    rows: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    num_slots: int,
+    weight: Floats,
+    bias: Floats,
+    out: Floats,
+) -> None:
+    for b in range(out.size):
+        z = bias[0]
+        for j in range(weight.size):
+            z += weight[j] * dense[b, j]
+        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
+            z += rows[np.uintp(inverse[i]), 0]
+        out[b] = z
+
+
+@kernel
+def _first_order_backward(
+    grad: Floats,
+    dense: Floats,
+    inverse: Ints,
+    offsets: Ints,
+    num_slots: int,
+    rows_grad: Floats,
+    weight_grad: Floats,
+    bias_grad: Floats,
+) -> None:
+    rows_grad[:] = np.float32(0.0)
+    weight_grad[:] = np.float32(0.0)
+    bias_grad[0] = np.float32(0.0)
+    for b in range(grad.size):
+        bias_grad[0] += grad[b]
+        for j in range(weight_grad.size):
+            weight_grad[j] += grad[b] * dense[b, j]
+        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
+            rows_grad[np.uintp(inverse[i]), 0] += grad[b]

@@ -1,7 +1,6 @@
 """Schemas: dense columns with their scaling, and slots."""
 
-from ctr_ps.ctr_model.schema.dense_column import DenseColumn, Transform
-from ctr_ps.ctr_model.schema.entries import SchemaError
+from ctr_ps.ctr_model.schema.dense_column import DenseColumn, SchemaError, Transform
 from ctr_ps.ctr_model.schema.schema import Schema, criteo_schema
 
 __all__ = ["DenseColumn", "Schema", "SchemaError", "Transform", "criteo_schema"]

@@ -1,4 +1,4 @@
-"""Dense columns: a name, and the scaling of a number x to a model input.
+"""Dense columns: a name, and the scaling of a number x to a model input, for many examples in one kernel.
 
     transform    model input                        settings
     none         (x - shift) / scale                shift, scale
@@ -10,20 +10,77 @@ The rank is piecewise linear: 0 below the first of n boundaries, i / (n - 1) at 
 last. At a repeated boundary it is the rank of its last occurrence.
 """
 
+import difflib
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, Self, get_args
 
-from ctr_ps.ctr_model.schema.entries import (
-    SchemaError,
-    flag_entry,
-    list_entry,
-    number_entry,
-    refuse_unknown_keys,
-    text_entry,
-)
+import numpy as np
+from numpy.typing import NDArray
+
+from ctr_ps.ctr_model.jit import kernel
+
+
+class SchemaError(ValueError):
+    """Raised when a schema is invalid, cannot be read, or needs another version of this package."""
+
+
+def list_entry(where: str, value: object) -> list[object]:
+    """Returns `value` as a list."""
+    if not isinstance(value, list | tuple):
+        raise SchemaError(f"{where} is {value!r}, expected a list")
+    return list(value)
+
+
+def table_entry(where: str, value: object) -> Mapping[str, object]:
+    """Returns `value`, a table of TOML."""
+    if not isinstance(value, Mapping):
+        raise SchemaError(f"{where} is {value!r}, expected a table")
+    return value
+
+
+def text_entry(where: str, value: object) -> str:
+    """Returns `value`, a non-empty string."""
+    if not isinstance(value, str) or not value:
+        raise SchemaError(f"{where} is {value!r}, expected a non-empty string")
+    return value
+
+
+def number_entry(where: str, value: object) -> float:
+    """Returns `value` as a float."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise SchemaError(f"{where} is {value!r}, expected a number")
+    try:
+        return float(value)
+    except OverflowError as error:  # an integer of more than 308 digits
+        raise SchemaError(f"{where} is an integer too large for a float64") from error
+
+
+def flag_entry(where: str, value: object) -> bool:
+    """Returns `value`, a bool."""
+    if not isinstance(value, bool):
+        raise SchemaError(f"{where} is {value!r}, expected true or false")
+    return value
+
+
+def refuse_unknown_keys(where: str, entry: Mapping[str, object], known: Sequence[str]) -> None:
+    """Refuses an unknown key; the error names the nearest known one."""
+    for key in entry:
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+            raise SchemaError(f"{where}: unknown key {key!r}, did you mean {nearest!r}?")
+
+
+def refuse_duplicates(kind: str, names: Iterable[str]) -> None:
+    """Refuses a repeated name."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SchemaError(f"{kind} {name!r} is listed twice, expected unique names")
+        seen.add(name)
+
 
 Transform = Literal["none", "log1p", "min_max", "quantile"]
 
@@ -59,11 +116,25 @@ class DenseColumn:
                 f"transform is {self.transform!r}, expected one of {', '.join(get_args(Transform))}"
             )
         self._refuse_settings_of_others()
-        self._require_finite()
+        for name in ("shift", "scale", "min", "max", "missing"):
+            number = getattr(self, name)
+            if number is not None and not math.isfinite(number):
+                raise self._error(f"{name} is {number!r}, not finite")
+        if abs(self.missing) > FLOAT32_MAX:
+            raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
         if self.scale == 0:
             raise self._error("scale is 0, expected another number, as values are divided by it")
         if self.transform == "min_max":
-            self._require_span()
+            for name in ("min", "max"):
+                if getattr(self, name) is None:
+                    raise self._error(
+                        f"transform 'min_max' needs min and max, and {name} is missing"
+                    )
+            if not 0 < self.span[1] < math.inf:
+                raise self._error(
+                    f"min is {self.min!r} and max is {self.max!r}, expected a larger max with a finite "
+                    f"difference"
+                )
         if self.transform == "quantile":
             self._require_ascending()
 
@@ -121,23 +192,6 @@ class DenseColumn:
                     f"takes {' and '.join(own)}"
                 )
 
-    def _require_finite(self) -> None:
-        for name in ("shift", "scale", "min", "max", "missing"):
-            number = getattr(self, name)
-            if number is not None and not math.isfinite(number):
-                raise self._error(f"{name} is {number!r}, not finite")
-        if abs(self.missing) > FLOAT32_MAX:
-            raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
-
-    def _require_span(self) -> None:
-        for name in ("min", "max"):
-            if getattr(self, name) is None:
-                raise self._error(f"transform 'min_max' needs min and max, and {name} is missing")
-        if not 0 < self.span[1] < math.inf:
-            raise self._error(
-                f"min is {self.min!r} and max is {self.max!r}, expected a larger max with a finite difference"
-            )
-
     def _require_ascending(self) -> None:
         if len(set(self.boundaries)) < 2:
             raise self._error(
@@ -154,3 +208,134 @@ class DenseColumn:
 
 
 _ALL_SETTINGS = frozenset(itertools.chain.from_iterable(_SETTINGS.values()))
+
+
+_LINEAR, _LOG1P, _QUANTILE = range(3)
+
+# Most numbers of click logs are small counts: the scaled values of 0, 1, ... below this are precomputed,
+# which takes a third of the time for logarithms and a tenth for ranks.
+_SMALL = 1024
+
+
+class DenseScaling:
+    """The transforms of dense columns as arrays for the kernel; `width` inputs. Thread-safe."""
+
+    def __init__(self, columns: Sequence[DenseColumn]) -> None:
+        spans = np.array([column.span for column in columns], np.float64).reshape(-1, 2)
+        has_indicator = np.array([column.missing_indicator for column in columns], np.bool_)
+        lengths = [len(column.boundaries) for column in columns]
+        self.width = len(columns) + int(has_indicator.sum())
+        kinds = {"log1p": _LOG1P, "quantile": _QUANTILE}
+        self._kinds = np.array([kinds.get(each.transform, _LINEAR) for each in columns], np.int64)
+        self._shifts, self._scales = spans[:, 0].copy(), spans[:, 1].copy()
+        self._missing = np.array([column.missing for column in columns], np.float32)
+        self._indicators = np.where(has_indicator, len(columns) - 1 + has_indicator.cumsum(), -1)
+        self._starts = np.cumsum([0, *lengths], dtype=np.int64)
+        self._boundaries = np.array(
+            [boundary for column in columns for boundary in column.boundaries], np.float64
+        )
+        self._small: NDArray[np.float32] | None = None
+
+    def scale(self, values: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Returns float32[N, width] for `values` float64[N, number of columns], nan where missing."""
+        if values.ndim != 2 or values.shape[1] != len(self._kinds):
+            raise ValueError(
+                f"the numbers have shape {values.shape!r}, expected {len(self._kinds)} columns"
+            )
+        # Lazy, as many schemas never scale. Two threads may both compute it.
+        if self._small is None:
+            none = np.empty((0, len(self._kinds)), np.float32)
+            counts = np.arange(_SMALL, dtype=np.float64).repeat(len(self._kinds))
+            scaled = self._scaled(counts.reshape(_SMALL, -1), none)
+            self._small = np.ascontiguousarray(scaled[:, : len(self._kinds)])
+        return self._scaled(np.ascontiguousarray(values, np.float64), self._small)
+
+    def _scaled(
+        self, values: NDArray[np.float64], small: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        scaled = np.empty((len(values), self.width), np.float32)
+        _scale(
+            values,
+            self._kinds,
+            self._shifts,
+            self._scales,
+            self._missing,
+            self._indicators,
+            self._starts,
+            self._boundaries,
+            small,
+            scaled,
+        )
+        return scaled
+
+
+@kernel
+def _rank(x: float, boundaries: NDArray[np.float64], start: int, stop: int) -> float:
+    """Returns the rank in [0, 1] of x among `boundaries[start:stop]`, ascending."""
+    if x < boundaries[start]:
+        return 0.0
+    if x >= boundaries[stop - 1]:
+        return 1.0
+    low, high = start, stop - 1  # boundaries[low] <= x < boundaries[high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if boundaries[middle] <= x:
+            low = middle
+        else:
+            high = middle
+    between = (x - boundaries[low]) / (boundaries[high] - boundaries[low])
+    return float((low - start + between) / (stop - 1 - start))
+
+
+@kernel
+def _transformed(
+    x: float,
+    kind: int,
+    shift: float,
+    scale: float,
+    boundaries: NDArray[np.float64],
+    start: int,
+    stop: int,
+) -> np.float32:
+    """Returns the model input for x, in a column with `boundaries[start:stop]`."""
+    if kind == _LOG1P:
+        x = np.copysign(np.log1p(np.abs(x)), x)
+    elif kind == _QUANTILE:
+        x = _rank(x, boundaries, start, stop)
+    return np.float32((x - shift) / scale)
+
+
+@kernel
+def _scale(
+    values: NDArray[np.float64],
+    kinds: NDArray[np.int64],
+    shifts: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    missing: NDArray[np.float32],
+    indicators: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    boundaries: NDArray[np.float64],
+    small: NDArray[np.float32],
+    scaled: NDArray[np.float32],
+) -> None:
+    """Overwrites `scaled` float32[N, width]; `small` float32[n, columns] holds the scaled 0, ..., n - 1."""
+    for row in range(len(values)):
+        for column in range(len(kinds)):
+            x = values[row, column]
+            is_missing = np.isnan(x)
+            if indicators[column] >= 0:
+                scaled[row, indicators[column]] = np.float32(is_missing)
+            if is_missing:
+                scaled[row, column] = missing[column]
+            elif 0.0 <= x < len(small) and x == np.floor(x):
+                scaled[row, column] = small[int(x), column]
+            else:
+                scaled[row, column] = _transformed(
+                    x,
+                    kinds[column],
+                    shifts[column],
+                    scales[column],
+                    boundaries,
+                    starts[column],
+                    starts[column + 1],
+                )

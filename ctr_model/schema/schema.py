@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.features import HASH_VERSION
-from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX, DenseColumn
-from ctr_ps.ctr_model.schema.dense_scaling import DenseScaling
-from ctr_ps.ctr_model.schema.entries import (
+from ctr_ps.ctr_model.schema.dense_column import (
+    FLOAT32_MAX,
+    DenseColumn,
+    DenseScaling,
     SchemaError,
     list_entry,
     refuse_duplicates,
@@ -261,10 +262,7 @@ class Schema:
         return self._scaling.scale(values)
 
     def overflows(self, values: NDArray[np.float64], inputs: NDArray[np.float32]) -> dict[int, str]:
-        """Returns the fault of each row of `values` float64[N, len(dense)] with a number beyond float32.
-
-        `inputs` are float32[N, at least len(dense)], scaled or not.
-        """
+        """Returns the fault of each row of `values` with a number beyond float32, as given or in `inputs`."""
         is_far = (values >= _BEYOND_FLOAT32) | (values <= -_BEYOND_FLOAT32)
         if np.isfinite(inputs).all() and not is_far.any():
             return {}
@@ -285,7 +283,6 @@ def criteo_schema() -> Schema:
 
 
 def _labels(data: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
-    """Returns the first label and the others, from the entry `label` or `labels`."""
     if data.get("labels") is None:
         return _optional_name("label", data), ()
     if data.get("label") is not None:

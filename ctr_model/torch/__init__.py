@@ -23,8 +23,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{__name__} {NEEDS_TORCH}", name="torch") from error
 
 from ctr_ps.ctr_model.torch.batch import Batch
-from ctr_ps.ctr_model.torch.embedding import SlotEmbedding
-from ctr_ps.ctr_model.torch.front import Front
+from ctr_ps.ctr_model.torch.embedding import Front, SlotEmbedding
 from ctr_ps.ctr_model.torch.model import TorchModel
 
 __all__ = ["Batch", "Front", "SlotEmbedding", "TorchModel"]

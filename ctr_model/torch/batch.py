@@ -1,24 +1,22 @@
-"""A batch as a module sees it: tensors, and the rows of its embeddings."""
+"""A batch as a module sees it: tensors, and rows of its embeddings; and a check that it stays as it is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctr_ps.ctr_model import batch as numpy_batch
-from ctr_ps.ctr_model.lookup import Lookup, Lookups
+from ctr_ps.ctr_model.parameters import Lookup, Lookups, ModelInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The rows of a table, as a leaf of the graph, and their mapping to examples and slots.
-
-    Tensors are on the device of the weights; `inverse`, `offsets` and `num_slots` as in `Lookup`.
-    """
+    """Rows of a table on a device, as a leaf of the graph, and their mapping to examples, as in `Lookup`."""
 
     weights: Tensor  # float32[N, D], the embeddings of the batch's unique keys
     inverse: Tensor  # int32[L]
@@ -75,3 +73,53 @@ def tensor_of(array: NDArray[Any]) -> Tensor:
     if not array.flags.writeable:
         array = np.asarray(_Writable(array))
     return torch.from_numpy(array)
+
+
+def use_one_thread() -> None:
+    """Limits PyTorch to the calling thread: more threads would contend, and change sums."""
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+class Unchanged:
+    """Detects writes of a forward pass to the module's parameters, its buffers, or the batch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._parameters = dict(module.named_parameters())
+        self._buffers = [
+            (f"{prefix}.{name}" if prefix else name, layer._buffers, name)
+            for prefix, layer in module.named_modules()
+            for name in layer._buffers
+        ]
+
+    @contextmanager
+    def required(self, batch: Batch) -> Iterator[None]:
+        """Raises ModelInputError at the end of a block that has written to them."""
+        buffers = [(name, layer.get(key)) for name, layer, key in self._buffers]
+        of_batch = [("batch.dense", batch.dense), ("batch.labels", batch.labels)]
+        watched = [
+            (name, tensor, tensor._version)
+            for name, tensor in (*self._parameters.items(), *buffers, *of_batch)
+            if tensor is not None
+        ]
+        yield
+        changed = [name for name, tensor, version in watched if tensor._version != version]
+        replaced = [
+            name
+            for (name, old), (_, layer, key) in zip(buffers, self._buffers, strict=True)
+            if _has_other_values(old, layer.get(key))
+        ]
+        if names := changed or replaced:
+            raise ModelInputError(
+                f"{type(self._module).__name__}.forward changed {', '.join(names)}: batch and parameters are "
+                f"memory of the trainer, and buffers are not saved, and each thread has its own; compute a "
+                f"new tensor, and normalize by LayerNorm instead of running means"
+            )
+
+
+def _has_other_values(old: Tensor | None, new: Tensor | None) -> bool:
+    """Whether a buffer was replaced; one of another shape is a growing cache."""
+    if old is new or old is None or new is None or old.shape != new.shape:
+        return False
+    return not torch.equal(old, new)

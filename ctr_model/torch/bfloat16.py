@@ -17,9 +17,8 @@ from ctr_ps.ctr_model.layers.products import Product, float32_product
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ctr_model.parameters import Floats
-from ctr_ps.ctr_model.torch.batch import tensor_of
+from ctr_ps.ctr_model.torch.batch import tensor_of, use_one_thread
 from ctr_ps.ctr_model.torch.model import TorchModel
-from ctr_ps.ctr_model.torch.threads import use_one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +27,7 @@ MIN_WIDTH = 16
 
 
 def in_bfloat16(model: Model) -> Model:
-    """Returns a model with gradients in bfloat16; warns if that has no effect.
-
-    Raises ValueError for a user's class with its own arithmetic.
-    """
+    """Returns a model with gradients in bfloat16; warns without effect, ValueError for own arithmetic."""
     if isinstance(model, TorchModel):
         _warn_if_slow()
         return model.with_autocast(torch.bfloat16)
@@ -104,9 +100,8 @@ def _warn_of_no_use(name: str) -> None:
     )
 
 
-@functools.cache
+@functools.cache  # once per process
 def _warn_if_slow() -> None:
-    """Warns, once per process, of a processor that emulates bfloat16."""
     if not has_bfloat16(_capabilities()):
         logger.warning(
             "this processor has no instructions for bfloat16: training will be slower than in float32"
@@ -120,8 +115,6 @@ def has_bfloat16(capabilities: Collection[str]) -> bool:
 
 def _capabilities() -> list[str]:
     """Returns the processor's capabilities, such as "avx512_bf16"; empty: unknown."""
-    if hasattr(torch.cpu, "get_capabilities"):  # not in older releases
-        return [name for name, has_it in torch.cpu.get_capabilities().items() if has_it]
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)  # of x86, of ARM

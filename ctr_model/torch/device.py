@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Ints
 from ctr_ps.ctr_model.models.model import StepResult
+from ctr_ps.ctr_model.parameters import Ints
 from ctr_ps.ctr_model.torch import batch as tensors
 from ctr_ps.ctr_model.torch.model import TorchModel
 
@@ -37,10 +37,10 @@ class DeviceModel:
         rows: Mapping[str, tensors.Rows],
         dense_grad: Tensor,
     ) -> tuple[StepResult, dict[str, Tensor | None]]:
-        """Computes the gradients of the loss summed over the examples.
+        """Computes the gradients of the loss summed over the examples; `params` are on the device.
 
-        Overwrites `dense_grad` float32[P]; it and `params` are on the device. Returns the results on the
-        host, and by table the gradient float32[N, D] of `rows`; None is zeros.
+        Overwrites `dense_grad` float32[P] there; returns, by table, those float32[N, D] of `rows`, None for
+        zeros.
         """
         self._workspace.take(params)
         seen = tensors.Batch(

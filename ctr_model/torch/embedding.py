@@ -1,9 +1,14 @@
-"""Embeddings of slots, with rows in a table of the servers.
+"""Embeddings of slots, with rows in a table of the servers, and the cut of a module before which they run.
 
     X[b, s] = pooled rows[inverse[i]] over i from offsets[b * S + s] to offsets[b * S + s + 1], exclusive
 
-Sums run through the kernels of the built-in models (ctr_model/layers/embedding.py), on a device through
+Sums run through the kernels of the built-in models (ctr_model/layers/pooling.py), on a device through
 PyTorch's operations; see `_sum`.
+
+    batch, rows --fronts--> their outputs | the rest of the module --> loss
+
+Layers before the cut run beside the rows, the rest may run elsewhere. Embeddings are fronts. So is a user's
+class that derives from `Front`: its output then crosses the cut in place of that of the embeddings inside it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +16,47 @@ from typing import Any, Literal, Self
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ctr_ps.ctr_model.layers.embedding import pool_slots, scatter_slots
-from ctr_ps.ctr_model.lookup import Lookup
-from ctr_ps.ctr_model.parameters import ModelInputError
+from ctr_ps.ctr_model.layers.pooling import pool_slots, scatter_slots
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import Lookup, ModelInputError
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch.batch import Batch, Rows
-from ctr_ps.ctr_model.torch.front import Front
+
+
+class Front(nn.Module):
+    """A layer before the cut: called with the batch only, without dense parameters.
+
+    `forward(batch)` returns a tensor, or a tuple of two or more, each [B, ...], with gradients in float32.
+    """
+
+
+def fronts_of(module: nn.Module) -> dict[str, Front]:
+    """Returns the layers before the cut by name, without nested ones; ValueError if it cannot be cut."""
+    found: dict[str, Front] = {}
+    for name, layer in module.named_modules():  # those inside a layer come after it
+        if isinstance(layer, Front) and not any(name.startswith(f"{outer}.") for outer in found):
+            found[name] = layer
+    of = type(module).__name__
+    if "" in found:
+        raise ValueError(f"{of} is a front as a whole, so nothing of it can run elsewhere")
+    for name, front in found.items():
+        if owned := [each for each, _ in front.named_parameters()]:
+            raise ValueError(
+                f"{of}: {name} is before the cut and has the dense parameters {owned}, which are trained "
+                f"behind it: move them out of the {type(front).__name__}"
+            )
+    return found
+
 
 Pooling = Literal["sum", "mean", "max", "none"]
 
 
 class SlotEmbedding(Front):
-    """Looks up the keys of slots in a table, and pools those of each slot.
-
-    It has no parameters: the rows are on the servers, whose optimizers train them.
-    """
+    """Looks up the keys of slots in a table on the servers, and pools the rows of each slot."""
 
     def __init__(
         self,
@@ -44,18 +71,12 @@ class SlotEmbedding(Front):
     ) -> None:
         """Declares a table, or a part of a table that several embeddings share.
 
-        Args:
-            slots: Slots to look up, by name; None: all of the schema.
-            dim: D, width of the rows.
-            pooling: "sum", "mean" or "max" of a slot's rows, zeros without any; "none": not pooled.
-            init_range: New rows are uniform in [-init_range, init_range).
-            crosses: Pairs of slots; each is one more slot, after these.
-            table: Name of the table; None: the attribute that holds this module. Embeddings that name the
-                same table share its rows, dim, range and optimizer.
-            optimizer: Default optimizer of the table, as in a job; None: the job's.
-
-        Raises:
-            ValueError: If the width is less than 1, the range negative, or the pooling unknown.
+        `slots` are names, None: all of the schema; each pair of `crosses` is one more slot, after these.
+        `dim` is the width of the rows, new ones are uniform in [-init_range, init_range). `pooling` is "sum",
+        "mean" or "max" of a slot's rows, zeros without any, or "none". `table` is by default the attribute
+        that holds this module; embeddings that name the same table share its rows, dim, range and
+        `optimizer`, as in a job, None: the job's. Raises ValueError if the width is less than 1, the range
+        negative, or the pooling unknown.
         """
         super().__init__()
         if dim < 1:
@@ -154,10 +175,7 @@ def _counts(rows: Rows, size: int) -> Tensor:
 
 
 def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Returns the rows of each slot, float32[B, S, T, D] padded with zeros, and the mask bool[B, S, T].
-
-    `columns` are the S slots among those of the table; None: all.
-    """
+    """Returns rows [B, S, T, D] of slots, by default all, padded with zeros, and the mask bool[B, S, T]."""
     firsts, counts = rows.offsets[:-1].view(size, rows.num_slots), _counts(rows, size)
     if columns is not None:
         firsts, counts = firsts[:, columns], counts[:, columns]
@@ -174,8 +192,64 @@ def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, T
 
 
 def _largest(padded: Tensor, is_there: Tensor) -> Tensor:
-    """Returns the maximum over a slot's keys, float32[B, S, D]; zeros for a slot without keys."""
     if not padded.shape[2]:
         return padded.sum(2)
     largest = padded.masked_fill(~is_there.unsqueeze(-1), -torch.inf).amax(2)
     return largest.masked_fill(~is_there.any(2).unsqueeze(-1), 0.0)
+
+
+_NO_SLOT = -1
+DENSE = "dense"
+
+
+def name_tables(module: nn.Module) -> None:
+    """Names the table of each embedding without one after its place in the module."""
+    for name, embedding in _embeddings(module):
+        embedding.table = embedding.table or name.replace(".", "_")
+        if embedding.table == DENSE:
+            raise ValueError(
+                f"a table cannot be called {DENSE!r}, as the dense parameters are: give it a name by table="
+            )
+
+
+def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:
+    """Returns the tables of a module, and assigns its embeddings their parts; ValueError if they disagree."""
+    shared: dict[str, list[SlotEmbedding]] = {}
+    for _, embedding in _embeddings(module):
+        shared.setdefault(embedding.table or "", []).append(embedding)
+    return tuple(_table(name, each, schema) for name, each in shared.items())
+
+
+def _embeddings(module: nn.Module) -> list[tuple[str, SlotEmbedding]]:
+    return [
+        (name or "embedding", each)
+        for name, each in module.named_modules()
+        if isinstance(each, SlotEmbedding)
+    ]
+
+
+def _table(name: str, embeddings: Sequence[SlotEmbedding], schema: Schema) -> EmbeddingTable:
+    first = embeddings[0]
+    for other in embeddings[1:]:
+        for what in ("dim", "init_range", "optimizer"):
+            ours, theirs = getattr(first, what), getattr(other, what)
+            if ours != theirs:
+                raise ValueError(
+                    f"embeddings of table {name!r} have {what} {ours!r} and {theirs!r}, expected the same"
+                )
+    sources = [embedding.sources(schema) for embedding in embeddings]
+    union = sorted(
+        dict.fromkeys(source for each in sources for source in each),
+        key=lambda source: source[1] != _NO_SLOT,  # crosses come behind the slots
+    )
+    for embedding, own in zip(embeddings, sources, strict=True):
+        embedding.take_part(name, None if own == union else [union.index(each) for each in own])
+    plain = tuple(slot for slot, second in union if second == _NO_SLOT)
+    return EmbeddingTable(
+        name=name,
+        dim=first.dim,
+        init_range=first.init_range,
+        slots=None if plain == tuple(range(len(schema.slots))) else plain,
+        crosses=tuple(source for source in union if source[1] != _NO_SLOT),
+        optimizer=first.optimizer,
+    )

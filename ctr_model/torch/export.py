@@ -2,8 +2,9 @@
 
     batch, rows --fronts--> dense, and the fronts' outputs, by name --program--> probabilities float32[B]
 
-The cut is that of `ctr_model.torch.front`. A program is an ONNX graph, or the output of `torch.export`. The
-number of examples is free, and so is the number of keys of a slot whose rows are not pooled.
+A program is an ONNX graph, or the output of `torch.export`; the cut is explained in
+ctr_model/torch/embedding.py. The number of examples is free, and so is the number of keys of a slot whose
+rows are not pooled.
 """
 
 import logging
@@ -21,10 +22,9 @@ from torch.export import Dim, ExportedProgram
 
 from ctr_ps.ctr_model import PROGRAM_FORMATS
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookup, Lookups
-from ctr_ps.ctr_model.parameters import Floats
+from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups
 from ctr_ps.ctr_model.torch import batch as tensors
-from ctr_ps.ctr_model.torch.front import fronts_of
+from ctr_ps.ctr_model.torch.embedding import fronts_of
 from ctr_ps.ctr_model.torch.halves import receive_instead, returned
 from ctr_ps.ctr_model.torch.model import TorchModel
 
@@ -58,20 +58,11 @@ class ProgramInputs:
 
 
 def export(model: TorchModel, params: Floats, path: Path) -> dict[str, list[int | str]]:
-    """Writes a model with dense parameters float32[P] as a program.
+    """Writes a model with dense parameters float32[P] as a program; returns the shape of each input.
 
-    Args:
-        model: A trained model.
-        params: Its dense parameters.
-        path: Ends with ".onnx", which needs the extra `onnx`, or with ".pt2".
-
-    Returns:
-        The inputs in order, with the shape of each; free dimensions have names.
-
-    Raises:
-        ValueError: For another suffix, a module that cannot be cut, or a computation that the format cannot
-            express; nothing is written then.
-        ModuleNotFoundError: If ONNX is not installed.
+    `path` ends with ".onnx", which needs the extra `onnx` (else ModuleNotFoundError), or with ".pt2". Inputs
+    are in order, and free dimensions have names. Raises ValueError for another suffix, a module that cannot
+    be cut, or a computation that the format cannot express; nothing is written then.
     """
     if path.suffix not in PROGRAM_FORMATS:
         raise ValueError(f"{str(path)!r} does not end with {' or '.join(PROGRAM_FORMATS)}")
@@ -144,7 +135,6 @@ def _traced(
 
 
 def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> None:
-    """Raises ValueError unless program and module agree on inputs of other sizes."""
     try:
         expected, found = module(*_tensors(inputs)), program.module()(*_tensors(inputs))
     except Exception as error:  # a guard of the program, or the user's code

@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookups
 from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_ps.ctr_model.parameters import Floats, ModelInputError
+from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError
 from ctr_ps.ctr_model.torch import batch as tensors
-from ctr_ps.ctr_model.torch.front import fronts_of
-from ctr_ps.ctr_model.torch.model import TorchModel, gradients_of, in_float32
+from ctr_ps.ctr_model.torch.embedding import fronts_of
+from ctr_ps.ctr_model.torch.model import TorchModel, described, gradients_of, in_float32
 
 Outputs = Mapping[str, Sequence[NDArray[Any]]]
 """Outputs by layer: float32, bool or integers, [B, ...]."""
@@ -64,11 +63,7 @@ class FrontHalf:
         self._fronts = fronts_of(self._own.module)
 
     def forward(self, batch: Batch, lookups: Lookups) -> "FrontPass":
-        """Runs the fronts on a labelled batch, in the precision of training.
-
-        Raises ModelInputError if shapes do not match, labels are missing, or a front returns an invalid
-        output.
-        """
+        """Runs the fronts on a labelled batch, as in training; ModelInputError if anything does not match."""
         labels = labels_of(batch)
         require_batch(self._model.schema, self._model.tables, batch, lookups, self._own)
         self._own.module.train()
@@ -101,10 +96,9 @@ class FrontPass:
         )
 
     def backward(self, grads: Mapping[str, Sequence[Floats]], out: Mapping[str, Floats]) -> None:
-        """Overwrites `out`, by table float32[N, D], with the gradients of the rows.
+        """Overwrites `out`, by table float32[N, D], with the gradients of the rows, given the activations'.
 
-        `grads` are those of the activations. Raises ModelInputError if shapes do not match, before anything
-        is written.
+        Raises ModelInputError if shapes do not match, before anything is written.
         """
         require_grads(self._lookups, out)
         roots, root_grads = [], []
@@ -138,9 +132,9 @@ class BackHalf:
     ) -> list[BackResult]:
         """Computes the gradients of the loss summed over all parts, in one pass; returns the result of each.
 
-        Parts are joined in order, and padded with zeros where they differ in other dimensions than the first.
-        Overwrites `dense_grad` float32[P]. Raises ModelInputError for activations of another model, before
-        anything is written.
+        Parts are joined in order, padded with zeros where they differ in other dimensions than the first.
+        Overwrites `dense_grad` float32[P]; before that raises ModelInputError for activations of another
+        model.
         """
         for part in parts:
             self.require(part)
@@ -209,8 +203,17 @@ class BackHalf:
                     )
 
     def _joined(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        if len({array.shape[1:] for array in arrays}) > 1:
-            arrays = _padded(arrays)
+        if len({array.ndim for array in arrays}) > 1:
+            raise ModelInputError(
+                f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the "
+                f"same"
+            )
+        if len({array.shape[1:] for array in arrays}) > 1:  # they are padded to the largest
+            shape = np.max([array.shape[1:] for array in arrays], axis=0)
+            arrays = [
+                np.pad(array, [(0, 0), *((0, missing) for missing in shape - array.shape[1:])])
+                for array in arrays
+            ]
         joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return tensors.tensor_of(joined).to(self._device)
 
@@ -239,47 +242,18 @@ def returned(name: str, value: Any, size: int) -> list[Tensor]:
     value = in_float32(value)
     found = [value] if isinstance(value, Tensor) else value
     is_known = isinstance(value, Tensor) or (isinstance(value, tuple) and len(value) > 1)
-    if not is_known or not all(_crosses(each, size) for each in found):
+    if not is_known or not all(
+        isinstance(each, Tensor) and each.shape[:1] == (size,) and each.dtype in CROSSING_DTYPES
+        for each in found
+    ):
         raise ModelInputError(
-            f"{name} is before the cut, and returned {_described(value)}, expected a tensor, or a tuple of "
+            f"{name} is before the cut, and returned {described(value)}, expected a tensor, or a tuple of "
             f"two or more, of float32, bool or integers with {size} entries each"
         )
     return list(found)
 
 
-def _crosses(value: Any, size: int) -> bool:
-    return (
-        isinstance(value, Tensor) and value.shape[:1] == (size,) and value.dtype in CROSSING_DTYPES
-    )
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(map(_described, value))})"
-    return f"a {type(value).__name__}"
-
-
-def _padded(arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Returns the arrays padded with zeros to equal shapes but for the first dimension."""
-    if len({array.ndim for array in arrays}) > 1:
-        raise ModelInputError(
-            f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the same"
-        )
-    shape = np.max([array.shape[1:] for array in arrays], axis=0)
-    padded = []
-    for array in arrays:
-        missing = [
-            (0, 0),
-            *((0, most - own) for most, own in zip(shape, array.shape[1:], strict=True)),
-        ]
-        padded.append(np.pad(array, missing))
-    return padded
-
-
 def _unpadded(grad: NDArray[Any] | None, place: slice, output: NDArray[Any]) -> Floats:
-    """Returns the gradient of one part's output, float32 of its shape; float32[0] without one."""
     if grad is None:
         return np.empty(0, np.float32)
     return grad[(place, *(slice(size) for size in output.shape[1:]))]

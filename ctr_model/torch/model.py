@@ -30,16 +30,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.layers.losses import SIGMOID
-from ctr_ps.ctr_model.lookup import Lookups, SparseGrads
 from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
-from ctr_ps.ctr_model.models.model import StepResult, Workspace
-from ctr_ps.ctr_model.models.origin import Origin
-from ctr_ps.ctr_model.parameters import Floats, ModelInputError, Segment
+from ctr_ps.ctr_model.models.model import Origin, StepResult, Workspace
+from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, Segment, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.ctr_model.torch import batch as tensors
-from ctr_ps.ctr_model.torch.tables import name_tables, tables_of
-from ctr_ps.ctr_model.torch.threads import use_one_thread
-from ctr_ps.ctr_model.torch.unchanged import Unchanged
+from ctr_ps.ctr_model.torch.batch import Unchanged, use_one_thread
+from ctr_ps.ctr_model.torch.embedding import name_tables, tables_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +60,7 @@ _OF_SHAPE = {
 
 
 class TorchModel:
-    """A `Model` whose formulas are those of an nn.Module.
-
-    `precision` is the context of a training forward pass on a device.
-    """
+    """A `Model` by an nn.Module; `precision` is the context of a training forward pass on a device."""
 
     def __init__(
         self,
@@ -76,15 +70,11 @@ class TorchModel:
         *,
         seed: int = 0,
     ) -> None:
-        """Builds the module once, for its tables and initial values.
+        """Builds the module once, for its tables and initial values, drawn by `seed`.
 
-        `module_class` takes the schema and `options` as keywords; `seed` is that of the initial dense
-        parameters.
-
-        Raises:
-            TypeError: If an argument is of another type.
-            ValueError: If the module cannot be built, or has parameters, buffers or embeddings that servers
-                cannot store.
+        `module_class` takes the schema and `options` as keywords. Raises TypeError for an argument of another
+        type, and ValueError if the module cannot be built, or has parameters, buffers or embeddings that
+        servers cannot store.
         """
         _require_arguments(schema, module_class, options, seed)
         self.schema = schema
@@ -114,10 +104,7 @@ class TorchModel:
         self.precision: Callable[[str], AbstractContextManager[object]] = nullcontext
 
     def with_autocast(self, dtype: torch.dtype) -> Self:
-        """Returns the same model with training forward passes in `torch.autocast` to a dtype.
-
-        Parameters, embeddings, the loss, gradients and predictions are float32.
-        """
+        """Returns the same model with training forward passes in `torch.autocast` to a dtype."""
         other = copy.copy(self)
         other.precision = partial(torch.autocast, dtype=dtype)
         return other
@@ -129,10 +116,7 @@ class TorchModel:
         return other
 
     def workspace(self, max_batch_size: int, *, device: torch.device | None = None) -> "_Workspace":
-        """Returns a module for one thread, for any batch size; see `Model`.
-
-        With a `device` the module has the process to itself; None: on the CPU, beside other threads.
-        """
+        """Returns a module for one thread, on a `device` of its own, or None: on the CPU beside others."""
         with torch.random.fork_rng(devices=[]):  # its values are replaced
             module = self._new_module()
         tables_of(module, self.schema)
@@ -273,7 +257,6 @@ class _Workspace:
             )
 
     def _warn_of_zeros(self, grads: Mapping[str, Tensor | None]) -> None:
-        """Warns of tables with an exactly zero gradient in all of the first batches."""
         for table, grad in grads.items():
             if table not in self._zero or grad is None or not grad.numel():
                 continue
@@ -289,15 +272,6 @@ class _Workspace:
                     _FIRST_BATCHES,
                 )
 
-    def _warn_of_probabilities(self, logits: Tensor) -> None:
-        if not self.model.returns_probabilities and _are_probabilities(logits):
-            self.model.returns_probabilities = True
-            logger.warning(
-                "%s.forward returns the output of a sigmoid or softmax, which is taken for logits: leave the "
-                "sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
-                self._name,
-            )
-
     def write(self, grads: Sequence[Tensor | None], vector: Tensor) -> None:
         """Overwrites `vector` float32[P] with the gradients of the parameters, zeros for None."""
         for grad, place in zip(grads, self._places, strict=True):
@@ -311,8 +285,14 @@ class _Workspace:
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
             logits = self._logits(output, batch.size)
-            if not self._has_trained:
-                self._warn_of_probabilities(output)
+            is_first = not self._has_trained and not self.model.returns_probabilities
+            if is_first and _are_probabilities(output):
+                self.model.returns_probabilities = True
+                logger.warning(
+                    "%s.forward returns the output of a sigmoid or softmax, which is taken for logits: leave "
+                    "the sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
+                    self._name,
+                )
             offset = self.model.logit_offset
             found = _log_loss(logits + offset if offset else logits, batch)
             # With an offset, predictions of the rows that are trained on are those of the loss: the module's
@@ -327,7 +307,7 @@ class _Workspace:
             total = losses.sum()
         elif batch.weights is not None:
             raise ModelInputError(
-                f"{self._name}.loss returned {_described(loss)}, and the examples have weights: return "
+                f"{self._name}.loss returned {described(loss)}, and the examples have weights: return "
                 f"float32[B], the loss of each example, which is then weighted"
             )
         elif isinstance(loss, Tensor) and not loss.shape:
@@ -335,7 +315,7 @@ class _Workspace:
             total = loss.float() * batch.size
         else:
             raise ModelInputError(
-                f"{self._name}.loss returned {_described(loss)} for B = {batch.size} examples, expected "
+                f"{self._name}.loss returned {described(loss)} for B = {batch.size} examples, expected "
                 f"float32[B], one of each example, or their mean as a scalar"
             )
         with torch.no_grad():
@@ -357,7 +337,7 @@ class _Workspace:
         found = own_probabilities(batch, output)
         if not isinstance(found, Tensor) or found.shape != (batch.size,):
             raise ModelInputError(
-                f"{self._name}.probabilities returned {_described(found)} for B = {batch.size} examples, "
+                f"{self._name}.probabilities returned {described(found)} for B = {batch.size} examples, "
                 f"expected float32[B]"
             )
         values = found.float().contiguous()
@@ -371,7 +351,7 @@ class _Workspace:
         if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
             return output.float().reshape(size).contiguous()
         raise ModelInputError(
-            f"{self._name}.forward returned {_described(output)} for B = {size} examples, expected logits "
+            f"{self._name}.forward returned {described(output)} for B = {size} examples, expected logits "
             f"float32[B] or float32[B, 1]; a module with another output defines loss(batch, output) and "
             f"probabilities(batch, output)"
         )
@@ -460,7 +440,7 @@ def _require_arguments(schema: object, module_class: object, options: object, se
         )
     if not isinstance(module_class, type) or not issubclass(module_class, nn.Module):
         raise TypeError(
-            f"module_class is {_described(module_class)}, expected a class derived from torch.nn.Module, not "
+            f"module_class is {described(module_class)}, expected a class derived from torch.nn.Module, not "
             f"a module that is built: each thread builds its own"
         )
     if options is not None and not isinstance(options, Mapping):
@@ -472,10 +452,7 @@ def _require_arguments(schema: object, module_class: object, options: object, se
 
 
 def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Returns the dense parameters by name, in the order of the flat vector.
-
-    Raises ValueError if servers cannot store one, or the module has other state.
-    """
+    """Returns the dense parameters by name, in the order of the vector; ValueError for other state."""
     name = type(module).__name__
     for method in ("loss", "probabilities"):
         if isinstance(getattr(module, method, None), nn.Module):
@@ -521,7 +498,10 @@ def _are_probabilities(output: Tensor) -> bool:
     return node is not None and node.name().startswith(("SigmoidBackward", "SoftmaxBackward"))
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """Returns what a user's function returned, for a message."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(described, value))})"
     return f"a {type(value).__name__}"

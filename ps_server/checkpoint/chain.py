@@ -47,7 +47,7 @@ def merged(base: Rows, change: ShardChange) -> Rows:
 
 
 def _aged(statistics: Values, change: ShardChange) -> Values:
-    """Returns statistics after the decay passes, computed as in ps_server/table/feature_life/expiry.py."""
+    """Returns statistics after the decay passes, computed as in ps_server/table/feature_life/removal.py."""
     if not (change.passes and statistics.shape[1]):
         return statistics
     aged = statistics.copy()

@@ -21,7 +21,7 @@ from ctr_ps.ps_server.coordination.steps import CompleteStep
 from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.snapshot.before_step import BeforeStep
 from ctr_ps.ps_server.snapshot.snapshots import Snapshots
-from ctr_ps.ps_server.table.changes.subscribers import NOBODY
+from ctr_ps.ps_server.table.changes import NOBODY
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Optimizers, one in each module: the formula, its source, one row function."""
+"""Optimizers, a family in each module: the formulas, their sources, the row functions."""

@@ -1,21 +1,33 @@
-"""Optimizers by name, and hyper-parameters from a spec."""
+"""Optimizers by name, and the hyper-parameters of a spec at each step of its schedule.
 
+A schedule is the factor of a learning rate:
+
+    s                        batches of all workers that were applied before
+    w                        warmup_steps
+    p = (s - w) / (total_steps - w), at most 1
+
+    (s + 1) / w                                            s < w
+    1                                                      constant
+    end_factor + (1 - end_factor) * (1 - p)                linear
+    end_factor + (1 - end_factor) * (1 + cos(pi * p)) / 2  cosine
+    gamma ^ floor((s - w) / step_size)                     step
+
+Warm-up: Goyal et al., "Accurate, large minibatch SGD", 2017. Cosine: Loshchilov, Hutter, "SGDR: stochastic
+gradient descent with warm restarts", ICLR 2017, without restarts.
+"""
+
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ctr_ps.protos.errors import SpecError, did_you_mean
-from ctr_ps.protos.spec import OptimizerSpec
-from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD
-from ctr_ps.ps_server.optimizers.adagrad_row import ADAGRAD_ROW
-from ctr_ps.ps_server.optimizers.adam import ADAM
-from ctr_ps.ps_server.optimizers.adam_row import ADAM_ROW
+from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec
+from ctr_ps.ps_server.optimizers.adagrad import ADAGRAD, ADAGRAD_ROW
+from ctr_ps.ps_server.optimizers.adam import ADAM, ADAM_ROW
 from ctr_ps.ps_server.optimizers.ftrl import FTRL
-from ctr_ps.ps_server.optimizers.momentum import MOMENTUM
 from ctr_ps.ps_server.optimizers.row_update import Optimizer
-from ctr_ps.ps_server.optimizers.schedule import factor_at, require_schedule
-from ctr_ps.ps_server.optimizers.sgd import SGD
-from ctr_ps.ps_server.optimizers.sum import SUM
+from ctr_ps.ps_server.optimizers.sgd import MOMENTUM, SGD, SUM
 
 OPTIMIZERS = {
     optimizer.name: optimizer
@@ -27,6 +39,14 @@ MAX_STALENESS = 15
 
 WEIGHT_DECAY = "weight_decay"
 """Parameter of a spec that optimizers with `decays` have in common."""
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("total_steps", "end_factor"),
+    "cosine": ("total_steps", "end_factor"),
+    "step": ("step_size", "gamma"),
+}
+"""The settings that each kind of schedule has a use for, besides `warmup_steps`."""
 
 
 def _unknown(what: str, name: str, known: list[str]) -> SpecError:
@@ -74,41 +94,31 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     return optimizer.hyper(*(np.float32(value) for value in values))
 
 
-def _weight_decay_of(spec: OptimizerSpec, learning_rate: float) -> float:
-    value = spec.params.get(WEIGHT_DECAY, 0.0)
-    if value and not optimizer_of(spec).decays:
-        own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
-        raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
-    if not (value >= 0 and value * learning_rate <= 1):  # also refuses NaN
-        raise SpecError(
-            f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {value!r}, expected at least 0, and times "
-            f"the learning rate {learning_rate:g} at most 1"
-        )
-    return value
-
-
 class AtStep(NamedTuple):
-    """An update's hyper-parameters, whose type selects the row function, and its weight decay.
-
-    `decay` is the share of the weights that is removed before the update.
-    """
+    """An update's hyper-parameters, whose type selects the row function, and its weight decay."""
 
     hyper: Any
-    decay: np.float32
+    decay: np.float32  # share of the weights that is removed before the update
 
 
 class Tuning:
-    """The hyper-parameters of a spec for each step of its schedule and each staleness. Immutable.
-
-    Raises SpecError as `hyper_of`, or if the weight decay or the schedule is impossible.
-    """
+    """Hyper-parameters of a spec by step and staleness. Immutable. Raises SpecError if they are invalid."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._hyper = hyper_of(spec)
         self._scheduled = optimizer_of(spec).scheduled
         self._schedule = spec.schedule
-        rate = float(getattr(self._hyper, "learning_rate", 0.0))
-        self._decay = _weight_decay_of(spec, rate) * rate
+        self._rate = rate = float(getattr(self._hyper, "learning_rate", 0.0))
+        decay = spec.params.get(WEIGHT_DECAY, 0.0)
+        if decay and not optimizer_of(spec).decays:
+            own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
+            raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
+        if not (decay >= 0 and decay * rate <= 1):  # also refuses NaN
+            raise SpecError(
+                f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {decay!r}, expected at least 0, and times "
+                f"the learning rate {rate:g} at most 1"
+            )
+        self._decay = decay * rate
         if spec.schedule is not None:
             if not self._scheduled:
                 raise SpecError(f"optimizer {spec.name!r} has no learning rate for a schedule")
@@ -118,9 +128,8 @@ class Tuning:
             hypers = [
                 self._hyper._replace(staleness=np.float32(s)) for s in range(MAX_STALENESS + 1)
             ]
-        self._unscheduled = [
-            AtStep(hyper, np.float32(self._decay)) for hyper in hypers
-        ]  # by staleness
+        # By staleness.
+        self._unscheduled = [AtStep(hyper, np.float32(self._decay)) for hyper in hypers]
 
     def at(self, step: int, staleness: int = 0) -> AtStep:
         """Returns the parameters of an update after `step` batches of all workers."""
@@ -135,8 +144,9 @@ class Tuning:
 
     def rate_at(self, step: int) -> float:
         """Returns the learning rate after `step` batches; 0 for an optimizer without one."""
-        rate = float(getattr(self._hyper, "learning_rate", 0.0))
-        return rate if self._schedule is None else rate * factor_at(self._schedule, step)
+        if self._schedule is None:
+            return self._rate
+        return self._rate * factor_at(self._schedule, step)
 
 
 def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -148,3 +158,38 @@ def initial_state(spec: OptimizerSpec, dim: int) -> np.ndarray[Any, np.dtype[np.
         state[:slots] = getattr(hyper_of(spec), optimizer.initial_slot)
     state[slots:] = optimizer.initial_scalars
     return state
+
+
+def require_schedule(spec: ScheduleSpec) -> None:
+    """Raises SpecError if a schedule is impossible; names the wrong setting."""
+    if spec.kind not in SETTINGS:
+        raise SpecError(f"kind of schedule is {spec.kind!r}, expected one of {', '.join(SETTINGS)}")
+    named = f"of schedule {spec.kind!r} is"
+    if spec.warmup_steps < 0:
+        raise SpecError(f"warmup_steps {named} {spec.warmup_steps}, expected at least 0")
+    uses = SETTINGS[spec.kind]
+    if "total_steps" in uses and spec.total_steps <= spec.warmup_steps:
+        raise SpecError(
+            f"total_steps {named} {spec.total_steps}, expected more than the {spec.warmup_steps} of "
+            f"warmup_steps: the batches of all workers that the job trains, all epochs together"
+        )
+    if "end_factor" in uses and not 0 <= spec.end_factor <= 1:
+        raise SpecError(f"end_factor {named} {spec.end_factor!r}, expected 0 to 1")
+    if "step_size" in uses and spec.step_size < 1:
+        raise SpecError(f"step_size {named} {spec.step_size}, expected at least 1 step")
+    if "gamma" in uses and not 0 < spec.gamma <= 1:
+        raise SpecError(f"gamma {named} {spec.gamma!r}, expected above 0, up to 1")
+
+
+def factor_at(spec: ScheduleSpec, step: int) -> float:
+    """Returns the factor of the learning rate after `step` batches."""
+    if step < spec.warmup_steps:
+        return (step + 1) / spec.warmup_steps
+    after = step - spec.warmup_steps
+    if spec.kind == "step":
+        return float(spec.gamma ** (after // spec.step_size))
+    if spec.kind == "constant":
+        return 1.0
+    part = min(1.0, after / (spec.total_steps - spec.warmup_steps))
+    left = 1.0 - part if spec.kind == "linear" else (1.0 + math.cos(math.pi * part)) / 2
+    return spec.end_factor + (1.0 - spec.end_factor) * left

@@ -22,36 +22,23 @@ _ROW_FUNCTIONS: dict[type[NamedTuple], RowFunction] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """Declaration of an optimizer.
+    """An optimizer. The state of a row is first the slots, each as wide as the weights, then the scalars."""
 
-    The state of a row of `dim` weights is first the slots, each `dim` wide, then the scalars.
-
-    Attributes:
-        name: Name in jobs and specs.
-        hyper: Named tuple of hyper-parameters; those without a default are required.
-        ranges: Closed interval of each hyper-parameter that a spec may set.
-        scheduled: Hyper-parameter that a schedule multiplies; empty: none.
-        decays: Whether it takes a `weight_decay`, applied before each update.
-        switches: Hyper-parameters that are 0 or 1.
-        num_slots: States of each weight.
-        initial_slot: Hyper-parameter with the slots' initial value; None: 0.
-        initial_scalars: Initial values of the states of a whole row.
-        is_movable: Whether an update keeps an external change of weights, as by merging replicas. False if
-            it computes weights from the state alone.
-        is_elementwise: Whether each weight is updated by its own gradient and state alone. Required for
-            dense blocks, whose values must not depend on the number of servers.
-    """
-
-    name: str
-    hyper: type[Any]
+    name: str  # name in jobs and specs
+    hyper: type[Any]  # named tuple of hyper-parameters; those without a default are required
+    # closed interval of each hyper-parameter that a spec may set
     ranges: dict[str, tuple[float, float]]
-    scheduled: str = "learning_rate"
-    decays: bool = True
-    switches: frozenset[str] = frozenset()
-    num_slots: int
-    initial_slot: str | None = None
-    initial_scalars: tuple[float, ...] = ()
+    scheduled: str = "learning_rate"  # hyper-parameter that a schedule multiplies; empty: none
+    decays: bool = True  # whether it takes a `weight_decay`, applied before each update
+    switches: frozenset[str] = frozenset()  # hyper-parameters that are 0 or 1
+    num_slots: int  # states of each weight
+    initial_slot: str | None = None  # hyper-parameter with the slots' initial value; None: 0
+    initial_scalars: tuple[float, ...] = ()  # initial values of the states of a whole row
+    # whether an update keeps an external change of weights, as by merging replicas. False if it
+    # computes weights from the state alone
     is_movable: bool = True
+    # whether each weight is updated by its own gradient and state alone. Required for dense blocks,
+    # whose values must not depend on the number of servers
     is_elementwise: bool = True
 
     def state_width(self, dim: int) -> int:

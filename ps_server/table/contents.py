@@ -14,36 +14,22 @@ from ctr_ps.protos.spec import TableSpec
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """All rows of one shard.
+    """All rows of one shard."""
 
-    Attributes:
-        keys: uint64[N], ascending.
-        weights: float32[N, D].
-        state: float32[N, K], optimizer state.
-        statistics: float32[N, S]; copied bit by bit, as not all are floats.
-    """
-
-    keys: Keys
-    weights: Values
-    state: Values
-    statistics: Values
+    keys: Keys  # uint64[N], ascending
+    weights: Values  # float32[N, D]
+    state: Values  # float32[N, K], optimizer state
+    statistics: Values  # float32[N, S]; copied bit by bit, as not all are floats
 
 
 @dataclass(frozen=True, slots=True)
 class DensePiece:
-    """Elements `[start, start + p)` of a dense block.
+    """Elements `[start, start + p)` of a dense block."""
 
-    Attributes:
-        start: First element.
-        weights: float32[p].
-        element_state: float32[j, p], optimizer state of each element.
-        scalars: float32[s], optimizer state of the whole piece.
-    """
-
-    start: int
-    weights: Values
-    element_state: Values
-    scalars: Values
+    start: int  # first element
+    weights: Values  # float32[p]
+    element_state: Values  # float32[j, p], optimizer state of each element
+    scalars: Values  # float32[s], optimizer state of the whole piece
 
 
 class _Shards(Protocol):

@@ -128,10 +128,7 @@ class DenseTable:
             )
 
     def restore(self, piece: DensePiece) -> None:
-        """Overwrites weights and optimizer state with exactly this server's elements.
-
-        Raises CheckpointError, without a change, if the arrays have other shapes than this piece's.
-        """
+        """Overwrites weights and optimizer state; raises CheckpointError before that for other shapes."""
         found = (piece.weights.shape, piece.element_state.shape, piece.scalars.shape)
         expected = ((self.length,), *self.state_shapes)
         if found != expected:

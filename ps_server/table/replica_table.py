@@ -15,6 +15,7 @@ from ctr_ps.protos.runtime.jit import kernel, read_only
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
+    KEY_COLUMNS,
     TableArrays,
     find_block,
     find_row,
@@ -23,7 +24,6 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int
-from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
@@ -76,9 +76,8 @@ def _take_shard_deltas(
 ) -> int:
     """Takes the deltas of a shard's changed rows, and sets weights and base both to base + delta.
 
-    The table has one subscriber. Overwrites `keys` uint64[N] and `deltas` float32[N, D] from the front, where
-    N is at least the shard's rows; returns the number of changed rows. `share` is the delta as a fraction
-    of weights - base.
+    A delta is `share` of weights - base. Overwrites `keys` uint64[N] and `deltas` float32[N, D] from the
+    front, where N is at least the shard's rows; returns the number of changed rows.
     """
     count, dim, base = 0, deltas.shape[1], table.base_column
     for row_in_shard in range(table.num_rows[shard]):

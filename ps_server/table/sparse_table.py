@@ -9,7 +9,7 @@ cost more than the work.
 
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from ctr_ps.protos.runtime.jit import read_only
 from ctr_ps.protos.spec import StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Missing, Shrunk, TableStatus
 from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state
-from ctr_ps.ps_server.table.changes.subscribers import NOBODY
+from ctr_ps.ps_server.table.changes import NOBODY
 from ctr_ps.ps_server.table.contents import Rows
 from ctr_ps.ps_server.table.feature_life.candidates import (
     Candidates,
@@ -31,11 +31,14 @@ from ctr_ps.ps_server.table.feature_life.candidates import (
     ExactCandidates,
     candidates_of,
 )
-from ctr_ps.ps_server.table.feature_life.eviction import evict_rows, max_rows_of_shard
-from ctr_ps.ps_server.table.feature_life.expiry import expiry_rule, shrink_shard
+from ctr_ps.ps_server.table.feature_life.removal import (
+    evict_rows,
+    expiry_rule,
+    max_rows_of_shard,
+    shrink_shard,
+)
 from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ctr_ps.ps_server.table.memory.hash_index import TableArrays
-from ctr_ps.ps_server.table.memory.layout import STATISTICS_WIDTH, RowLayout
+from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH, RowLayout, TableArrays
 from ctr_ps.ps_server.table.rows.initializers import build_initializer
 from ctr_ps.ps_server.table.rows.kernels import (
     Push,
@@ -91,10 +94,7 @@ class SparseTable:
         self._evicted = np.zeros(spec.num_shards, np.int64)
 
     def declare(self, spec: TableSpec) -> None:
-        """Changes the spec but keeps the rows, as when a job declares a loaded table.
-
-        The caller ensures the same row layout and number of shards. Raises SpecError if the spec is invalid.
-        """
+        """Changes the spec but keeps the rows, of the same layout and shards; raises SpecError if invalid."""
         with self._locked(range(self.spec.num_shards)):
             if spec.statistics != self.spec.statistics:
                 self._regions.tombstones.forget()  # rows age by other rules now
@@ -175,10 +175,7 @@ class SparseTable:
         return self._regions.new_row_bytes
 
     def key_of_new_row(self, keys: Keys) -> int | None:
-        """Returns one of `keys` uint64[N] for which a push may have to create a row, or None.
-
-        A key without a row counts, admitted or not, unless its shard is at its limit of rows.
-        """
+        """Returns one of `keys` uint64[N] for which a push may create a row, or None; see `find_new_row`."""
         with self._locked_for(keys):
             position = find_new_row(self._arrays, read_only(keys))
         return None if position == keys.size else int(keys[position])
@@ -246,32 +243,33 @@ class SparseTable:
             return
         keys = read_only(grad.keys)
         hyper, decay = self._tuning.at(step, staleness)
+        # The keys that get a row in `apply_rows`: those of candidates have one by then.
+        if self.spec.admission is None:
+            admitted = _ALL_ADMITTED
+        elif self._candidates is not None or scores is None:
+            admitted = read_only(np.zeros(keys.size, np.uint8))
+        else:
+            enough = scores >= np.float32(self.spec.admission.threshold)
+            admitted = read_only(enough.view(np.uint8))
         push = Push(
             keys=keys,
             grads=read_only(grad.values),
             scale=np.float32(1.0 / grad.examples),
             decay=decay,
             counts=_NO_COUNTS if grad.counts is None else read_only(grad.counts),
-            admitted=self._admitted(keys.size, scores),
+            admitted=admitted,
             now=seconds_of(self._clock),
             source=source,
         )
         self._with_room(keys, lambda start: self._apply(hyper, push, start))
-
-    def _admitted(self, num_keys: int, scores: Values | None) -> NDArray[np.uint8]:
-        """Returns the keys that get a row in `apply_rows`, after `Candidates.admit`."""
-        if self.spec.admission is None:
-            return _ALL_ADMITTED
-        if self._candidates is not None or scores is None:
-            return read_only(np.zeros(num_keys, np.uint8))
-        return read_only((scores >= np.float32(self.spec.admission.threshold)).view(np.uint8))
 
     def _apply(self, hyper: Any, push: Push, start: int) -> int:
         """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
         initializer, state = self._initializer, self._initial_state
         if self._candidates is None:
             return apply_rows(self._arrays, initializer, state, hyper, push, start)
-        stop = self._candidates.admit(self._arrays, initializer, state, push, start)
+        admit, counts, rule = self._candidates.admission
+        stop = admit(self._arrays, initializer, state, counts, rule, push, start)
         counted = push._replace(
             keys=push.keys[:stop],
             grads=push.grads[:stop],
@@ -287,7 +285,10 @@ class SparseTable:
         Raises CheckpointError, without a change, if rows have other widths than this table's.
         """
         self._require_widths(rows, self.spec.dim, self.state_width, {0, STATISTICS_WIDTH})
-        self._expect_rows(rows.keys)
+        counts = self._count_by_shard(rows.keys)
+        with self._locked(range(self.spec.num_shards)):
+            for shard in np.flatnonzero(counts).tolist():
+                self._regions.expect_rows(shard, int(counts[shard]))
         keys, weights, state = read_only(rows.keys), read_only(rows.weights), read_only(rows.state)
         statistics = rows.statistics
         if statistics.shape[1] != self.statistics_width:
@@ -319,18 +320,11 @@ class SparseTable:
                 f"with statistics of shape {rows.statistics.shape}: they were altered"
             )
 
-    def _expect_rows(self, keys: Keys) -> None:
-        counts = self._count_by_shard(keys)
-        with self._locked(range(self.spec.num_shards)):
-            for shard in np.flatnonzero(counts).tolist():
-                self._regions.expect_rows(shard, int(counts[shard]))
-
     def write_candidates(self, rows: Rows) -> None:
         """Writes candidates (keys without a row) of this server's shards, as from a checkpoint.
 
-        Raises:
-            SpecError: If the table does not count candidates exactly.
-            CheckpointError: If they have other widths than candidates; nothing is changed.
+        Raises SpecError if the table does not count candidates exactly, and CheckpointError, without a
+        change, if they have other widths than candidates.
         """
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
@@ -342,9 +336,8 @@ class SparseTable:
     def write_counters(self, shard: int, saved: NDArray[np.uint8]) -> None:
         """Overwrites the Bloom filter's counters of a shard, as from a checkpoint with the same admission.
 
-        Raises:
-            SpecError: If the table has no Bloom filter.
-            CheckpointError: If the filter has another number of counters; nothing is changed.
+        Raises SpecError if the table has no Bloom filter, CheckpointError if it has another number of
+        counters.
         """
         candidates = self._candidates
         if not isinstance(candidates, EstimatedCandidates):
@@ -365,9 +358,9 @@ class SparseTable:
     def take_changed(self, subscriber: int, max_rows: int) -> tuple[Keys, Values]:
         """Returns up to `max_rows` rows that changed since the subscriber last took them: keys and weights.
 
-        Changes are writes and other workers' pushes. Each call resumes where the last one stopped; fewer
-        rows than `max_rows` mean that no more had changed. Raises ProtocolError if there is no such
-        subscriber, or `max_rows` is less than 1.
+        Changes are writes and other workers' pushes. Each call resumes where the last one stopped; fewer rows
+        mean that no more had changed. Raises ProtocolError without such a subscriber, or for `max_rows` below
+        1.
         """
         if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
@@ -392,12 +385,11 @@ class SparseTable:
         return keys[:count], weights[:count]
 
     def shrink(self, *, max_norm: float | None = None, dry_run: bool = False) -> Shrunk:
-        """Ends a pass: ages the rows' statistics, and removes expired rows (expiry.py).
+        """Ends a pass: ages the rows' statistics, and removes expired rows (removal.py).
 
-        Locks one shard at a time, so pushes and pulls continue. A removed key is like one that was never
-        pushed. Removals are not reported to subscribers. Candidates age and expire by the same rules.
-        `max_norm` also removes rows whose weights have an L2 norm of at most this; `dry_run` only returns
-        what would be removed.
+        Locks one shard at a time. A removed key is like one that was never pushed; subscribers do not learn
+        of it. Candidates age and expire by the same rules. `max_norm` also removes rows whose weights have an
+        L2 norm of at most this; `dry_run` only returns what would be removed.
         """
         now = int(seconds_of(self._clock))
         rule = expiry_rule(self.spec, now=now, max_norm=max_norm, is_dry_run=dry_run)
@@ -434,12 +426,8 @@ class SparseTable:
     def begin_snapshot(self, *, changes_only: bool = False) -> TableSnapshot:
         """Returns a snapshot of the table, to be copied while pushes continue, until `end_snapshot`.
 
-        Rows that change before they are copied are kept in their old version until then. With
-        `changes_only` it has only the changes since the last saved snapshot.
-
-        Raises:
-            ProtocolError: If the last snapshot has not ended.
-            UnknownChangesError: If some changes are unknown.
+        With `changes_only` it has only the changes since the last saved snapshot. Raises ProtocolError if the
+        last one has not ended, UnknownChangesError if some changes are unknown.
         """
         with self._locked(range(self.spec.num_shards)):
             if self._regions.snapshot.is_in_snapshot:
@@ -499,26 +487,21 @@ class SparseTable:
                 position = kernel(position)
             if position == keys.size:
                 return
-            self._make_room(int(shard_of(keys[position], self.spec.num_shards)))
-
-    def _make_room(self, shard: int) -> None:
-        """Makes room for a row in one shard, unless another thread did."""
-        with self._locked(range(self.spec.num_shards)):
-            if self._candidates is not None and self._candidates.grow(shard):
-                return  # the table itself may have room
-            if self._regions.is_full(shard):
-                self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
-            self._regions.grow(shard)
+            shard = int(shard_of(keys[position], self.spec.num_shards))
+            with self._locked(range(self.spec.num_shards)):
+                if self._candidates is not None and self._candidates.grow(shard):
+                    continue  # the table itself may have room
+                if self._regions.is_full(shard):
+                    self._evicted[shard] += evict_rows(self._regions, shard, self.spec)
+                self._regions.grow(shard)
 
     def _count_by_shard(self, keys: Keys) -> NDArray[np.int64]:
         return self._shard_map.count_by_shard(
             read_only(keys), self.spec.num_shards, self._server_index
         )
 
-    @contextmanager
-    def _locked_for(self, keys: Keys) -> Iterator[None]:
-        with self._locked(np.flatnonzero(self._count_by_shard(keys)).tolist()):
-            yield
+    def _locked_for(self, keys: Keys) -> AbstractContextManager[None]:
+        return self._locked(np.flatnonzero(self._count_by_shard(keys)).tolist())
 
     @contextmanager
     def _locked(self, shards: Sequence[int]) -> Iterator[None]:

@@ -10,7 +10,7 @@ from ctr_ps.protos.limits import MAX_NAME_CHARACTERS
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, ExpirySpec, StatisticsSpec, TableSpec
 from ctr_ps.ps_server.optimizers.registry import Tuning, optimizer_of
 from ctr_ps.ps_server.table.feature_life.admission import check_admission
-from ctr_ps.ps_server.table.feature_life.eviction import max_rows_of_shard
+from ctr_ps.ps_server.table.feature_life.removal import max_rows_of_shard
 from ctr_ps.ps_server.table.rows.initializers import build_initializer
 
 MAX_DIM = 4096

@@ -13,7 +13,7 @@ from typing import Any
 
 from ctr_ps.protos.errors import CheckpointError, SpecConflictError
 from ctr_ps.protos.spec import DenseSpec, TableSpec
-from ctr_ps.ps_server.optimizers.sum import SUM
+from ctr_ps.ps_server.optimizers.sgd import SUM
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 logger = logging.getLogger(__name__)
@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> None:
     """Raises SpecConflictError, with the fields that differ, unless a worker declares the existing spec.
 
-    Initial values do not count: they belong to the data of the job that declared the block first, and servers
-    keep its parameters for the next job, with other data.
+    Initial values do not count: they are of the data of the job that declared the block first.
     """
     existing, spec = _without_values(existing), _without_values(spec)
     if existing != spec:
@@ -127,10 +126,5 @@ def _layout_difference(first: TableSpec | DenseSpec, second: TableSpec | DenseSp
 
 
 def _shape(spec: TableSpec | DenseSpec) -> dict[str, object]:
-    if isinstance(spec, TableSpec):
-        return {
-            "dim": spec.dim,
-            "num_shards": spec.num_shards,
-            "optimizer": spec.optimizer.name,
-        }
-    return {"length": spec.length, "optimizer": spec.optimizer.name}
+    fields = ("dim", "num_shards") if isinstance(spec, TableSpec) else ("length",)
+    return {**{name: getattr(spec, name) for name in fields}, "optimizer": spec.optimizer.name}

@@ -12,10 +12,7 @@ from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 def rows_of(table: SparseTable, keys: Keys) -> RowStates:
-    """Returns the rows of `keys` uint64[N], initial ones for missing rows; creates none.
-
-    Raises ProtocolError if the table keeps statistics, or a key belongs to another server.
-    """
+    """Returns the rows of `keys` uint64[N], initial ones for missing rows; ProtocolError with statistics."""
     _require_no_statistics(table)
     weights, state = table.pull_states(keys)
     return RowStates(keys=keys, weights=weights, state=state, optimizer=table.spec.optimizer.name)

@@ -6,7 +6,9 @@ A shard is locked for one stretch at a time, for as long as it takes to copy it:
 microseconds. Sorting and placing happen between stretches, without the lock.
 """
 
+import mmap
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,13 +18,36 @@ from numpy.typing import NDArray
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.protos.spec import TableSpec
-from ctr_ps.ps_server.table.changes.dirty_rows import ROW_WORDS
-from ctr_ps.ps_server.table.changes.tombstones import Tombstones
+from ctr_ps.ps_server.table.changes import ROW_WORDS, Tombstones
 from ctr_ps.ps_server.table.contents import Rows
-from ctr_ps.ps_server.table.memory.buffer_pool import BufferPool
+from ctr_ps.ps_server.table.memory.hash_index import KEY_COLUMNS, RowLayout
 from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
-from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
 from ctr_ps.ps_server.table.rows.regions import RowRegions
+
+
+class BufferPool:
+    """Buffers of one size, reused once nothing refers to them or a view of them. Thread-safe.
+
+    The allocator would keep freed memory, separately for each thread: a save of 1 GB left 80 MB behind, which
+    the next save could not use. These return it with the last reference to the pool and its buffers.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._free: list[mmap.mmap] = []
+
+    def take(self) -> NDArray[np.uint8]:
+        """Returns a buffer, uint8[size_bytes], with undefined content; raises OSError if memory is short."""
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = mmap.mmap(-1, max(1, self._size_bytes), flags)
+        # Views refer to the array that has the memory, so this one lives as long as the last of them.
+        buffer = np.frombuffer(memory, np.uint8, self._size_bytes)
+        weakref.finalize(buffer, self._free.append, memory).atexit = False
+        return buffer
+
 
 STRETCH_ROWS = 4096
 """Rows copied under one lock, in 15 us. 360 KB of dim 10 with Adagrad, in the cache until they are placed."""
@@ -221,10 +246,10 @@ class CountersSnapshot:
 
 
 class TableSnapshot:
-    """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`.
+    """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`. Thread-safe.
 
-    Reads from regions in a snapshot, each shard under its lock and once; with `changes_only` only dirty rows.
-    `candidates` are its candidates, or the Bloom filter's counters; None without. Thread-safe.
+    Reads each shard once, under its lock; with `changes_only` only dirty rows. `candidates` are its
+    candidates, or the Bloom filter's counters; None without.
     """
 
     def __init__(
@@ -261,17 +286,12 @@ class TableSnapshot:
         numbers = None
         if self._changes_only:
             numbers = np.flatnonzero(self._regions.snapshot.dirty_at_snapshot(shard))
-        memory = self._memory_of(shard)
-        return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
-
-    def _memory_of(self, shard: int) -> BufferPool | None:
-        """Returns the buffers for a shard; drops the pool with the last shard."""
         with self._guard:
             memory = self._memory
             self._not_exported.discard(shard)
             if not self._not_exported:
-                self._memory = None
-        return memory
+                self._memory = None  # with the last shard the pool is dropped
+        return ShardCopy(self._regions, self._locks[shard], shard, stretch_rows, numbers, memory)
 
     def export_shard(self, shard: int) -> Rows:
         """Returns a shard's rows, ascending by key; their memory is reused after the last reference."""

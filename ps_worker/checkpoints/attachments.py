@@ -4,8 +4,7 @@ import json
 import logging
 from collections.abc import Iterable, Sequence
 
-from ctr_ps.ctr_model.models.model import Model
-from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.models.model import Model, origin_of
 from ctr_ps.ctr_model.registry import name_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError, UsageError

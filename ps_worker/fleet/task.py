@@ -3,8 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from ctr_ps.ctr_model.models.model import Model
-from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.models.model import Model, origin_of
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of_model
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer

@@ -10,7 +10,7 @@ from ctr_ps.protos.errors import SpecError
 from ctr_ps.protos.spec import OptimizerSpec
 from ctr_ps.ps_server.optimizers.registry import WEIGHT_DECAY, Tuning, optimizer_of
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
-from ctr_ps.ps_server.table.feature_life.eviction import max_rows_of_shard
+from ctr_ps.ps_server.table.feature_life.removal import max_rows_of_shard
 from ctr_ps.ps_server.table.spec_checks import check_table_spec
 from ctr_ps.ps_worker.job.job import Job
 from ctr_ps.ps_worker.job.life import EXPIRY_RULES, TableLife

@@ -15,7 +15,7 @@ from pydantic import (
 )
 
 from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec
-from ctr_ps.ps_server.optimizers.schedule import SETTINGS
+from ctr_ps.ps_server.optimizers.registry import SETTINGS
 from ctr_ps.ps_worker.job.sections import Section
 
 _COMMON = ("kind", "warmup_steps")

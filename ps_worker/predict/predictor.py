@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookup
 from ctr_ps.ctr_model.models.checks import errors_with_shapes, require_probabilities
 from ctr_ps.ctr_model.models.model import Model, Workspace, tasks_of
+from ctr_ps.ctr_model.parameters import Lookup
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.gradients import Values

@@ -30,8 +30,7 @@ from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 from ctr_ps.ps_server.precompile import Kernels, kind_of
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_server.table.feature_life.admission import filter_settings
-from ctr_ps.ps_server.table.feature_life.bloom_filter import counter_dtype
+from ctr_ps.ps_server.table.feature_life.admission import counter_dtype, filter_settings
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.local_transport import through
 from tests.support.optimizers import plain_optimizer

@@ -19,7 +19,7 @@ import pytest
 from ctr_ps import Predictor, Trainer
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import key_of
-from ctr_ps.ctr_model.models.deepfm import DeepFm
+from ctr_ps.ctr_model.models.fm import DeepFm
 from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS
 from ctr_ps.ctr_model.schema import Schema, SchemaError, criteo_schema
 from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError

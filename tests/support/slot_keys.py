@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from ctr_ps.ctr_model.lookup import Lookup
+from ctr_ps.ctr_model.parameters import Lookup
 
 Slots = list[list[int]]
 """For each slot of all examples, which unique keys it holds."""

@@ -18,9 +18,9 @@ from ctr_ps.protos.limits import MAX_TABLES, MAX_TOTAL_SHARDS
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import InferenceDtype, WorkerProgress
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
-from ctr_ps.ps_server.table.changes.tombstones import MAX_PASSES
+from ctr_ps.ps_server.table.changes import MAX_PASSES
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
-from ctr_ps.ps_server.table.memory.layout import STATISTICS_WIDTH
+from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH
 from ctr_ps.ps_server.table.spec_checks import check_dense_spec, check_table_spec
 
 FORMAT_VERSION = 3

@@ -1,4 +1,4 @@
-"""Admission: which keys get a row, by their shows and clicks.
+"""Admission: which keys get a row, by their shows and clicks, counted exactly or in a Bloom filter.
 
     count         occurrences >= threshold
     score         nonclk_coeff * (shows - clicks) + click_coeff * clicks >= threshold
@@ -7,24 +7,31 @@
 A count is a score in which both coefficients are 1. By probability, each occurrence admits a key with
 probability p; the number of occurrences G is drawn once, from a hash of seed, table and key, so that the same
 keys are admitted on every server, in every order and after every restart.
+
+In a counting Bloom filter a key has `num_hashes` counters of its shard's `num_counters`; its estimate is the
+smallest of them, which is never too low. Adding raises only those that are below the new estimate
+(conservative update: Estan, Varghese, "New directions in traffic measurement and accounting", SIGCOMM 2002).
+Counters saturate. For n keys and a false positive rate p, of keys that never occurred and have an estimate
+above zero:
+
+    num_counters = -n ln p / (ln 2)^2        num_hashes = num_counters / n * ln 2
+
+Bloom, CACM 1970; the hashes: Kirsch, Mitzenmacher, "Less hashing, same performance", ESA 2006.
 """
 
 import hashlib
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import SpecError
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
-from ctr_ps.ps_server.table.feature_life.bloom_filter import (
-    MAX_COUNT,
-    MAX_COUNTERS,
-    counter_dtype,
-    filter_shape,
-)
+from ctr_ps.ps_server.table.memory.intrinsics import Int
 from ctr_ps.ps_server.table.rows.statistics import score_of
 
 POLICIES = ("count", "probability", "score")
@@ -35,25 +42,136 @@ MAX_OCCURRENCES = 2**24
 
 _LARGEST = float(np.finfo(np.float32).max)
 
+MAX_COUNTERS = 2**32 - 1
+"""Most counters of a shard: a position is scaled from 32 bits of hash."""
 
-class AdmissionRule(NamedTuple):
-    """An admission spec as kernels see it.
+MAX_COUNT = 2**16 - 1
 
-    Attributes:
-        threshold: Score that a key needs; unused by probability.
-        log_miss: ln(1 - p) of the probability p; 0 for other policies.
-        seed: Of the drawn numbers of occurrences.
-        nonclk_coeff: Weight of a show without a click.
-        click_coeff: Weight of a click.
-        limit: Highest number of occurrences that any key needs.
+
+def counter_dtype(max_count: int) -> type[np.uint8] | type[np.uint16]:
+    """Returns the dtype of counters that reach `max_count`."""
+    return np.uint8 if max_count <= np.iinfo(np.uint8).max else np.uint16
+
+
+class FilterArrays(NamedTuple):
+    """A filter as kernels see it: `num_hashes` counters for a key, which saturate at `limit`."""
+
+    counters: NDArray[Any]
+    num_hashes: int
+    limit: int
+
+
+def filter_shape(expected_keys: int, false_positive_rate: float) -> tuple[int, int]:
+    """Returns the numbers of counters and of hashes (counters of a key)."""
+    num_counters = -expected_keys * math.log(false_positive_rate) / math.log(2) ** 2
+    num_hashes = num_counters / expected_keys * math.log(2)
+    return max(1, math.ceil(num_counters)), max(1, round(num_hashes))
+
+
+@kernel
+def _position(filter_: FilterArrays, hashed: np.uint64, i: int) -> np.int64:
+    # All keys of a shard agree in the high bits of the hash, so it is hashed again.
+    bits = mix64(hashed ^ np.uint64(0x9E3779B97F4A7C15))
+    step = (bits >> np.uint64(32)) | np.uint64(1)
+    place = (bits + np.uint64(i) * step) & np.uint64(0xFFFFFFFF)
+    return np.int64((place * np.uint64(filter_.counters.shape[1])) >> np.uint64(32))
+
+
+@kernel
+def estimate(filter_: FilterArrays, shard: Int, hashed: np.uint64) -> np.int64:
+    """Returns the estimate of how often a key of the shard occurred."""
+    fewest = np.int64(filter_.limit)
+    for i in range(filter_.num_hashes):
+        fewest = min(fewest, np.int64(filter_.counters[shard, _position(filter_, hashed, i)]))
+    return fewest
+
+
+@kernel
+def raise_to(filter_: FilterArrays, shard: Int, hashed: np.uint64, count: Int) -> None:
+    """Raises the estimate of a key to at least `count`, which must fit its counters."""
+    for i in range(filter_.num_hashes):
+        position = _position(filter_, hashed, i)
+        filter_.counters[shard, position] = max(filter_.counters[shard, position], count)
+
+
+@kernel
+def _decay(counters: NDArray[Any], decay: float, salt: np.uint64) -> None:
+    for i in range(counters.size):
+        if counters[i]:
+            left = counters[i] * decay
+            whole = math.floor(left)
+            unit = np.float64(mix64(salt + np.uint64(i)) >> np.uint64(11)) * 2.0**-53
+            counters[i] = whole + (unit < left - whole)
+
+
+class CountingBloomFilter:
+    """Counters of a table's shards, for `expected_keys` in all of them. A table locks its shards.
+
+    `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server.
     """
 
-    threshold: np.float32
-    log_miss: float
-    seed: np.uint64
-    nonclk_coeff: np.float32
-    click_coeff: np.float32
-    limit: np.float32
+    def __init__(
+        self,
+        *,
+        expected_keys: int,
+        false_positive_rate: float,
+        max_count: int,
+        num_shards: int,
+        shards: Sequence[int],
+    ) -> None:
+        num_counters, num_hashes = filter_shape(
+            -(-expected_keys // num_shards), false_positive_rate
+        )
+        dtype = counter_dtype(max_count)
+        # Memory of other servers' shards is never touched, so never allocated.
+        counters = np.zeros((num_shards, num_counters), dtype)
+        self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))
+        self.passes = np.zeros(num_shards, np.int64)
+        self._shards = shards
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of this process's counters."""
+        counters = self.arrays.counters
+        return len(self._shards) * int(counters[0].nbytes)
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a shard that `to_bytes` returns."""
+        return 8 + int(self.arrays.counters[0].nbytes)
+
+    def decay(self, shard: int, decay: float) -> None:
+        """Multiplies the shard's counters by `decay` at the end of a pass, with an exact mean.
+
+        A counter is rounded up or down at random, by a hash of its position and the number of the pass.
+        """
+        self.passes[shard] += 1
+        salt = np.uint64(mix64(np.uint64(self.passes[shard])))
+        _decay(self.arrays.counters[shard], decay, salt)
+
+    def to_bytes(self, shard: int) -> NDArray[np.uint8]:
+        """Returns a copy of a shard's passes, 8 bytes, and counters, all little-endian."""
+        passes = self.passes[shard : shard + 1].astype("<i8")
+        counters = self.arrays.counters[shard]
+        little = counters.astype(counters.dtype.newbyteorder("<"))
+        return np.concatenate([passes.view(np.uint8), little.view(np.uint8)])
+
+    def from_bytes(self, shard: int, saved: NDArray[np.uint8]) -> None:
+        """Overwrites a shard with bytes that `to_bytes` returned from a filter of the same dimensions."""
+        counters = self.arrays.counters
+        self.passes[shard] = saved[:8].view("<i8")[0]
+        counters[shard] = saved[8:].view(counters.dtype.newbyteorder("<"))
+
+
+class AdmissionRule(NamedTuple):
+    """An admission spec as kernels see it."""
+
+    threshold: np.float32  # score that a key needs; unused by probability
+    log_miss: float  # ln(1 - p) of the probability p; 0 for other policies
+    seed: np.uint64  # of the drawn numbers of occurrences
+    nonclk_coeff: np.float32  # weight of a show without a click
+    click_coeff: np.float32  # weight of a click
+    limit: np.float32  # highest number of occurrences that any key needs
 
 
 class FilterSettings(NamedTuple):
@@ -130,19 +248,6 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
         raise SpecError(
             f"{what} with default_value {spec.default_value!r}, expected a finite float32"
         )
-    _check_threshold(what, spec)
-    if spec.table:
-        _check_score_table(what, table, spec)
-    if spec.counter == "bloom":
-        _check_filter(what, spec, num_shards)
-    elif spec.expected_keys:
-        raise SpecError(
-            f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
-            f"leave it out, or count with 'bloom'"
-        )
-
-
-def _check_threshold(what: str, spec: AdmissionSpec) -> None:
     most = MAX_COUNT if spec.counter == "bloom" else MAX_OCCURRENCES
     lowest, highest, meaning = {
         "count": (1.0, float(most), "occurrences"),
@@ -153,6 +258,15 @@ def _check_threshold(what: str, spec: AdmissionSpec) -> None:
         raise SpecError(
             f"{what} by {spec.policy} with threshold {spec.threshold!r}, expected {meaning} from "
             f"{lowest:g} to {highest:g}"
+        )
+    if spec.table:
+        _check_score_table(what, table, spec)
+    if spec.counter == "bloom":
+        _check_filter(what, spec, num_shards)
+    elif spec.expected_keys:
+        raise SpecError(
+            f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
+            f"leave it out, or count with 'bloom'"
         )
 
 
@@ -195,10 +309,7 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
 
 
 def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
-    """Raises SpecError if a table would lack the scores by which it admits keys.
-
-    `source` is the table with the scores; None: it was not declared.
-    """
+    """Raises SpecError if `source`, None if undeclared, lacks the scores by which a table admits keys."""
     if spec.admission is None or not spec.admission.table:
         return
     what = f"table {spec.name!r} has admission by the score of table {spec.admission.table!r}"

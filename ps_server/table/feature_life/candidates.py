@@ -6,12 +6,16 @@ Exact candidates are rows of dim 0 in regions of their own:
 
 A counting Bloom filter stores no keys: it takes a fixed amount of memory, and overestimates some keys. Both
 are guarded by the locks of their table.
+
+A kernel counts the keys of a push, and gives rows to those that are admitted. Each key is either counted
+completely or not at all: a key whose shard has no room is not counted, so a push that is resumed after making
+room counts no key twice. A key with a row is no candidate. One call serves all shards of a push.
 """
 
 # ruff: noqa: D102 - what a method does is said once, by `Candidates`
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,23 +23,192 @@ import numpy as np
 
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.runtime.jit import read_only
+from ctr_ps.protos.runtime.jit import kernel, read_only
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
-from ctr_ps.ps_server.table.feature_life.admission import admission_rule, filter_settings
-from ctr_ps.ps_server.table.feature_life.bloom_filter import CountingBloomFilter
-from ctr_ps.ps_server.table.feature_life.candidate_kernels import admit_counted, admit_estimated
-from ctr_ps.ps_server.table.feature_life.eviction import (
+from ctr_ps.ps_server.table.changes import mark_dirty
+from ctr_ps.ps_server.table.feature_life.admission import (
+    AdmissionRule,
+    CountingBloomFilter,
+    FilterArrays,
+    admission_rule,
+    estimate,
+    filter_settings,
+    is_admitted,
+    raise_to,
+)
+from ctr_ps.ps_server.table.feature_life.removal import (
     CANDIDATE,
+    ExpiryRule,
     evict_rows,
     max_candidates_of_shard,
+    shrink_shard,
 )
-from ctr_ps.ps_server.table.feature_life.expiry import ExpiryRule, shrink_shard
 from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ctr_ps.ps_server.table.memory.hash_index import TableArrays
+from ctr_ps.ps_server.table.memory.hash_index import (
+    BLOCK,
+    STATISTICS_WIDTH,
+    TableArrays,
+    find_block,
+    find_row,
+    first_slot,
+    has_room,
+    insert_row,
+    shard_of_hash,
+)
+from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
 from ctr_ps.ps_server.table.rows.initializers import Initializer
-from ctr_ps.ps_server.table.rows.kernels import Push, write_rows
-from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.kernels import Push, make_row, write_rows
+from ctr_ps.ps_server.table.rows.regions import RowRegions, remove_row
+from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push
 from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
+
+
+@kernel
+def _new_row(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    push: Push,
+    position: Int,
+    hashed: np.uint64,
+) -> np.int64:
+    """Inserts a key's row, and returns the position of its statistics in the flat slab."""
+    shard, dim = shard_of_hash(table, hashed), push.grads.shape[1]
+    row = make_row(table, initializer, initial_state, dim, shard, hashed, push.keys[position])
+    return np.int64(row * table.slab.shape[1] + table.statistics_column)
+
+
+@kernel
+def _count_exactly(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    candidates: TableArrays,
+    rule: AdmissionRule,
+    push: Push,
+    position: Int,
+    hashed: np.uint64,
+) -> bool:
+    """Counts one key without a row, or inserts its row; False if there is no room: then changes nothing."""
+    key, shard = push.keys[position], shard_of_hash(table, hashed)
+    counted, width = candidates.slab.reshape(-1), candidates.slab.shape[1]
+    occurrences, clicks = push.counts[position, 0], push.counts[position, 1]
+    show, click = np.float32(occurrences), np.float32(clicks)
+    candidate = find_row(candidates, shard, hashed, key)
+    first = candidate * width + candidates.statistics_column
+    if candidate >= 0:
+        show, click = counted[first + SHOW] + show, counted[first + CLICK] + click
+    if is_admitted(rule, key, show, click):
+        if not has_room(table, shard):
+            return False
+        new = _new_row(table, initializer, initial_state, push, position, hashed)
+        if candidate >= 0:
+            slab = table.slab.reshape(-1)
+            for column in range(STATISTICS_WIDTH):
+                slab[new + column] = counted[first + column]
+            remove_row(candidates, shard, candidate)
+        return True
+    if candidate < 0:
+        if not has_room(candidates, shard):
+            return False
+        candidate = insert_row(candidates, shard, hashed, key)
+        first = candidate * width + candidates.statistics_column
+    mark_dirty(candidates, shard, candidate)
+    count_push(counted, counted.view(np.uint32), first, occurrences, clicks, push.now)
+    return True
+
+
+@kernel
+def admit_counted(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    candidates: TableArrays,
+    rule: AdmissionRule,
+    push: Push,
+    start: int,
+) -> int:
+    """Counts a push's keys without a row from key `start` on, and inserts rows for admitted ones.
+
+    A new row takes over its candidate's statistics from before this push; `apply_rows` adds the push's own.
+    `candidates` are rows of dim 0 with statistics, in the table's shards. Returns N, or the position of a key
+    whose shard has no room in `table` or `candidates`: all keys before it are counted, none after.
+    """
+    hashes, rows = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    while start < push.keys.size:
+        stop = min(start + BLOCK, push.keys.size)
+        find_block(table, push.keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            if rows[i] < 0:
+                shard = shard_of_hash(table, hashes[i])
+                prefetch(candidates.slots, first_slot(candidates, shard, hashes[i]))
+        for i in range(stop - start):
+            if rows[i] < 0 and not _has_row(table, push.keys[start + i], hashes[i]):
+                position, hashed = start + i, hashes[i]
+                if not _count_exactly(
+                    table, initializer, initial_state, candidates, rule, push, position, hashed
+                ):
+                    return position
+        start = stop
+    return start
+
+
+@kernel
+def _has_row(table: TableArrays, key: np.uint64, hashed: np.uint64) -> bool:
+    return bool(find_row(table, shard_of_hash(table, hashed), hashed, key) >= 0)
+
+
+@kernel
+def _count_by_filter(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    filter_: FilterArrays,
+    rule: AdmissionRule,
+    push: Push,
+    position: Int,
+    hashed: np.uint64,
+) -> bool:
+    """Same as `_count_exactly`, with the filter's estimate."""
+    shard = shard_of_hash(table, hashed)
+    before = estimate(filter_, shard, hashed)
+    count = min(before + np.int64(push.counts[position, 0]), np.int64(filter_.limit))
+    if is_admitted(rule, push.keys[position], np.float32(count), np.float32(0.0)):
+        if not has_room(table, shard):
+            return False
+        new = _new_row(table, initializer, initial_state, push, position, hashed)
+        table.slab.reshape(-1)[new + SHOW] = np.float32(before)
+    raise_to(filter_, shard, hashed, count)
+    return True
+
+
+@kernel
+def admit_estimated(
+    table: TableArrays,
+    initializer: Initializer,
+    initial_state: Values,
+    filter_: FilterArrays,
+    rule: AdmissionRule,
+    push: Push,
+    start: int,
+) -> int:
+    """Same as `admit_counted`, with the filter's estimates.
+
+    A new row starts with the estimate before this push as its shows, and no clicks. Its counters are kept.
+    """
+    hashes, rows = np.empty(BLOCK, np.uint64), np.empty(BLOCK, np.int64)
+    while start < push.keys.size:
+        stop = min(start + BLOCK, push.keys.size)
+        find_block(table, push.keys, start, stop, hashes, rows)
+        for i in range(stop - start):
+            if rows[i] < 0 and not _has_row(table, push.keys[start + i], hashes[i]):
+                position, hashed = start + i, hashes[i]
+                if not _count_by_filter(
+                    table, initializer, initial_state, filter_, rule, push, position, hashed
+                ):
+                    return position
+        start = stop
+    return start
 
 
 class Candidates(Protocol):
@@ -52,24 +225,15 @@ class Candidates(Protocol):
     def size_bytes(self) -> int:
         """Bytes of the counts in this process."""
 
-    def admit(
-        self,
-        table: TableArrays,
-        initializer: Initializer,
-        initial_state: Values,
-        push: Push,
-        start: int,
-    ) -> int:
-        """Counts keys, and inserts rows for admitted ones; see `admit_counted`."""
+    @property
+    def admission(self) -> tuple[Callable[..., int], TableArrays | FilterArrays, AdmissionRule]:
+        """The kernel that counts keys, `admit_counted` or the like, with its counts and rule."""
 
     def grow(self, shard: int) -> bool:
         """Makes room for a candidate in one shard; False if there was room. All shards must be locked."""
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """Ages the counts of a locked shard and removes expired candidates.
-
-        Returns their number, in a dry run too.
-        """
+        """Ages the counts of a locked shard; removes expired candidates, and returns their number."""
 
     def can_count(self, spec: AdmissionSpec) -> bool:
         """Whether these counts fit the kind and size of an admission."""
@@ -105,16 +269,9 @@ class ExactCandidates:
     def size_bytes(self) -> int:
         return self.regions.size_bytes
 
-    def admit(
-        self,
-        table: TableArrays,
-        initializer: Initializer,
-        initial_state: Values,
-        push: Push,
-        start: int,
-    ) -> int:
-        candidates = self.regions.arrays
-        return admit_counted(table, initializer, initial_state, candidates, self._rule, push, start)
+    @property
+    def admission(self) -> tuple[Callable[..., int], TableArrays, AdmissionRule]:
+        return admit_counted, self.regions.arrays, self._rule
 
     def grow(self, shard: int) -> bool:
         """See `Candidates`; at the limit, evicts some candidates."""
@@ -137,10 +294,7 @@ class ExactCandidates:
         self.regions.end_snapshot(saved=saved)
 
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
-        """Writes candidates from key `start` on, as from a checkpoint; returns the same as `write_rows`.
-
-        `keys` are uint64[N], `statistics` float32[N, 4].
-        """
+        """Writes candidates, statistics float32[N, 4], from key `start` on; returns as `write_rows` does."""
         nothing = read_only(np.empty((keys.size, 0), np.float32))
         return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
 
@@ -167,16 +321,9 @@ class EstimatedCandidates:
     def size_bytes(self) -> int:
         return self.filter.size_bytes
 
-    def admit(
-        self,
-        table: TableArrays,
-        initializer: Initializer,
-        initial_state: Values,
-        push: Push,
-        start: int,
-    ) -> int:
-        counters = self.filter.arrays
-        return admit_estimated(table, initializer, initial_state, counters, self._rule, push, start)
+    @property
+    def admission(self) -> tuple[Callable[..., int], FilterArrays, AdmissionRule]:
+        return admit_estimated, self.filter.arrays, self._rule
 
     def grow(self, shard: int) -> bool:
         """See `Candidates`; counters never need room."""

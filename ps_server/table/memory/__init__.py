@@ -1,1 +1,1 @@
-"""Memory of a table: arenas that grow in place, the hash index from keys to rows, the layout of a row."""
+"""Memory of a table: arenas that grow in place, rows and the hash index that finds them."""

@@ -36,10 +36,7 @@ MAP_NORESERVE = 0x4000
 
 
 class Arena:
-    """Zeroed rows in `num_regions` regions that grow independently. Not thread-safe.
-
-    `array` is dtype[num_regions * region_rows, width], replaced when regions had to be copied.
-    """
+    """Zeroed rows in regions that grow independently; `array` is replaced by copying. Not thread-safe."""
 
     def __init__(
         self,

@@ -1,19 +1,25 @@
-"""Hash index of a table: how a key becomes a row. Open addressing with linear probing.
+"""Rows and hash index of a table: how a key becomes a row. Open addressing with linear probing.
 
     mix64(key) -> shard (shard_of_hash) -> slot (first_slot, next_slot) -> row (row_of_slot)
 
 Each shard has an array of uint64 slots whose number is a power of two:
 
     slot = | high 32 bits of mix64(key): the tag | row + 1: 32 bits |        0 = empty
+    row  = | key: 8 bytes | weights: dim x float32 | state: state_width x float32 | statistics | base | pad |
 
-The key itself is in the row (layout.py), so a slot takes 8 bytes, every uint64 is a valid key, and a lookup
-touches one slot and one row. Tags of different keys agree once in 2^26 probes; then the key in the row
+The key is in the row, so a slot takes 8 bytes, every uint64 is a valid key, and a lookup touches one slot and
+one row (docs/decisions/0001). Tags of different keys agree once in 2^26 probes; then the key in the row
 decides.
+
+Statistics, 4 columns, are present if the table's spec has them (rows/statistics.py). Only rows of a replica
+have a base, as wide as the weights (replica_table.py). A row has an even number of columns, so that keys stay
+aligned.
 
 Kernels look up a block of keys at a time (`find_block`): they prefetch all slots, then all rows, then read,
 so that the cache misses of a block overlap.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +28,62 @@ from numpy.typing import NDArray
 from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
+
+KEY_COLUMNS = 2
+"""Width of the key, in float32 columns."""
+
+STATISTICS_WIDTH = 4
+"""Width of the statistics, in float32 columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Columns of a row, counted in float32."""
+
+    dim: int
+    state_width: int
+    has_statistics: bool = False
+    has_base: bool = False
+
+    @property
+    def weights(self) -> slice:
+        """Columns of the weights."""
+        return slice(KEY_COLUMNS, KEY_COLUMNS + self.dim)
+
+    @property
+    def state(self) -> slice:
+        """Columns of the optimizer state."""
+        return slice(KEY_COLUMNS + self.dim, KEY_COLUMNS + self.dim + self.state_width)
+
+    @property
+    def statistics_width(self) -> int:
+        """Columns of statistics; 0 without."""
+        return STATISTICS_WIDTH if self.has_statistics else 0
+
+    @property
+    def statistics(self) -> slice:
+        """Columns of the statistics."""
+        start = KEY_COLUMNS + self.dim + self.state_width
+        return slice(start, start + self.statistics_width)
+
+    @property
+    def statistics_column(self) -> int:
+        """First column of the statistics; 0 without."""
+        return KEY_COLUMNS + self.dim + self.state_width if self.has_statistics else 0
+
+    @property
+    def base_column(self) -> int:
+        """First column of the base; 0 without."""
+        first = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
+        return first if self.has_base else 0
+
+    @property
+    def stride(self) -> int:
+        """Columns from one row to the next."""
+        width = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
+        width += self.has_base * self.dim
+        return width + width % 2
+
 
 BLOCK = 32
 """Keys in flight: enough to hide the latency of memory, few enough to stay in the first-level cache."""
@@ -47,61 +109,38 @@ _LINE = 16  # float32 in a cache line
 
 
 class SnapshotArrays(NamedTuple):
-    """Dirty bits, and the old versions of rows kept for a snapshot, as kernels see them (dirty_rows.py).
+    """Dirty bits, and the old versions of rows kept for a snapshot, as kernels see them (changes.py)."""
 
-    Attributes:
-        dirty: uint64[num_shards * dirty_words], a bit for each row.
-        dirty_words: Words from one shard's dirty bits to the next.
-        snapshot_rows: int64[num_shards], rows in the snapshot; 0 without a snapshot.
-        copied_rows: int64[num_shards], those already copied.
-        kept: uint64[num_shards * kept_rows, 1 + stride / 2], number in the shard and bytes of old rows.
-        kept_rows: Rows from one shard's part of `kept` to the next.
-        num_kept: int64[num_shards].
-    """
-
-    dirty: NDArray[np.uint64]
-    dirty_words: int
+    dirty: NDArray[np.uint64]  # uint64[num_shards * dirty_words], a bit for each row
+    dirty_words: int  # words from one shard's dirty bits to the next
+    # int64[num_shards], rows in the snapshot; 0 without a snapshot
     snapshot_rows: NDArray[np.int64]
-    copied_rows: NDArray[np.int64]
+    copied_rows: NDArray[np.int64]  # int64[num_shards], those already copied
+    # uint64[num_shards * kept_rows, 1 + stride / 2], number in the shard and bytes of old rows
     kept: NDArray[np.uint64]
-    kept_rows: int
-    num_kept: NDArray[np.int64]
+    kept_rows: int  # rows from one shard's part of `kept` to the next
+    num_kept: NDArray[np.int64]  # int64[num_shards]
 
 
 class TableArrays(NamedTuple):
-    """A table as kernels see it: shard `s` has region `s` of the slab, and `2 s` or `2 s + 1` of the index.
+    """A table as kernels see it: shard s has region s of the slab, and 2 s or 2 s + 1 of the index."""
 
-    Attributes:
-        slots: uint64[...], of all shards.
-        slot_starts: int64[num_shards], where a shard's slots begin.
-        num_slots: int64[num_shards], a power of two.
-        num_rows: int64[num_shards].
-        max_rows: Most rows of a shard.
-        slab: float32[num_shards * region_rows, stride], rows of all shards.
-        keys: uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key.
-        region_rows: Rows from one shard's region to the next.
-        change_words: uint64[num_shards * change_rows, W], W = 0 without subscribers (subscribers.py).
-        change_rows: Rows from one shard's words to the next.
-        snapshot: Dirty bits and old versions of rows.
-        statistics_column: First column of a row's statistics; 0 without.
-        base_column: First column of a row's base; 0 without.
-        num_shards: A power of two.
-    """
-
-    slots: NDArray[np.uint64]
-    slot_starts: NDArray[np.int64]
-    num_slots: NDArray[np.int64]
-    num_rows: NDArray[np.int64]
-    max_rows: int
-    slab: NDArray[np.float32]
+    slots: NDArray[np.uint64]  # uint64[...], of all shards
+    slot_starts: NDArray[np.int64]  # int64[num_shards], where a shard's slots begin
+    num_slots: NDArray[np.int64]  # int64[num_shards], a power of two
+    num_rows: NDArray[np.int64]  # int64[num_shards]
+    max_rows: int  # most rows of a shard
+    slab: NDArray[np.float32]  # float32[num_shards * region_rows, stride], rows of all shards
+    # uint64[num_shards * region_rows, stride / 2], the same memory; column 0 is the key
     keys: NDArray[np.uint64]
-    region_rows: int
+    region_rows: int  # rows from one shard's region to the next
+    # uint64[num_shards * change_rows, W], W = 0 without subscribers (changes.py)
     change_words: NDArray[np.uint64]
-    change_rows: int
-    snapshot: SnapshotArrays
-    statistics_column: int
-    base_column: int
-    num_shards: int
+    change_rows: int  # rows from one shard's words to the next
+    snapshot: SnapshotArrays  # dirty bits and old versions of rows
+    statistics_column: int  # first column of a row's statistics; 0 without
+    base_column: int  # first column of a row's base; 0 without
+    num_shards: int  # a power of two
 
 
 @kernel
@@ -169,8 +208,7 @@ def find_block(
 ) -> None:
     """Finds and prefetches the rows of `keys[start:stop]`, at most `BLOCK` of them.
 
-    Overwrites `hashes` uint64[BLOCK] with the keys' hashes, and `rows` int64[BLOCK] with rows, or -1 for a
-    key without one.
+    Overwrites uint64[BLOCK] `hashes`, and `rows` int64[BLOCK] with rows, or -1 for a key without one.
     """
     stride = table.slab.shape[1]
     slab = table.slab.reshape(-1)

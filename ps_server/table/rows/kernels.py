@@ -9,13 +9,16 @@ from ctr_ps.protos.gradients import Counts, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row
-from ctr_ps.ps_server.table.changes.dirty_rows import (
+from ctr_ps.ps_server.table.changes import (
+    EVERY_SUBSCRIBER,
+    NOBODY,
+    WORD_BITS,
     mark_dirty,
     prefetch_dirty_bit,
 )
-from ctr_ps.ps_server.table.changes.subscribers import EVERY_SUBSCRIBER, NOBODY, WORD_BITS
 from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
+    KEY_COLUMNS,
     TableArrays,
     find_block,
     find_row,
@@ -24,32 +27,22 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
-from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS
 from ctr_ps.ps_server.table.rows.initializers import Initializer, initialize_row
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push, score_of
 
 
 class Push(NamedTuple):
-    """A push to one table as kernels see it; all arrays are read-only.
+    """A push to one table as kernels see it; all arrays are read-only."""
 
-    Attributes:
-        keys: uint64[N].
-        grads: float32[N, D], sums over examples.
-        scale: One over the number of examples.
-        decay: Share of a row's weights that is removed before the update.
-        counts: uint32[N, 2], occurrences and clicks; uint32[0, 2] for a table without statistics.
-        admitted: uint8[N], whether a key without a row gets one; uint8[0]: all do.
-        now: Seconds since 1970.
-        source: The subscriber that sent it, for which the rows do not count as changed; or NOBODY.
-    """
-
-    keys: Keys
-    grads: Values
-    scale: np.float32
-    decay: np.float32
+    keys: Keys  # uint64[N]
+    grads: Values  # float32[N, D], sums over examples
+    scale: np.float32  # one over the number of examples
+    decay: np.float32  # share of a row's weights that is removed before the update
+    # uint32[N, 2], occurrences and clicks; uint32[0, 2] for a table without statistics
     counts: Counts
-    admitted: NDArray[np.uint8]
-    now: np.uint32
+    admitted: NDArray[np.uint8]  # uint8[N], whether a key without a row gets one; uint8[0]: all do
+    now: np.uint32  # seconds since 1970
+    # the subscriber that sent it, for which the rows do not count as changed; or NOBODY
     source: int
 
 
@@ -93,10 +86,7 @@ def gather_states(
     weights: Values,
     state: Values,
 ) -> None:
-    """Overwrites `weights` float32[N, D] and `state` float32[N, K] with whole rows of `keys` uint64[N].
-
-    A key without a row reads as a new row would be.
-    """
+    """Overwrites `weights` float32[N, D] and `state` float32[N, K] with rows of `keys`, or new ones."""
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
     dim, state_width = weights.shape[1], state.shape[1]
@@ -166,10 +156,7 @@ def _first_word(table: TableArrays, shard: Int, row: Int) -> np.int64:
 def _prefetch_change_bits(
     table: TableArrays, hashes: NDArray[np.uint64], rows: NDArray[np.int64], size: Int
 ) -> None:
-    """Prefetches the dirty bits and change words of the first `size` rows of a block.
-
-    Without, a push to 5 M rows took 1.2 to 1.3 times as long.
-    """
+    """Prefetches change words and dirty bits of a block; a push to 5 M rows took 1.3 times as long."""
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     for i in range(size):
         if rows[i] >= 0:
@@ -183,7 +170,6 @@ def _prefetch_change_bits(
 def _mark_for_subscribers(
     words: NDArray[np.uint64], first: Int, num_words: int, source: int
 ) -> None:
-    """Marks a row as changed for every subscriber but `source`."""
     for word in range(num_words):
         subscribers = EVERY_SUBSCRIBER
         if word == source // WORD_BITS:
@@ -228,10 +214,8 @@ def apply_rows(
     """Applies a push from key `start` on, creating missing rows for admitted keys.
 
     The type of `hyper` selects the optimizer; `initial_state` float32[state_width] is the state of a new row.
-
-    Returns:
-        N when all keys are applied; else the position of a key whose shard has no room for a new row, to
-        resume from after making room. All keys before it are applied, none after.
+    Returns N, or the position of a key whose shard has no room for a new row, to resume from after making
+    room: all keys before it are applied, none after.
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import StatisticsSpec
+from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH
 from ctr_ps.ps_server.table.memory.intrinsics import Int
-from ctr_ps.ps_server.table.memory.layout import STATISTICS_WIDTH
 
 SHOW, CLICK, UNSEEN, LAST_SEEN = range(STATISTICS_WIDTH)
 
@@ -53,10 +53,7 @@ def count_push(
     clicks: np.uint32,
     now: np.uint32,
 ) -> None:
-    """Adds a push of a key to its row's statistics, from position `first` of the slab, float32[n].
-
-    `bits` uint32[n] is the same memory; `clicks` are occurrences in clicked examples.
-    """
+    """Adds a push to a row's statistics, at `first` of the slab; `bits` uint32[n] is the same memory."""
     slab[first + SHOW] += np.float32(occurrences)
     slab[first + CLICK] += np.float32(clicks)
     slab[first + UNSEEN] = np.float32(0.0)

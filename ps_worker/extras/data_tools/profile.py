@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ctr_ps.ctr_model.features import key_of
+from ctr_ps.ctr_model.parameters import SlotKeys, select_slots
 from ctr_ps.ctr_model.schema import DenseColumn, Schema, Transform
 from ctr_ps.ctr_model.schema.dense_column import FLOAT32_MAX
-from ctr_ps.ctr_model.slots import SlotKeys, select_slots
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.protos.runtime.logs import printable
 from ctr_ps.ps_worker.data.bad_rows import BadRows, silent_bad_rows

@@ -51,12 +51,12 @@ def _sgd(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.flo
 
 
 def _sum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
-    """See ps_server/optimizers/sum.py: w += g."""
+    """See ps_server/optimizers/sgd.py: w += g."""
     weights += grad * float(scale)
 
 
 def _momentum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
-    """See ps_server/optimizers/momentum.py: v = momentum * v + g."""
+    """See ps_server/optimizers/sgd.py: v = momentum * v + g."""
     g = grad * float(scale)
     velocity = state * float(hyper.momentum) + g
     state.copy_(velocity)
@@ -74,7 +74,7 @@ def _adagrad(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np
 def _adagrad_row(
     hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32
 ) -> None:
-    """See ps_server/optimizers/adagrad_row.py: one accumulator for a row."""
+    """See ps_server/optimizers/adagrad.py: one accumulator for a row."""
     g, g0 = grad * float(scale), float(hyper.initial_g2sum)
     rate = _root(_quotient(g0, state + g0)) * float(hyper.learning_rate)  # [N, 1]
     weights -= rate * g
@@ -92,7 +92,7 @@ def _adam(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.fl
 
 
 def _adam_row(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
-    """See ps_server/optimizers/adam_row.py. State: m[D], v, beta1^t, beta2^t."""
+    """See ps_server/optimizers/adam.py. State: m[D], v, beta1^t, beta2^t."""
     dim, g = weights.shape[1], grad * float(scale)
     first, second, powers = state[:, :dim], state[:, dim : dim + 1], state[:, dim + 1 :]
     first.mul_(float(hyper.beta1)).add_(g * float(_ONE - hyper.beta1))

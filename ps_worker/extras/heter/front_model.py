@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.lookup import Lookup
 from ctr_ps.ctr_model.models.model import EmbeddingTable, Model, StepResult, Workspace
-from ctr_ps.ctr_model.parameters import Floats, ModelInputError, Segment
+from ctr_ps.ctr_model.parameters import Floats, Lookup, ModelInputError, Segment
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.extras.heter.dense_part import module_of
 from ctr_ps.ps_worker.extras.heter.trainers import HeterTrainers

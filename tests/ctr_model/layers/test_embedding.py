@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from ctr_ps.ctr_model.layers.embedding import pool_slots, scatter_slots
+from ctr_ps.ctr_model.layers.pooling import pool_slots, scatter_slots
 from tests.support.slot_keys import Slots, lookup_of, slots_of
 
 NUM_DENSE, NUM_SLOTS, DIM, NUM_UNIQUE = 2, 3, 2, 4

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.layers.pooling import PooledSlots
+from ctr_ps.ctr_model.parameters import select_slots
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.ctr_model.slots import select_slots
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 from tests.support.model_cases import random_batch
 from tests.support.slot_keys import Slots, lookup_of, slots_of

@@ -7,7 +7,7 @@ import pytest
 from ctr_ps.ctr_model.models.din import Din
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import Schema
-from tests.reference import din as oracle
+from tests.reference import models as oracle
 from tests.support.model_cases import ModelCase, assert_gradients_agree, assert_predictions_agree
 
 # C3 and C4 are histories of C1.
@@ -18,7 +18,7 @@ SMALL = {"dim": 2, "hidden": [6], "attention_hidden": [4, 3]}
 @pytest.mark.parametrize("max_length", [1, 2, 50])
 def test_several_histories_may_have_one_target(max_length: int) -> None:
     case = ModelCase(Din(SCHEMA, **SMALL, max_length=max_length), SCHEMA, seed=1)
-    of_example = partial(oracle.probability, histories={2: 0, 3: 0}, max_length=max_length)
+    of_example = partial(oracle.din, histories={2: 0, 3: 0}, max_length=max_length)
 
     assert_gradients_agree(case, of_example)
     assert_predictions_agree(case, of_example)
@@ -27,7 +27,7 @@ def test_several_histories_may_have_one_target(max_length: int) -> None:
 def test_histories_may_be_fewer_than_slots_that_share_keys() -> None:
     case = ModelCase(Din(SCHEMA, **SMALL, histories={"C4": "C1"}), SCHEMA, seed=1)
 
-    assert_predictions_agree(case, partial(oracle.probability, histories={3: 0}, max_length=50))
+    assert_predictions_agree(case, partial(oracle.din, histories={3: 0}, max_length=50))
     assert {segment.name.split(".")[1] for segment in case.model.segments[4:]} == {"C4"}
 
 
@@ -35,7 +35,7 @@ def test_slots_that_share_keys_may_be_histories_of_each_other() -> None:
     """The target needs no keys of its own, only the same."""
     case = ModelCase(Din(SCHEMA, **SMALL, histories={"C4": "C3"}), SCHEMA, seed=1)
 
-    assert_gradients_agree(case, partial(oracle.probability, histories={3: 2}, max_length=50))
+    assert_gradients_agree(case, partial(oracle.din, histories={3: 2}, max_length=50))
 
 
 def test_a_history_and_its_target_may_have_a_dim_of_their_own() -> None:
@@ -51,9 +51,7 @@ def test_a_history_and_its_target_may_have_a_dim_of_their_own() -> None:
     def of_example(dense, slots, tensors):  # type: ignore[no-untyped-def]
         first, second = slots["embedding_3"], slots["embedding"]
         in_order = [first[0], second[0], first[1], second[1]]
-        return oracle.probability(
-            dense, {"embedding": in_order}, tensors, histories={2: 0}, max_length=50
-        )
+        return oracle.din(dense, {"embedding": in_order}, tensors, histories={2: 0}, max_length=50)
 
     assert_gradients_agree(case, of_example)
 

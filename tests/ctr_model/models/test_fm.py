@@ -1,14 +1,19 @@
-import pytest
+"""FM and DeepFM against their oracles, and the interactions of their features."""
 
-from ctr_ps.ctr_model.models.fm import Fm
+import numpy as np
+import pytest
+from hypothesis import given
+
+from ctr_ps.ctr_model.models.fm import DeepFm, Fm, add_interactions, interactions_backward
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
-from tests.reference import fm as oracle
-from tests.support.model_cases import ModelCase, assert_gradients_agree
+from tests.reference import models as oracle
+from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
+from tests.support.slot_keys import Slots, lookup_of, slots_of
 
 
 @pytest.mark.parametrize("schema", [Schema.numbered(0, 3), Schema.numbered(13, 1)])
 def test_any_columns_will_do(schema: Schema) -> None:
-    assert_gradients_agree(ModelCase(Fm(schema, dim=3), schema, seed=1), oracle.probability)
+    assert_gradients_agree(ModelCase(Fm(schema, dim=3), schema, seed=1), oracle.fm)
 
 
 def test_weights_start_at_zero_and_embeddings_do_not() -> None:
@@ -18,3 +23,84 @@ def test_weights_start_at_zero_and_embeddings_do_not() -> None:
     assert [table.init_range for table in model.tables] == [0.0, 0.01]
     assert model.num_params == 13 + 1
     assert all(segment.init_std == 0 for segment in model.segments)
+
+
+def test_any_number_of_hidden_layers_and_numbers_will_do() -> None:
+    for schema, hidden in [(Schema.numbered(0, 3), (5,)), (SCHEMA, (4, 5, 6))]:
+        case = ModelCase(DeepFm(schema, dim=2, hidden=hidden), schema, seed=1)
+
+        assert_gradients_agree(case, oracle.deepfm)
+
+
+def test_both_parts_share_one_table_of_embeddings() -> None:
+    model = DeepFm(criteo_schema())
+
+    assert [(table.name, table.dim) for table in model.tables] == [("linear", 1), ("embedding", 10)]
+    assert model.num_params == 13 + 1 + 273 * 400 + 400 + 2 * (400 * 400 + 400) + 400 + 1
+
+
+NUM_SLOTS, DIM, NUM_UNIQUE, BATCH = 3, 2, 4, 3
+BEFORE = 8.0  # what stood in the output, to which is added
+
+SLOTS = slots_of(NUM_UNIQUE, BATCH * NUM_SLOTS)
+
+
+def features_of(slots: Slots, b: int) -> list[int]:
+    return [key for slot in slots[b * NUM_SLOTS : (b + 1) * NUM_SLOTS] for key in slot]
+
+
+def forward(rows: np.ndarray, slots: Slots) -> tuple[np.ndarray, np.ndarray]:
+    batch = len(slots) // NUM_SLOTS
+    sums = np.full((batch, rows.shape[1]), np.nan, np.float32)
+    out = np.full(batch, BEFORE, np.float32)
+    add_interactions(lookup_of(rows, slots, NUM_SLOTS), sums, out)
+    return sums, out
+
+
+@given(SLOTS)
+def test_each_pair_of_features_counts_once(slots: Slots) -> None:
+    rows = np.arange(1, 1 + NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
+
+    _, out = forward(rows, slots)
+
+    expected = [BEFORE + oracle.interactions(rows[features_of(slots, b)]) for b in range(BATCH)]
+    assert out.tolist() == expected
+
+
+@given(SLOTS)
+def test_gradient_is_the_difference_quotient(slots: Slots) -> None:
+    """Of a function of second degree the central difference quotient is exact, whatever the step."""
+    rows = np.arange(1, 1 + NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
+    grad = np.array([1, -2, 4], np.float32)
+    sums, _ = forward(rows, slots)
+    out = np.full_like(rows, BEFORE)
+
+    interactions_backward(grad, sums, lookup_of(rows, slots, NUM_SLOTS), out)
+
+    def loss(at: np.ndarray) -> float:
+        return sum(grad[b] * oracle.interactions(at[features_of(slots, b)]) for b in range(BATCH))
+
+    for i in range(rows.size):
+        step = np.zeros(rows.size)
+        step[i] = 1.0
+        upper, lower = rows + step.reshape(rows.shape), rows - step.reshape(rows.shape)
+        assert out.flat[i] - BEFORE == (loss(upper) - loss(lower)) / 2
+
+
+@pytest.mark.parametrize("dim", [1, 10, 17, 64])
+def test_every_width_is_summed_whole(dim: int) -> None:
+    rows = np.random.default_rng(1).random((5, dim), np.float32)
+
+    sums, out = forward(rows, [[4], [2, 2], []])
+
+    np.testing.assert_allclose(sums[0], rows[4] + 2 * rows[2], rtol=1e-6)
+    assert out[0] - BEFORE == pytest.approx(oracle.interactions(rows[[4, 2, 2]]), rel=1e-4)
+
+
+def test_one_large_feature_has_no_interactions_at_all() -> None:
+    """Not even those of rounding, as a difference of squares would have."""
+    rows = np.random.default_rng(1).normal(0, 1e6, (1, 10)).astype(np.float32)
+
+    _, out = forward(rows, [[0], [], []])
+
+    assert out.tolist() == [BEFORE]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
-from ctr_ps.ctr_model.models.origin import Origin, keeps_origin, origin_of
+from ctr_ps.ctr_model.models.model import Origin, keeps_origin, origin_of
 from ctr_ps.ctr_model.registry import MODELS, TASK_MODELS, build_model, name_of
 from ctr_ps.ctr_model.schema import Schema
 

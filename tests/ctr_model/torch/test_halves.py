@@ -11,7 +11,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from ctr_ps.ctr_model.parameters import ModelInputError  # noqa: E402
 from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel  # noqa: E402
-from ctr_ps.ctr_model.torch.front import fronts_of  # noqa: E402
+from ctr_ps.ctr_model.torch.embedding import fronts_of  # noqa: E402
 from ctr_ps.ctr_model.torch.halves import Activations, BackHalf, BackResult, FrontHalf  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase  # noqa: E402
 from tests.support.torch_models import TWINS, SlotProducts  # noqa: E402

@@ -55,14 +55,7 @@ def test_tables_are_those_of_the_built_in_model(name: str) -> None:
 
     found = {table.name: table for table in twin.model.tables}
     for table in original.model.tables:
-        assert found[table.name] == EmbeddingTable(
-            name=table.name,
-            dim=table.dim,
-            init_range=table.init_range,
-            slots=table.slots,
-            crosses=table.crosses,
-            optimizer=table.optimizer,
-        )
+        assert found[table.name] == replace(table, learning_rate=None)
 
 
 class Net(nn.Module):
@@ -359,30 +352,36 @@ def counting() -> nn.Module:
     return layer
 
 
-def with_layer(layer: Any) -> Any:
+def net_with(name: str, part: Any) -> Any:
+    """A `Net` whose attribute `name` is what `part()` returns."""
+
     class Own(Net):
         def __init__(self, schema: Any) -> None:
-            super().__init__(schema, layer=layer())
+            super().__init__(schema)
+            setattr(self, name, part())
 
     return Own
 
 
 @pytest.mark.parametrize(
-    ("layer", "message"),
+    ("name", "part", "message"),
     [
-        (lambda: nn.BatchNorm1d(2), r"Own: layer normalizes by the batch, .*LayerNorm"),
-        (lambda: nn.BatchNorm1d(2, track_running_stats=False), r"layer normalizes by the batch"),
-        (lambda: nn.Embedding(3, 2, max_norm=1.0), r"layer has max_norm"),
-        (counting, r"Own has the buffers \['layer.count'\]: workers would"),
-        (lambda: nn.Linear(2, 1, device="meta"), r"layer.weight is torch.float32 on meta"),
-        (lambda: 1 / 0, r"Own\(schema, ...\) failed: ZeroDivisionError: division by zero"),
-        (lambda: nn.LazyLinear(1), r"layer.weight has no shape yet"),
-        (lambda: nn.Linear(2, 1, dtype=torch.float64), r"layer.weight is torch.float64"),
+        ("layer", lambda: nn.BatchNorm1d(2), r"Own: layer normalizes by the batch, .*LayerNorm"),
+        ("layer", lambda: nn.BatchNorm1d(2, track_running_stats=False), r"layer normalizes by the"),
+        ("layer", lambda: nn.Embedding(3, 2, max_norm=1.0), r"layer has max_norm"),
+        ("layer", counting, r"Own has the buffers \['layer.count'\]: workers would"),
+        ("layer", lambda: nn.Linear(2, 1, device="meta"), r"layer.weight is torch.float32 on meta"),
+        ("layer", lambda: 1 / 0, r"Own\(schema, ...\) failed: ZeroDivisionError: division by zero"),
+        ("layer", lambda: nn.LazyLinear(1), r"layer.weight has no shape yet"),
+        ("layer", lambda: nn.Linear(2, 1, dtype=torch.float64), r"layer.weight is torch.float64"),
+        ("dense", lambda: SlotEmbedding(dim=2), "cannot be called 'dense'"),
+        ("loss", nn.BCEWithLogitsLoss, r"loss is a layer, .*rename"),
+        ("rows", lambda: SlotEmbedding(dim=2).requires_grad_(False), "cannot be frozen"),
     ],
 )
-def test_what_servers_cannot_keep_is_refused(layer: Any, message: str) -> None:
+def test_what_servers_cannot_keep_is_refused(name: str, part: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TorchModel(SCHEMA, with_layer(layer))
+        TorchModel(SCHEMA, net_with(name, part))
 
 
 def test_constants_are_buffers_that_are_not_persistent() -> None:
@@ -452,35 +451,12 @@ def test_embedding_outside_the_module_is_said_to_be() -> None:
 
 
 def test_embeddings_of_a_list_have_tables_of_their_own() -> None:
-    class Many(Net):
-        def __init__(self, schema: Any) -> None:
-            super().__init__(schema)
-            dims = {"C1": 2, "C3": 5}
-            self.fields = nn.ModuleList(SlotEmbedding([slot], dim=dims[slot]) for slot in dims)
+    def fields() -> nn.ModuleList:
+        return nn.ModuleList([SlotEmbedding(["C1"], dim=2), SlotEmbedding(["C3"], dim=5)])
 
-    tables = {table.name: table for table in TorchModel(SCHEMA, Many).tables}
+    tables = {table.name: table for table in TorchModel(SCHEMA, net_with("fields", fields)).tables}
     assert (tables["fields_0"].slots, tables["fields_0"].dim) == ((0,), 2)
     assert (tables["fields_1"].slots, tables["fields_1"].dim) == ((2,), 5)
-
-
-def test_table_that_is_called_as_the_dense_parameters_is_refused() -> None:
-    class Dense(Net):
-        def __init__(self, schema: Any) -> None:
-            super().__init__(schema)
-            self.dense = SlotEmbedding(dim=2)
-
-    with pytest.raises(ValueError, match="cannot be called 'dense'"):
-        TorchModel(SCHEMA, Dense)
-
-
-def test_layer_that_is_called_as_a_method_is_refused() -> None:
-    class Layer(Net):
-        def __init__(self, schema: Any) -> None:
-            super().__init__(schema)
-            self.loss = nn.BCEWithLogitsLoss()
-
-    with pytest.raises(ValueError, match=r"loss is a layer, .*rename"):
-        TorchModel(SCHEMA, Layer)
 
 
 @pytest.mark.parametrize("use", ["predict", "gradient"])
@@ -587,22 +563,18 @@ def test_buffer_may_be_a_cache() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("wrong", "message"),
     [
-        (("criteo", Net), "schema is 'criteo'"),
-        ((SCHEMA, Net(SCHEMA)), "module_class is a Net, expected a class"),
-        ((SCHEMA, Net, [4]), "options are"),
+        ({"schema": "criteo"}, "schema is 'criteo'"),
+        ({"module_class": Net(SCHEMA)}, "module_class is a Net, expected a class"),
+        ({"options": [4]}, "options are"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 0.5}, "seed is 0.5"),
     ],
 )
-def test_arguments_of_another_type_are_refused(arguments: Any, message: str) -> None:
+def test_arguments_of_another_type_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        TorchModel(*arguments)
-
-
-@pytest.mark.parametrize("seed", [-1, 0.5])
-def test_seed_is_an_integer_from_0(seed: Any) -> None:
-    with pytest.raises(TypeError, match="seed is"):
-        TorchModel(SCHEMA, Net, seed=seed)
+        TorchModel(**{"schema": SCHEMA, "module_class": Net, **wrong})
 
 
 def test_sparse_gradients_of_layers_are_gradients() -> None:
@@ -645,7 +617,7 @@ def test_module_in_a_file_is_a_model() -> None:
     assert isinstance(model, TorchModel)
     assert str(name_of(model)).endswith("/tests/support/torch_models.py:CtrDnn")
     assert (
-        name_of(TorchModel(SCHEMA, with_layer(lambda: None))) is None
+        name_of(TorchModel(SCHEMA, net_with("layer", lambda: nn.Linear(2, 1)))) is None
     )  # in a function: none can build it again
     with pytest.raises(ValueError, match="did you mean 'hidden'"):
         build_model(name, SCHEMA, {"dim": 2, "hidden": [3], "hiden": 1})
@@ -717,13 +689,3 @@ def test_table_whose_gradient_is_exactly_zero_is_told(caplog: pytest.LogCaptureF
             case.gradient(workspace)
         told = [each for each in caplog.messages if "table 'rows' is exactly zero in 10" in each]
         assert len(told) == len(caplog.messages) == num_told
-
-
-def test_embedding_whose_rows_are_on_servers_cannot_be_frozen() -> None:
-    class Frozen(Net):
-        def __init__(self, schema: Any) -> None:
-            super().__init__(schema)
-            self.frozen = SlotEmbedding(dim=2).requires_grad_(False)
-
-    with pytest.raises(ValueError, match="cannot be frozen"):
-        TorchModel(SCHEMA, Frozen)

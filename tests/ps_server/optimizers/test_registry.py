@@ -1,6 +1,8 @@
-"""Optimizers by name: what is accepted, and how refusals help."""
+"""Optimizers by name: what is accepted, how refusals help, and what docs/optimizers.md says."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,3 +105,44 @@ def test_state_starts_where_the_optimizer_says() -> None:
     assert initial_state(OptimizerSpec(name="adagrad_row"), 3).tolist() == [0.0]
     assert initial_state(OptimizerSpec(name="adam"), 2).tolist() == [0.0] * 4 + [1.0, 1.0]
     assert initial_state(OptimizerSpec(name="adam_row"), 2).tolist() == [0.0] * 3 + [1.0, 1.0]
+
+
+PAGE = (Path(__file__).parents[3] / "docs/optimizers.md").read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """Returns the cells of the rows that begin with a name."""
+    lines = re.findall(r"^\|( `.*)\|$", text, re.MULTILINE)
+    return [[cell.strip("` ") for cell in line.split("|")] for line in lines]
+
+
+OVERVIEW, HYPER_PARAMETERS = (rows(part) for part in PAGE.split("## Hyper-parameters"))
+
+
+def test_every_optimizer_has_its_row() -> None:
+    assert [name for name, *_ in OVERVIEW] == list(OPTIMIZERS)
+
+
+@pytest.mark.parametrize(("name", "state", "purpose"), [(n, s, p) for n, _, s, p in OVERVIEW])
+def test_state_and_purpose_are_those_of_the_optimizer(name: str, state: str, purpose: str) -> None:
+    optimizer = OPTIMIZERS[name]
+
+    assert int(state) == 4 * optimizer.state_width(10)
+    assert purpose == ("rows and dense" if optimizer.is_elementwise else "rows")
+
+
+def test_defaults_and_ranges_are_those_of_the_optimizers() -> None:
+    expected = [
+        [name, parameter, default_of(name, parameter), f"{low:g}", f"{high:g}"]
+        for name, optimizer in OPTIMIZERS.items()
+        for parameter, (low, high) in optimizer.ranges.items()
+    ]
+
+    assert [cells[:5] for cells in HYPER_PARAMETERS] == expected
+
+
+def default_of(name: str, parameter: str) -> str:
+    optimizer = OPTIMIZERS[name]
+    if parameter in optimizer.required:
+        return "none"
+    return f"{optimizer.hyper._field_defaults[parameter]:g}"

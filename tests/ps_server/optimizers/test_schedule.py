@@ -18,8 +18,13 @@ from ctr_ps.protos.spec import (
     TableSpec,
 )
 from ctr_ps.protos.store import Missing
-from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY, Tuning
-from ctr_ps.ps_server.optimizers.schedule import factor_at, require_schedule
+from ctr_ps.ps_server.optimizers.registry import (
+    OPTIMIZERS,
+    WEIGHT_DECAY,
+    Tuning,
+    factor_at,
+    require_schedule,
+)
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.optimizers import CUSTOM_PARAMS

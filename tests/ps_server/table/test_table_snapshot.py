@@ -1,21 +1,27 @@
-"""Rows of a snapshot keep their old version, also when rows are removed and others move up."""
+"""Snapshots of tables, and the buffers of their copies."""
 
 import mmap
 import resource
 import threading
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
 from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.runtime.jit import kernel
-from ctr_ps.ps_server.table.changes.dirty_rows import mark_dirty
-from ctr_ps.ps_server.table.memory.hash_index import TableArrays, find_row, has_room, insert_row
-from ctr_ps.ps_server.table.memory.layout import KEY_COLUMNS, RowLayout
-from ctr_ps.ps_server.table.rows.regions import RowRegions
-from ctr_ps.ps_server.table.rows.removal import remove_row
-from ctr_ps.ps_server.table.table_snapshot import ShardCopy
+from ctr_ps.ps_server.table.changes import mark_dirty
+from ctr_ps.ps_server.table.memory.hash_index import (
+    KEY_COLUMNS,
+    RowLayout,
+    TableArrays,
+    find_row,
+    has_room,
+    insert_row,
+)
+from ctr_ps.ps_server.table.rows.regions import RowRegions, remove_row
+from ctr_ps.ps_server.table.table_snapshot import BufferPool, ShardCopy
 from tests.support.dirty_rows import dirty_rows
 
 NUM_KEYS = 400
@@ -154,3 +160,60 @@ def test_what_changes_between_preparing_and_cutting_is_in_the_cut() -> None:
 
     assert copy.rows().keys.tolist() == keys.tolist()
     assert copy.rows().weights[:, 0].tolist() == [0.0] * 10 + [1.0] * (NUM_KEYS - 10)
+
+
+SIZE = 8 * 100
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_piece_is_used_again_once_it_is_let_go_of() -> None:
+    memory = BufferPool(SIZE)
+    piece = memory.take()
+    first = address(piece)
+    del piece
+
+    assert address(memory.take()) == first
+
+
+def test_piece_is_not_used_again_while_there_is_a_view_of_it() -> None:
+    """Whatever stands between: numpy's views, and Arrow's of them."""
+    memory = BufferPool(SIZE)
+    piece = memory.take()
+    column = pa.array(piece[80:160].view(np.uint64).reshape(5, 2)[:, 0].reshape(-1)[:3])
+    matrix = piece[160:].view(np.float32).reshape(-1, 4)[3:]
+    record = pa.record_batch([pa.array(piece[:80].view(np.uint64))], names=["key"])
+    del piece
+    pieces = [memory.take() for _ in range(3)]
+    for each in pieces:
+        each[:] = 255
+
+    assert (matrix == 0).all()
+    assert record.column(0).to_pylist() == [0] * 10
+    assert column.to_pylist() == [0] * 3
+
+
+def test_last_view_gives_the_piece_back() -> None:
+    memory = BufferPool(SIZE)
+    record = pa.record_batch([pa.array(memory.take().view(np.uint64))], names=["key"])
+    first = record.column(0).buffers()[1].address
+    del record
+
+    assert address(memory.take()) == first
+
+
+def test_pieces_of_nothing() -> None:
+    memory = BufferPool(0)
+
+    assert [memory.take().size for _ in range(2)] == [0, 0]
+
+
+def test_pieces_outlive_what_gave_them_out() -> None:
+    memory = BufferPool(SIZE)
+    piece = memory.take()
+    del memory
+    piece[:] = 7
+
+    assert (piece == 7).all()

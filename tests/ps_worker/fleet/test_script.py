@@ -12,8 +12,7 @@ import pytest
 
 from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
-from ctr_ps.ctr_model.models.model import Model
-from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.models.model import Model, origin_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
-from ctr_ps.ctr_model.models.origin import origin_of
+from ctr_ps.ctr_model.models.model import origin_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.checkpoints.attachments import JOB_ATTACHMENT

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ctr_ps.ps_server.optimizers.schedule import SETTINGS as SCHEDULES
+from ctr_ps.ps_server.optimizers.registry import SETTINGS as SCHEDULES
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.life import AdmissionSection, TableLife
 from ctr_ps.ps_worker.job.optimizers import OptimizerChoice, ScheduleSection

@@ -8,7 +8,7 @@ import pytest
 from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.protos.runtime.jit import kernel
-from ctr_ps.ps_server.table.feature_life.bloom_filter import (
+from ctr_ps.ps_server.table.feature_life.admission import (
     CountingBloomFilter,
     FilterArrays,
     estimate,

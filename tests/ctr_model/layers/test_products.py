@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ctr_ps.ctr_model.layers.linear import add_bias, add_bias_relu, outer, relu_backward, sum_rows
+from ctr_ps.ctr_model.layers.products import add_bias, add_bias_relu, outer, relu_backward, sum_rows
 
 SHAPES = pytest.mark.parametrize("shape", [(1, 1), (3, 2), (7, 33), (4, 400)])
 

@@ -1,17 +1,33 @@
-"""Dirty rows: those changed since the last snapshot (what a delta has), and their copy-on-write.
+"""Changes of a table: dirty rows with their copy-on-write, subscribers, tombstones.
+
+Dirty rows changed since the last snapshot; a delta has them. A snapshot begins with clean rows, so the first
+change of a row finds its bit clear; if the row is still to be copied, that change first keeps the old row:
 
     rows of a shard:  | copied | to be copied | inserted since the snapshot |
                       0   copied_rows     snapshot_rows
 
-A row's dirty bit says that it changed since the last snapshot. A snapshot begins with clean rows, so the
-first change of a row finds its bit clear; if the row is still to be copied, that change first keeps the old
-version. The copy reads rows from the table, then overwrites them with the kept ones. A kept row belongs to
-the position that it had at the snapshot, wherever the row is now.
+The copy reads rows from the table, then overwrites them with the kept ones. A kept row belongs to the
+position that it had at the snapshot, wherever the row is now.
+
+Subscribers (GEO workers) have a bit in each row that they have yet to take. A change sets the bits of all
+except its source; taking the row clears one. Subscriber w has bit w % 64 of word w // 64:
+
+    row 17 of a shard:  | word 0: subscribers 0 to 63 | word 1: subscribers 64 to 127 | ...
+
+Tombstones are keys whose row was removed since the last snapshot, and the passes that ended since:
+
+    snapshot ---- removed keys, passes ----> snapshot, saved: starts empty
+                                             not saved: the earlier ones are restored
 """
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctr_ps.protos.errors import UnknownChangesError
+from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import inlined_kernel
 from ctr_ps.ps_server.table.memory.arena import Arena
 from ctr_ps.ps_server.table.memory.hash_index import BITS_PER_WORD, SnapshotArrays, TableArrays
@@ -21,6 +37,17 @@ _WORD_SHIFT = 6  # BITS_PER_WORD as a shift: a signed division costs more
 
 ROW_WORDS = 1
 """Words of a kept row before its bytes: the row's position in its shard."""
+
+WORD_BITS = 64
+NOBODY = -1
+"""Source of a change that no subscriber made."""
+EVERY_SUBSCRIBER = np.uint64(2**WORD_BITS - 1)
+
+LEAST_LIMIT = 4096
+"""Removed keys that are recorded for a shard even if it has fewer rows."""
+
+MAX_PASSES = 10_000
+"""Passes that a delta may have, each of which its readers repeat; a full checkpoint has no limit."""
 
 
 @inlined_kernel
@@ -80,11 +107,7 @@ def move_dirty_bit(table: TableArrays, shard: Int, source: Int, target: Int) -> 
 
 
 class CopyOnWrite:
-    """Dirty bits of a table's rows and, during a snapshot, old versions of rows. Not thread-safe.
-
-    Address space is reserved for `rows` rows of `row_words` uint64 in each shard. Kernels take `arrays`,
-    which are replaced when memory moves.
-    """
+    """Dirty bits of a table's rows and, in a snapshot, old versions of rows. Not thread-safe."""
 
     def __init__(self, *, num_shards: int, rows: int, row_words: int) -> None:
         self._num_shards = num_shards
@@ -105,10 +128,7 @@ class CopyOnWrite:
         self.arrays = self._view()
 
     def prepare(self, num_rows: NDArray[np.int64]) -> None:
-        """Allocates the dirty bits of the next snapshot in advance. Thread-safe.
-
-        Without, the first push after a snapshot of 10 M rows took 5 to 14 ms.
-        """
+        """Allocates the dirty bits of the next snapshot; a push would wait for it 5 to 14 ms. Thread-safe."""
         dirty = self._new_dirty_bits()
         dirty.reserve(_words_for(int(num_rows.max())))
         for shard, rows in enumerate(num_rows):
@@ -116,13 +136,18 @@ class CopyOnWrite:
         self._next_dirty = dirty
 
     def begin(self, num_rows: NDArray[np.int64]) -> None:
-        """Begins a snapshot of the first `num_rows` int64[num_shards] rows of each shard.
+        """Begins a snapshot of the first `num_rows` int64[num_shards] rows of each shard, in constant time.
 
         Takes address space for a copy of all of them, and memory for those that change before they are
-        copied. The time does not depend on the number of rows. If memory is short, changes nothing.
+        copied. If memory is short, changes nothing.
         """
         most = int(num_rows.max())
-        kept = self._new_kept(most)
+        width = ROW_WORDS + self._row_words
+        region_bytes = 8 * width * max(1, most)
+        kept = Arena(
+            np.uint64, num_regions=self._num_shards, width=width, region_bytes=region_bytes
+        )
+        kept.reserve(most)
         dirty = self._next_dirty or self._new_dirty_bits()
         dirty.reserve(_words_for(most))
         self._next_dirty = None
@@ -189,17 +214,6 @@ class CopyOnWrite:
             np.uint64, num_regions=self._num_shards, width=1, region_bytes=8 * self._region_words
         )
 
-    def _new_kept(self, rows: int) -> Arena:
-        width = ROW_WORDS + self._row_words
-        kept = Arena(
-            np.uint64,
-            num_regions=self._num_shards,
-            width=width,
-            region_bytes=8 * width * max(1, rows),
-        )
-        kept.reserve(rows)
-        return kept
-
     def _view(self) -> SnapshotArrays:
         kept = self._kept
         return SnapshotArrays(
@@ -215,3 +229,147 @@ class CopyOnWrite:
 
 def _words_for(rows: int) -> int:
     return -(-rows // BITS_PER_WORD)
+
+
+class Subscribers:
+    """Change words of the rows of `shards`, at most `rows` of each, and where each subscriber resumes."""
+
+    def __init__(
+        self, num_subscribers: int, *, shards: Sequence[int], num_shards: int, rows: int
+    ) -> None:
+        num_words = -(-num_subscribers // WORD_BITS)
+        self.num_subscribers = num_subscribers
+        self.row_bytes = 8 * num_words
+        self._shards = shards
+        self._next = [(0, 0)] * num_subscribers
+        self._arena: Arena | None = None
+        if num_subscribers:
+            self._arena = Arena(
+                np.uint64,
+                num_regions=num_shards,
+                width=num_words,
+                region_bytes=rows * self.row_bytes,
+            )
+
+    @property
+    def words(self) -> NDArray[np.uint64]:
+        """The words of all rows, uint64[num_shards * region_rows, W]."""
+        return np.zeros((0, 0), np.uint64) if self._arena is None else self._arena.array
+
+    @property
+    def region_rows(self) -> int:
+        """Rows from one shard's words to the next."""
+        return 0 if self._arena is None else self._arena.region_rows
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for `rows` rows in every shard; if memory is short, changes nothing."""
+        if self._arena is not None:
+            self._arena.reserve(rows)
+
+    def mark_all(self, num_rows: NDArray[np.int64]) -> None:
+        """Marks the first `num_rows` int64[num_shards] rows of each shard as changed for every subscriber."""
+        for shard in self._shards:
+            first = shard * self.region_rows
+            self.words[first : first + int(num_rows[shard])] = EVERY_SUBSCRIBER
+
+    def release(self, shard: int, start: int, stop: int) -> None:
+        """Zeroes the words of some rows, and releases their memory where possible."""
+        if self._arena is not None:
+            first = shard * self._arena.region_rows
+            self._arena.release(first + start, first + stop)
+
+    def stretches(
+        self, subscriber: int, num_rows: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Yields (shard, start, stop) for all rows, once around from where the subscriber stopped."""
+        first, row = self._next[subscriber]
+        around = [*self._shards[first:], *self._shards[: first + 1]]  # the first in two parts
+        for i, shard in enumerate(around):
+            yield (
+                shard,
+                row if i == 0 else 0,
+                row if i == len(self._shards) else int(num_rows[shard]),
+            )
+
+    def stop_at(self, subscriber: int, shard: int, row: int) -> None:
+        """Records the shard and row at which the subscriber resumes."""
+        self._next[subscriber] = (self._shards.index(shard), row)
+
+
+@dataclass(slots=True)
+class _Changes:
+    """Removals and passes between two snapshots; `is_known` is false if some may be missing."""
+
+    is_known: bool
+    passes: int = 0
+    removed: dict[int, list[Keys]] = field(default_factory=dict)
+
+
+class Tombstones:
+    """Removed keys and passes, from the first snapshot on. Not thread-safe: a table locks its shards."""
+
+    def __init__(self) -> None:
+        self._now = _Changes(is_known=False)
+        self._before: _Changes | None = None
+
+    def require_known(self, table: str) -> None:
+        """Raises UnknownChangesError if changes since the last snapshot are unknown; `table` is for it."""
+        if not self._now.is_known:
+            raise UnknownChangesError(
+                f"the changes of table {table!r} are unknown: it is newer than the last checkpoint, was "
+                f"declared with another spec since, lost more rows than it has, or was shrunk more than "
+                f"{MAX_PASSES} times; save a full checkpoint"
+            )
+
+    @property
+    def passes(self) -> int:
+        """Passes between the last snapshot and the current one."""
+        return 0 if self._before is None else self._before.passes
+
+    def removed_keys(self, shard: int) -> Keys:
+        """Returns the keys of a shard removed between the two, uint64[N] ascending."""
+        removed = {} if self._before is None else self._before.removed
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *removed.get(shard, [])]))
+
+    def add_removed(self, shard: int, keys: Keys, num_rows: int) -> None:
+        """Records removed keys uint64[N] of a shard of `num_rows` rows; more keys than rows: forgets all."""
+        if not self._now.is_known:
+            return
+        listed = self._now.removed.setdefault(shard, [])
+        listed.append(keys)
+        if sum(each.size for each in listed) > max(LEAST_LIMIT, num_rows):
+            self.forget()
+
+    def add_pass(self) -> None:
+        """Records the end of a pass, in which all rows aged; after too many, all is forgotten."""
+        self._now.passes += 1
+        if self._now.passes > MAX_PASSES:
+            self.forget()
+
+    def forget(self) -> None:
+        """Forgets all, and records nothing until the next snapshot."""
+        self._now = _Changes(is_known=False)
+
+    def restart(self) -> None:
+        """Starts empty: the table is as in a checkpoint."""
+        self._now = _Changes(is_known=True)
+
+    def begin_snapshot(self) -> None:
+        """Starts empty; what was recorded so far can be read until the snapshot ends."""
+        self._before = self._now
+        self.restart()
+
+    def end_snapshot(self, *, saved: bool) -> None:
+        """Ends the snapshot; unless it was saved, restores what was recorded before it."""
+        before, self._before = self._before, None
+        if before is None or saved:
+            return
+        if not (before.is_known and self._now.is_known):
+            self.forget()
+            return
+        self._now.passes += before.passes
+        if self._now.passes > MAX_PASSES:
+            self.forget()
+            return
+        for shard, keys in before.removed.items():
+            self._now.removed.setdefault(shard, []).extend(keys)

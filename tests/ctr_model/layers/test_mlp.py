@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ctr_ps.ctr_model.layers.dropout import Dropout
-from ctr_ps.ctr_model.layers.mlp import Mlp
+from ctr_ps.ctr_model.layers.mlp import Dropout, Mlp
 from ctr_ps.ctr_model.models.model import number_batch
 from ctr_ps.ctr_model.registry import with_dropout
 from tests.support.model_cases import MY_MODEL, SMALL, ModelCase, small_case

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.features import cross_key
-from ctr_ps.ctr_model.slots import SlotKeys, select_slots
+from ctr_ps.ctr_model.parameters import SlotKeys, select_slots
 
 NUM_SLOTS = 3
 

@@ -1,1 +1,0 @@
-"""Models that learn several labels of the same rows, such as clicks and conversions."""

@@ -1,1 +1,0 @@
-"""Changes of a table: dirty rows and copy-on-write, subscribers, tombstones."""
