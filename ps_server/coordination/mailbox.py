@@ -21,7 +21,6 @@ from ctr_ps.protos.limits import MAX_EXCHANGES, MAX_MESSAGES
 from ctr_ps.protos.store import Message
 from ctr_ps.ps_server.coordination.job_state import InboxState, PostedBy, WaitingMessage
 from ctr_ps.ps_server.coordination.membership import Membership
-from ctr_ps.ps_server.coordination.names import require_name
 
 INBOX_BYTES = 64 * 2**20
 """Limit of the messages for one receiver: some seconds of rows, so that a short pause delays no sender."""
@@ -104,7 +103,7 @@ class Mailbox:
 
         Raises:
             ProtocolError: If it is not the next from its sender, one of the two workers has left or is not of
-                this job, the name is too long, or too many messages or exchanges wait for the receiver.
+                this job, or too many messages or exchanges wait for the receiver.
         """
         self._require_present(exchange, message.sender)
         self._require_present(exchange, message.receiver)
@@ -149,8 +148,7 @@ class Mailbox:
         A sender posts to an exchange only after its last to the one before, so the older one has come first.
 
         Raises:
-            ProtocolError: If fewer were posted, or more are forgotten, the receiver has left, or the name is
-                too long.
+            ProtocolError: If fewer were posted, or more are forgotten, or the receiver has left.
         """
         self._require_present(exchange, receiver)
         inbox = self._inbox(exchange, receiver)
@@ -214,7 +212,6 @@ class Mailbox:
         return self._inboxes.get((exchange, receiver)) or _Inbox()
 
     def _require_present(self, exchange: str, worker: int) -> None:
-        require_name("exchange", exchange)
         if not self._members.is_present(worker):
             raise ProtocolError(
                 f"{self._members.name(worker)} has no part in exchange {exchange!r}: it left or is not of "

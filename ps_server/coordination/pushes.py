@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ctr_ps.protos.errors import LostPushesError, ProtocolError, counted
+from ctr_ps.protos.errors import ProtocolError, counted
 from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.store import (
@@ -42,31 +42,23 @@ from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """A part of a step that was taken.
-
-    Attributes:
-        answers: To the calls that it makes ready; `answer_all` answers them.
-        complete: The step that the caller applies now; None: none is complete, or another thread applies one.
-        at: The version once all steps that are complete now are applied.
-    """
-
-    answers: list[Answer]
-    complete: CompleteStep | None
-    at: Version
-
-
-@dataclass(frozen=True, slots=True)
 class StepApplied:
     """What follows from a step that was applied.
 
     Attributes:
         answers: To the calls that it makes ready; `answer_all` answers them.
-        complete: The next step that the caller applies; None: it is not complete.
+        complete: The step that the caller applies now; None: none is complete, or another thread applies one.
     """
 
     answers: list[Answer]
     complete: CompleteStep | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entered(StepApplied):
+    """What follows from a part that was taken; `at` is the version once all complete steps are applied."""
+
+    at: Version
 
 
 class PushIntake:
@@ -107,12 +99,7 @@ class PushIntake:
     def take(
         self, chunk: Chunk, push_id: PushId, step: Version | None
     ) -> list[Chunk] | Future[Version]:
-        """Takes a chunk of a push.
-
-        Args:
-            chunk: One of those of the push.
-            push_id: Its identity.
-            step: Of which it is the worker's part; None: it is applied on arrival.
+        """Takes a chunk of a worker's part of `step`, or of a push to be applied on arrival.
 
         Returns:
             All chunks of the push, in order, if none is missing any more: the caller checks it, and enters or
@@ -240,9 +227,8 @@ class PushIntake:
             else:
                 self._steps.add(push_id, step, gradients)
             self._assembler.enter(push_id)
-            answers = (
-                self._calls.take_ready()
-            )  # first: it may raise, and a taken step is to be applied
+            # First, since it may raise, and a step that was taken is to be applied.
+            answers = self._calls.take_ready()
             return Entered(answers, self._steps.take_complete_step(), self._steps.num_complete)
 
     def hold_part(self, part: WaitingPart) -> None:
@@ -304,20 +290,18 @@ class PushIntake:
 
     def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
         """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
+        name = self._members.name(member.worker)
         if (pushes := self.ledger.num_applied(member)) < acknowledged.pushes:
-            raise self._lost(
-                member,
+            raise lost_pushes(
+                name,
                 f"acknowledged to it: {counted(acknowledged.pushes, 'push')}, there: {pushes}",
             )
         if (step := self._steps.next_step(member.worker)) < acknowledged.steps:
-            raise self._lost(
-                member,
+            raise lost_pushes(
+                name,
                 f"its part of step {acknowledged.steps - 1} was acknowledged, and that of step {step} is "
                 f"not there",
             )
-
-    def _lost(self, member: Member, lost: str) -> LostPushesError:
-        return lost_pushes(self._members.name(member.worker), lost)
 
     def applied(self) -> Applied:
         """Returns what is applied."""
