@@ -91,13 +91,9 @@ class Outcome:
         self._values: Numbers | None = None
 
     def answer(self, brought: Numbers | None = None) -> Version | Reduced:
-        """Returns the answer to a worker.
+        """Returns the answer to a worker; raises ProtocolError if the workers brought numbers that do not fit.
 
-        Args:
-            brought: Numbers of one that comes again: its answer if those of all are forgotten.
-
-        Raises:
-            ProtocolError: If the workers brought numbers that do not fit.
+        What one has `brought` that comes again is its answer if the numbers of all are forgotten.
         """
         if (reduce := self._reduce) is not None:
             self._values = values = reduce()
@@ -173,8 +169,7 @@ class PassedBarriers:
     def outcome(self, name: str, worker: int, number: int) -> Outcome | None:
         """Returns how a worker was answered; None: it has not passed this barrier.
 
-        Raises:
-            ProtocolError: If it passed another one then, or long ago.
+        Raises ProtocolError if it passed another one then, or long ago.
         """
         if number > self.newest(worker):
             return None

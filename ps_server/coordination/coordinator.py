@@ -17,7 +17,7 @@ Invariants:
 - A step that fails may be applied in part, so it ends the job, as an abort does: every call that waits
   raises, and so does every later one but `status`, `shrink`, `digest` and `pull_changed`.
 - Who has the place of a worker is checked when a call comes. For a push it is checked under the lock again as
-  it enters: that of a process that `is_gone` meanwhile does not.
+  it enters: that of a process that has lost its place meanwhile does not.
 """
 
 import logging
@@ -250,7 +250,7 @@ class Coordinator:
                     lease.seconds,
                     rule.value,
                 )
-                self._members.lose(worker)
+                self._members.lost.add(worker)
                 if rule is WorkerLoss.CONTINUE and worker != 0:
                     self._leave(worker, self._steps.next_step(worker))
         if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):

@@ -220,7 +220,6 @@ class Mailbox:
             )
 
     def _require_few(self, exchange: str, receiver: int) -> None:
-        """Raises ProtocolError if the receiver has too many exchanges for a new one."""
         exchanges = [each for each, of in self._inboxes if of == receiver]
         if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
             raise ProtocolError(

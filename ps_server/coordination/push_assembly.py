@@ -62,11 +62,8 @@ class PushAssembler:
     def add(self, push_id: PushId, part: Chunk) -> list[Chunk] | None:
         """Takes a chunk; returns all chunks of its push, in order, if all have come: then it is complete.
 
-        A chunk that comes again replaces the first.
-
-        Raises:
-            ProtocolError: If it contradicts other chunks of the push, comes too late, or is too much.
-            Exception: That for which its push was refused.
+        A chunk that comes again replaces the first. Raises ProtocolError if it contradicts other chunks of
+        the push, comes too late, or is too much; of a push that was refused, the error of that.
         """
         self.check(push_id, part)
         inbox = self._opened_inbox(push_id)

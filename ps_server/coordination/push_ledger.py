@@ -123,8 +123,7 @@ class PushLedger:
     def begin(self, push_id: PushId) -> PushState:
         """A push came, to be applied on arrival; one that is new is now being applied.
 
-        Raises:
-            ProtocolError: If it is too far beyond a push that has not come.
+        Raises ProtocolError if it is too far beyond a push that has not come.
         """
         state = self.state(push_id)
         if state is not PushState.NEW:

@@ -108,7 +108,6 @@ class PushIntake:
         Raises:
             ProtocolError: If the worker is not of this job; of a push that is several chunks also if it
                 contradicts others of them, comes too late, or another process has the worker's place.
-            Exception: That for which the push was refused.
         """
         self.require_push(push_id)
         if chunk.num_chunks == 1 and not chunk.chunk:
@@ -161,8 +160,7 @@ class PushIntake:
     def begin_arrival(self, push_id: PushId) -> bool:
         """A push begins to be applied on arrival; ends with `arrival_applied` or `abandon_arrival`.
 
-        Returns:
-            Whether it is new; else it came before, and `when_pushed` answers it.
+        Returns whether it is new; else it came before, and `when_pushed` answers it.
 
         Raises:
             ProtocolError: If a synchronous step waits for parts or is being applied, the worker is not of
@@ -184,8 +182,7 @@ class PushIntake:
     def arrival_applied(self, push_id: PushId) -> list[Answer]:
         """Counts a push that was applied on arrival; see the invariants for the lock around it.
 
-        Returns:
-            Answers to the calls that it makes ready; `answer_all` answers them.
+        Returns answers to the calls that it makes ready, for `answer_all`.
         """
         with self._calls.lock:
             self.ledger.note(push_id)

@@ -196,7 +196,9 @@ class Rendezvous:
 
     def leave(self, worker: int) -> None:
         """Nobody waits for a worker that has left."""
-        self._refuse_arrivals(worker, f"{self._members.name(worker)} has left while this call waited")
+        self._refuse_arrivals(
+            worker, f"{self._members.name(worker)} has left while this call waited"
+        )
         self._arrivals.clocks.pause(worker)
         self.mailbox.leave(worker)
 
