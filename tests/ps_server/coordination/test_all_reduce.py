@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import Reduced, ReduceOp
-from ctr_ps.ps_server.coordination.all_reduce import (
+from ctr_ps.ps_server.coordination.barrier import (
     Contribution,
     Outcome,
     Reductions,

@@ -7,8 +7,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import Reduced
-from ctr_ps.ps_server.coordination.all_reduce import Outcome
-from ctr_ps.ps_server.coordination.barrier import Barriers, PassedBarriers
+from ctr_ps.ps_server.coordination.barrier import Barriers, Outcome, PassedBarriers
 from ctr_ps.ps_server.coordination.membership import Membership
 
 WORKERS = Members(4)

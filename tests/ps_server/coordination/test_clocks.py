@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.role import Members
-from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.arrivals import Clocks
 from ctr_ps.ps_server.coordination.membership import Membership
 
 CALLS = st.lists(

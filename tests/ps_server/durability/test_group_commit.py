@@ -13,7 +13,7 @@ import pytest
 from ctr_ps.protos.errors import LogError
 from ctr_ps.protos.futures import Future, WaitingFuture
 from ctr_ps.ps_server.durability import update_log
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 from tests.support.threads import run_together
 from tests.support.update_logs import append_all, last_segment, new_log, read_records

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import LogError
-from ctr_ps.ps_server.durability.log_folder import LogFolder
-from ctr_ps.ps_server.durability.saved_log import read_log
+from ctr_ps.ps_server.durability.saved_log import LogFolder, read_log
 from ctr_ps.ps_server.durability.update_log import LogSync
 from tests.support.processes import LIMIT_S, started
 from tests.support.update_logs import append_all, new_log, read_records, resumed_log

@@ -12,7 +12,7 @@ import pytest
 
 from ctr_ps.protos.errors import LogError
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.durability.segment_format import (
+from ctr_ps.ps_server.durability.segments import (
     MARKER,
     SEGMENT_HEADER_BYTES,
     Record,
