@@ -91,7 +91,7 @@ class Outcome:
         self._values: Numbers | None = None
 
     def answer(self, brought: Numbers | None = None) -> Version | Reduced:
-        """Returns the answer to a worker; raises ProtocolError if the workers brought numbers that do not fit.
+        """Returns the answer to a worker; raises ProtocolError if numbers of the workers do not fit.
 
         What one has `brought` that comes again is its answer if the numbers of all are forgotten.
         """

@@ -13,7 +13,7 @@ gRPC.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
@@ -25,8 +25,6 @@ from ctr_ps.protos.store import (
     Acknowledged,
     Future,
     InferenceSettings,
-    Joined,
-    Lease,
     Member,
     Message,
     ModelState,
@@ -37,7 +35,6 @@ from ctr_ps.protos.store import (
     StateChunk,
     StoreStatus,
     Version,
-    WorkerProgress,
 )
 from ctr_ps.protos.store.state_chunks import join_state
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
@@ -71,17 +68,14 @@ class Engine:
 
     Attributes:
         owner: Which server of which job this is.
-        shard_map: The servers of shards and pieces.
         members: Workers of a job, and its heter trainers.
         jobs_before: Jobs that were served before this one.
         job: Coordination of the present job.
-        parameters: What is trained.
-        pulls: Reads them.
-        snapshots: Keeps saves and changes of them apart.
+        pulls: Reads the parameters.
+        snapshots: Keeps saves and changes of the parameters apart.
         places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
             around their records, so that the journal has these in the order in which they happen. A departure
             does not hold it: the worker makes it after its other calls.
-        journal: Told of all that changes this, before it does.
     """
 
     def __init__(
@@ -106,13 +100,13 @@ class Engine:
             num_heter: Its heter trainers, numbered behind the workers.
             server_index: Which server of the cluster this is.
             num_servers: Servers of the cluster; 1 holds everything.
-            wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
+            wait_limit_s: How long a call waits for other workers.
             inbox_bytes: Limit of the messages that wait for one worker.
             memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: The time at which rows are seen.
             monotonic: The clock for saves, in seconds.
-            has_update_log: Its calls are logged, so that a process after this one can go on where it was.
+            has_update_log: A process after this one can go on where it was.
         """
         self.owner = Owner(
             server_index=server_index,
@@ -218,17 +212,6 @@ class Engine:
 
     # Who takes part
 
-    def join(
-        self,
-        member: Member,
-        *,
-        terms: Mapping[str, str],
-        lease: Lease | None = None,
-        only_asks: bool = False,
-    ) -> Future[Joined]:
-        """A process takes the place of a worker here, or asks for it; the caller holds `places`."""
-        return self.job.join(member, terms, lease, only_asks=only_asks)
-
     @contextmanager
     def calling(self, member: Member, acknowledged: Acknowledged | None = None) -> Iterator[None]:
         """Held while a call of a process is carried out, which is a sign of life; see `Coordinator.admit`.
@@ -237,20 +220,16 @@ class Engine:
         process took the place after it was written, and be carried out when the journal is replayed.
         """
         with self.places:
-            self._admit(member, acknowledged)
+            if not self.job.admit(member, acknowledged):
+                with self.journal.written(BACK, BACK_JSON.dump_json(member)):
+                    self.job.bring_back(member)
+                self.job.admit(member, acknowledged)
             self._calling[member.worker] += 1
         try:
             yield
         finally:
             with self.places:
                 self._calling[member.worker] -= 1
-
-    def _admit(self, member: Member, acknowledged: Acknowledged | None) -> None:
-        if self.job.admit(member, acknowledged):
-            return
-        with self.journal.written(BACK, BACK_JSON.dump_json(member)):
-            self.job.bring_back(member)
-        self.job.admit(member, acknowledged)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
@@ -386,10 +365,6 @@ class Engine:
             worker, clock, at_least=at_least, after_barrier=after_barrier
         )
 
-    def post(self, exchange: str, message: Message) -> Future[None]:
-        """See `Rendezvous`."""
-        return self.job.rendezvous.post(exchange, message)
-
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `Rendezvous`."""
         return self.job.rendezvous.take(exchange, worker, received=received)
@@ -397,12 +372,7 @@ class Engine:
     # Checkpoints
 
     def check_folder(self, folder: str, token: str) -> None:
-        """Checks that `save_share` could write into a folder.
-
-        Raises:
-            CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
-                be written.
-        """
+        """Checks that `save_share` could write into a folder; raises CheckpointError as that does."""
         self._roots.require([folder])
         check_folder(folder, token, self.owner.server_index)
 
@@ -410,11 +380,8 @@ class Engine:
         """Takes a snapshot of this process's parameters, for the `save_share` with the same token.
 
         That has to follow soon; after a minute, or when another snapshot is taken, this one is dropped.
-        A segment of the update log begins with it.
-
-        Args:
-            token: Of the save to come.
-            base: Token of the save on which it is based, as a delta; empty: it is a full one.
+        A segment of the update log begins with it. `base` is the token of the save on which that is based,
+        as a delta; empty: it is a full one.
 
         Raises:
             CheckpointError: If memory is short.
@@ -441,12 +408,7 @@ class Engine:
     ) -> Share:
         """Writes this process's shards and pieces into a folder, and returns the entries written.
 
-        They are as of the snapshot of the same token, which ends with this.
-
-        Args:
-            folder: Of a save in progress.
-            token: Of that save.
-            inference: Contents of an inference checkpoint; None: everything.
+        They are as of the snapshot of the same token, which ends with this; for `inference`, what that needs.
 
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
@@ -461,21 +423,19 @@ class Engine:
             applied = snapshot.applied
             if inference is not None:
                 entries = write_inference_share(*where, inference)
-                return Share(
-                    entries=tuple(entries), version=applied.version, batches=applied.batches
+            else:
+                entries = write_share(
+                    *where,
+                    candidates=snapshot.candidates,
+                    counters=snapshot.counters,
+                    removed=snapshot.removed,
                 )
-            entries = write_share(
-                *where,
-                candidates=snapshot.candidates,
-                counters=snapshot.counters,
-                removed=snapshot.removed,
-            )
-            self.parameters.base = token
+                self.parameters.base = token
         return Share(
             entries=tuple(entries),
             version=applied.version,
             batches=applied.batches,
-            workers=applied.workers,
+            workers=applied.workers if inference is None else {},
         )
 
     def load(
@@ -494,12 +454,6 @@ class Engine:
         checkpoint = self._roots.open(url)
         checkpoint.require_token(token)
         self.parameters.load(checkpoint, only, self.snapshots.alone, on_shard or self._on_shard)
-
-    def resume(
-        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
-    ) -> None:
-        """See `protos.store.Store`."""
-        self.job.resume(version, progress, batches)
 
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""

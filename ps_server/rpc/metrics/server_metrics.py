@@ -12,7 +12,6 @@ label for a key; those with one for a worker are made if asked for, since a job 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from ctr_ps.protos.store import Staleness, StoreStatus, TableStatus, WorkerState
 from ctr_ps.protos.wire.calls import SERVICE
+from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
@@ -54,29 +54,6 @@ STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Always the same, however little was seen: rates of buckets need them."""
 
 
-class LogFigures(Protocol):
-    """What an update log tells of itself."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all segments."""
-
-    @property
-    def num_appended(self) -> int:
-        """Records."""
-
-    @property
-    def appended_bytes(self) -> int:
-        """Of these records."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Records that are not durable yet."""
-
-    replay_s: float
-    """About the seconds that a restart would take to carry them out again."""
-
-
 class ServerMetrics(Collector):
     """Collects the metrics of one server. For any thread."""
 
@@ -85,7 +62,7 @@ class ServerMetrics(Collector):
         engine: Engine,
         calls: Mapping[str, CallCounts],
         backlog: Backlog,
-        log: Callable[[], LogFigures | None],
+        log: Callable[[], UpdateLog | None],
         replayed: Callable[[], Replayed | None] = lambda: None,
         *,
         per_worker: bool = False,
@@ -96,8 +73,8 @@ class ServerMetrics(Collector):
             engine: Of the server.
             calls: Its counts, by name of the RPC.
             backlog: Of its service.
-            log: Returns its update log; None: it has none.
-            replayed: Returns what its recovery took; None: there was none.
+            log: Returns its update log, if it has one.
+            replayed: Returns what its recovery took, if there was one.
             per_worker: Whether to make metrics with a label for the worker.
         """
         self._engine = engine
@@ -217,7 +194,7 @@ def _of_backlog(backlog: Backlog) -> Iterator[Metric]:
     yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
 
 
-def _of_log(log: LogFigures) -> Iterator[Metric]:
+def _of_log(log: UpdateLog) -> Iterator[Metric]:
     yield _gauge("update_log_size_bytes", "Size of the update log on disk.", log.size_bytes)
     yield _counter("update_log_appended_bytes", "Bytes that were appended.", log.appended_bytes)
     yield _counter("update_log_records", "Records that were appended.", log.num_appended)

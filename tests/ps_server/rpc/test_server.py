@@ -296,7 +296,7 @@ def test_server_that_recovers_is_there_and_says_how_far_it_is(monkeypatch, tmp_p
         server, endpoint = await logging_server(tmp_path)
         recovery = asyncio.create_task(server.recover())
         progress = await asyncio.to_thread(held.progress.get, timeout=10)
-        progress.text, progress.done = "recovering: 40 % of its update log", 17
+        progress.text, progress._done = "recovering: 40 % of its update log", 17
 
         async with grpc.aio.insecure_channel(endpoint) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(
