@@ -253,8 +253,12 @@ class PassedBarriers:
                 values = np.frombuffer(bytes.fromhex(first.values), "<f8").astype(np.float64)
             outcome = Outcome(
                 first.version,
-                lambda values=values: values,
+                partial(_same, values),
                 num_values=0 if values is None else values.size,
                 remember=first.remember,
             )
             self._add(_Passed(first.name, outcome, numbers))
+
+
+def _same(values: Numbers | None) -> Numbers | None:
+    return values

@@ -754,10 +754,12 @@ def test_workers_that_others_wait_for_are_named(caplog: pytest.LogCaptureFixture
     coordinator.rendezvous.barrier("start", 0, step=0)
     coordinator.rendezvous.barrier("start", 2, step=0)
 
-    coordinator.pass_time(6.0)
+    coordinator.pass_time(4.0)  # too short to be told
+    coordinator.pass_time(2.0)
     coordinator.rendezvous.barrier("start", 1, step=0)
     enter_part(coordinator, push_id(worker=1))
-    coordinator.pass_time(40.0)
+    coordinator.pass_time(20.0)  # too soon after the last time
+    coordinator.pass_time(20.0)
     coordinator.pass_time(40.0)
 
     assert caplog.messages == [

@@ -214,7 +214,7 @@ def test_later_record_is_found_across_the_blocks_of_the_search(
     flip(segment, ends(segment)[2])
 
     for size in range(len(MARKER), 60):
-        monkeypatch.setattr("ctr_ps.ps_server.durability.saved_log._SCAN_BYTES", size)
+        monkeypatch.setattr("ctr_ps.ps_server.durability.segments._SCAN_BYTES", size)
         with pytest.raises(LogError, match="record 5 follows"):
             read_records(folder)
 

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,12 +36,12 @@ from ctr_ps.protos.store import Lease, Member, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.grpc_status import error_of
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc import server as server_module
 from ctr_ps.ps_server.rpc.health import SERVICE, why_not_serving
 from ctr_ps.ps_server.rpc.recovery import Progress
-from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server, serve
+from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
@@ -68,6 +68,14 @@ def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
     return method(call.request.encode(argument), timeout=10)
 
 
+async def serve(
+    store: ParameterStore,
+    settings: ServerSettings,
+    on_start: Callable[[int], None] = lambda _: None,
+) -> str:
+    return await Server(store.engine, settings, address=FREE).run(on_start)
+
+
 def leave(channel: grpc.aio.Channel, worker: int) -> Any:
     return ask(channel, calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
@@ -76,12 +84,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
     async def body() -> None:
         started = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
-            serve(
-                joined(ParameterStore(num_workers=2)).engine,
-                settings(),
-                lambda _, port: started.set_result(port),
-                address=FREE,
-            )
+            serve(joined(ParameterStore(num_workers=2)), settings(), started.set_result)
         )
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
             await leave(channel, 0)
@@ -141,14 +144,7 @@ def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: b
 
 def test_server_without_a_call_ends():
     with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
-        run(
-            serve(
-                joined(ParameterStore()).engine,
-                settings(idle_limit_s=0.05),
-                lambda *_: None,
-                address=FREE,
-            )
-        )
+        run(serve(joined(ParameterStore()), settings(idle_limit_s=0.05)))
 
 
 def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
@@ -158,7 +154,7 @@ def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
         store.abort(0, "the disk is gone")
 
     with pytest.raises(AbortedError, match="the disk is gone"):
-        run(serve(store.engine, settings(idle_limit_s=0.05, linger_s=1e3), fail, address=FREE))
+        run(serve(store, settings(idle_limit_s=0.05, linger_s=1e3), fail))
 
 
 def test_calls_put_the_idle_limit_off():
@@ -625,7 +621,7 @@ def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
 
     async def body() -> None:
         await make_log(tmp_path)
-        monkeypatch.setattr(Engine, "join", fail)
+        monkeypatch.setattr(Coordinator, "join", fail)
         server, _ = await logging_server(tmp_path)
         with pytest.raises(NoMemoryError, match="Unable to allocate"):
             await server.recover()

@@ -17,7 +17,6 @@ from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
-from ctr_ps.ps_server.rpc.activity import Activity
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
@@ -56,7 +55,7 @@ class Server:
         self.backlog = Backlog(max_calls=1)
         self.hot_keys = HotKeys()
         self.service = Service(
-            Handlers(self.store.engine), Activity(), backlog=self.backlog, hot_keys=self.hot_keys
+            Handlers(self.store.engine), backlog=self.backlog, hot_keys=self.hot_keys
         )
         self.metrics = ServerMetrics(
             self.store.engine,
@@ -521,8 +520,7 @@ def test_page_shows_the_mean_of_calls_and_the_share_of_it_that_was_waiting() -> 
     for seconds in (0.5, 3.5):
         pulls.ended("OK", seconds)
     pulls.waits.add(1.0)
-    pulls.received(2**20)
-    pulls.sent(3 * 2**20)
+    pulls.received_bytes, pulls.sent_bytes = 2**20, 3 * 2**20
 
     (pull,) = rows_of(server.status(), "Calls")
 
