@@ -90,10 +90,6 @@ def run(
             "CTR_PS_METRICS, else none.",
         ),
     ] = DEFAULTS.metrics,
-    metrics_per_worker: Annotated[
-        bool,
-        typer.Option("--metrics-per-worker", help="Add metrics of each worker."),
-    ] = DEFAULTS.metrics_per_worker,
     grpc_debug: Annotated[
         bool,
         typer.Option(
@@ -143,7 +139,6 @@ def run(
                 log_sync=log_sync,
                 insecure=insecure,
                 metrics=metrics,
-                metrics_per_worker=metrics_per_worker,
                 grpc_debug=grpc_debug,
                 sigterm_exit_code=sigterm_exit_code,
             )

@@ -225,7 +225,6 @@ class Server:
             self._backlog,
             lambda: self._log,
             lambda: self.replayed,
-            per_worker=self._settings.metrics_per_worker,
         )
         self._metrics_port = open_metrics_port(
             self._settings.metrics,

@@ -6,7 +6,7 @@
 
 Names of calls are those of OpenTelemetry's semantic conventions for RPC where these have one
 (https://opentelemetry.io/docs/specs/semconv/rpc/rpc-metrics/), as Prometheus writes them. No metric has a
-label for a key; those with one for a worker are made if asked for, since a job may have thousands.
+label for a key or a worker, of which a job may have thousands: the status page shows each worker.
 """
 
 from collections import Counter
@@ -64,8 +64,6 @@ class ServerMetrics(Collector):
         backlog: Backlog,
         log: Callable[[], UpdateLog | None],
         replayed: Callable[[], Replayed | None] = lambda: None,
-        *,
-        per_worker: bool = False,
     ) -> None:
         """Reads nothing yet.
 
@@ -75,14 +73,12 @@ class ServerMetrics(Collector):
             backlog: Of its service.
             log: Returns its update log, if it has one.
             replayed: Returns what its recovery took, if there was one.
-            per_worker: Whether to make metrics with a label for the worker.
         """
         self._engine = engine
         self._calls = calls
         self._backlog = backlog
         self._log = log
         self._replayed = replayed
-        self._per_worker = per_worker
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics as of now."""
@@ -98,8 +94,6 @@ class ServerMetrics(Collector):
             yield _gauge("recovery_calls", "Calls that the recovery carried out.", replayed.calls)
             seconds = replayed.load_s + replayed.replay_s
             yield _gauge("recovery_seconds", "That the recovery took.", seconds)
-        if self._per_worker:
-            yield from _of_workers(status)
 
     def describe(self) -> Iterable[Metric]:
         """Says nothing, so that registering collects nothing."""
@@ -200,27 +194,6 @@ def _of_log(log: UpdateLog) -> Iterator[Metric]:
     yield _counter("update_log_records", "Records that were appended.", log.num_appended)
     yield _gauge("update_log_replay_seconds", "About the time to carry it out again.", log.replay_s)
     yield _gauge("update_log_waiting_records", "Records that wait for the disk.", log.num_waiting)
-
-
-def _of_workers(status: StoreStatus) -> Iterator[Metric]:
-    steps = GaugeMetricFamily(
-        "ctr_ps_job_worker_step",
-        "Step of the worker's last batch that is applied.",
-        labels=["worker"],
-    )
-    for worker, progress in status.progress.items():
-        steps.add_metric([str(worker)], progress.step)
-    silence = GaugeMetricFamily(
-        "ctr_ps_job_worker_silence_seconds", "Since its last sign of life.", labels=["worker"]
-    )
-    for worker, seconds in status.silent_s.items():
-        silence.add_metric([str(worker)], seconds)
-    examples = CounterMetricFamily(
-        "ctr_ps_job_worker_examples", "Examples that it has pushed.", labels=["worker"]
-    )
-    for worker, number in status.examples.items():
-        examples.add_metric([str(worker)], number)
-    yield from (steps, silence, examples)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""What workers are answered at barriers: their numbers, against numpy over all of them; and the same again."""
+"""What workers are answered at barriers: their numbers, against numpy over all of them; and once more."""
 
 import numpy as np
 import pytest
