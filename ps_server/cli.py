@@ -123,7 +123,9 @@ def run(
     """Run one parameter server of a cluster; the environment sets its address and the cluster."""
     with errors_as_exit_codes():
         configure_logs(log_format, log_level)
-        role = _server_role()
+        role = role_from_environment(os.environ)
+        if not isinstance(role, ServerRole):
+            raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
         if check:
             exit_code = _check(role)
         else:
@@ -144,13 +146,6 @@ def run(
             )
             exit_code = run_server(role, settings)
     raise typer.Exit(exit_code)
-
-
-def _server_role() -> ServerRole:
-    role = role_from_environment(os.environ)
-    if not isinstance(role, ServerRole):
-        raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
-    return role
 
 
 def _check(role: ServerRole) -> int:
