@@ -84,7 +84,10 @@ class Coordinator:
         jobs_before: int = 0,
         has_update_log: bool = False,
     ) -> None:
-        """Expects all workers at version 0; `on_failure` is as for `call_on_failure`, others for `Engine`."""
+        """Expects all workers at version 0; see `Engine` for the settings.
+
+        `on_failure` is called once, from any thread, with the reason for which the job ends before its time.
+        """
         self._jobs_before = jobs_before
         self._has_update_log = has_update_log
         self._on_failure = on_failure
@@ -280,10 +283,6 @@ class Coordinator:
             return self._members.all_left and (is_applied or bool(self.failure))
 
     # The end before its time
-
-    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
-        """Has it called once, from any thread, with the reason for which the job ends before its time."""
-        self._on_failure = on_failure
 
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""

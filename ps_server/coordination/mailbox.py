@@ -107,7 +107,13 @@ class Mailbox:
         """
         self._require_present(exchange, message.sender)
         self._require_present(exchange, message.receiver)
-        self._require_few(exchange, message.receiver)
+        exchanges = [each for each, of in self._inboxes if of == message.receiver]
+        if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
+            raise ProtocolError(
+                f"a message for worker {message.receiver} came in exchange {exchange!r}, but it has not begun "
+                f"to take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take part in "
+                f"one exchange after the other"
+            )
         inbox = self._inbox(exchange, message.receiver)
         sender = inbox.senders.get(message.sender, PostedBy())
         if message.sequence < sender.sequence:
@@ -146,9 +152,7 @@ class Mailbox:
         """Forgets the first `received` messages of an exchange, and earlier exchanges of this receiver.
 
         A sender posts to an exchange only after its last to the one before, so the older one has come first.
-
-        Raises:
-            ProtocolError: If fewer were posted, or more are forgotten, or the receiver has left.
+        Raises ProtocolError if fewer were posted, or more are forgotten, or the receiver has left.
         """
         self._require_present(exchange, receiver)
         inbox = self._inbox(exchange, receiver)
@@ -191,13 +195,11 @@ class Mailbox:
 
     def fault_of_take(self, exchange: str, receiver: int) -> str | None:
         """Returns why a receiver waits for ever; None while a message may come."""
-        left = [
-            worker for worker in self.missing(exchange, receiver) if worker in self._members.left
-        ]
+        left = self._members.left.intersection(self.missing(exchange, receiver))
         if not left:
             return None
         return (
-            f"{self._members.names(left)} left without having posted their last message of exchange "
+            f"{self._members.names(sorted(left))} left without having posted their last message of exchange "
             f"{exchange!r}"
         )
 
@@ -217,15 +219,6 @@ class Mailbox:
                 f"{self._members.name(worker)} has no part in exchange {exchange!r}: it left or is not of "
                 f"this job (members: {self._members.names(self._members.present)}); all workers must take "
                 f"part in an exchange"
-            )
-
-    def _require_few(self, exchange: str, receiver: int) -> None:
-        exchanges = [each for each, of in self._inboxes if of == receiver]
-        if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
-            raise ProtocolError(
-                f"a message for worker {receiver} came in exchange {exchange!r}, but it has not begun to "
-                f"take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take part in one "
-                f"exchange after the other"
             )
 
     def _require_next(

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import contextmanager
 
 from ctr_ps.protos.chunking import PushChunk, join_push
@@ -71,11 +70,13 @@ class Engine:
         members: Workers of a job, and its heter trainers.
         jobs_before: Jobs that were served before this one.
         job: Coordination of the present job.
-        pulls: Reads the parameters.
+        applier: Changes the parameters.
+        pulls: Reads them.
         snapshots: Keeps saves and changes of the parameters apart.
         places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
             around their records, so that the journal has these in the order in which they happen. A departure
             does not hold it: the worker makes it after its other calls.
+        on_failure: Called, from any thread, with the reason when a job ends before its time.
     """
 
     def __init__(
@@ -124,8 +125,8 @@ class Engine:
             clock=clock,
         )
         self.snapshots = Snapshots(wait_limit_s=wait_limit_s, monotonic=monotonic)
-        self._applier = Applier(self.members, self.parameters, self.snapshots)
-        self.pulls = Pulls(self.parameters, self._applier)
+        self.applier = Applier(self.members, self.parameters, self.snapshots)
+        self.pulls = Pulls(self.parameters, self.applier)
         self.places = threading.Lock()
         self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL
@@ -134,26 +135,13 @@ class Engine:
         self._has_update_log = has_update_log
         self._roots = Roots(checkpoint_roots)
         self._on_shard: Callable[[], None] = lambda: None  # of a recovery
-        self._on_failure: Callable[[str], None] = lambda _: None
+        self.on_failure: Callable[[str], None] = lambda _: None
         self._begin_job(0)
 
     @property
     def keeps_log(self) -> bool:
         """Whether what happens is written, so that a process after this one can carry it out again."""
         return self.journal is not NO_JOURNAL
-
-    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
-        """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
-        self._on_failure = on_failure
-        self.job.call_on_failure(on_failure)
-
-    def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
-        """Applies complete synchronous steps of more than `inline_values` gradient values in an executor.
-
-        Otherwise they are applied by the call that completes them, as for a store in process. `leave` always
-        returns after the steps that it completes.
-        """
-        self._applier.use_executor(executor, inline_values=inline_values)
 
     # Jobs and recovery
 
@@ -168,7 +156,7 @@ class Engine:
             self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
-            on_failure=self._on_failure,
+            on_failure=lambda reason: self.on_failure(reason),
             jobs_before=jobs_before,
             has_update_log=self._has_update_log,
         )
@@ -205,7 +193,7 @@ class Engine:
         """Each step is applied by the call that completes it, and loads call `on_shard`, within the block."""
         before, self._on_shard = self._on_shard, on_shard
         try:
-            with self._applier.inline():
+            with self.applier.inline():
                 yield
         finally:
             self._on_shard = before
@@ -301,7 +289,7 @@ class Engine:
         parameters = self.parameters
         parameters.check(gradients)
         if at is None:
-            return self._applier.apply_arrival(
+            return self.applier.apply_arrival(
                 job,
                 push_id,
                 lambda: parameters.apply(
@@ -312,17 +300,17 @@ class Engine:
                 ),
             )
         entered = job.pushes.enter_part(gradients, push_id, at)
-        self._applier.apply_steps(job, entered.complete, entered.answers)
+        self.applier.apply_steps(job, entered.complete, entered.answers)
         return job.pushes.when_applied(entered.at)
 
     def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:
         self.parameters.check_state(state)
-        return self._applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
+        return self.applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
         """Applies the steps that are complete since a worker takes no part in them."""
         job = self.job
-        self._applier.apply_steps(job, job.pushes.take_complete_step(), by_caller=by_caller)
+        self.applier.apply_steps(job, job.pushes.take_complete_step(), by_caller=by_caller)
 
     # Where workers wait for each other
 

@@ -236,7 +236,9 @@ class Service:
         self.num_in_flight = 0
         self.restart_idle_time()
         self._step_executor = ThreadPoolExecutor(1, "steps")
-        self.engine.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
+        self.engine.applier.use_executor(
+            self._step_executor, inline_values=INLINE_PARTS * inline_values
+        )
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Has a server answer the calls."""

@@ -603,7 +603,7 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
             monkeypatch.setattr(store.engine.parameters, "apply", fail)
             monkeypatch.setattr(
-                store.engine._applier, "_inline_values", -1
+                store.engine.applier, "_inline_values", -1
             )  # as a large step, in a thread
             with pytest.raises(grpc.aio.AioRpcError, match="no memory left"):
                 await ask(channel, calls.PUSH_GRAD, step)
