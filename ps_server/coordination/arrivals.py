@@ -206,10 +206,7 @@ class Clocks:
         """Records that a worker has finished `clock` steps, before it waits until all finish `at_least`.
 
         Its calls may come late: a clock never decreases, and one that comes while the worker waits in a
-        barrier is ignored.
-
-        Raises:
-            ProtocolError: If it has left or is not of this job, or would wait for itself.
+        barrier is ignored. Raises ProtocolError if it has left, is a stranger, or would wait for itself.
         """
         if not self._members.is_present(worker):
             raise ProtocolError(

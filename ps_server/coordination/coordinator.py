@@ -193,10 +193,6 @@ class Coordinator:
             if self._members.has_joined(push_id.worker):
                 self._members.require_place(Member(push_id.worker, push_id.incarnation))
 
-    def require_member(self, worker: int) -> None:
-        """Raises ProtocolError unless the job has this worker."""
-        self._members.require(worker)
-
     def end_lease(self, worker: int) -> None:
         """Expires the lease of a worker at its own request: it counts as lost when time next passes."""
         with self._calls.lock:
@@ -204,7 +200,8 @@ class Coordinator:
         logger.info("%s ends its lease", self._members.name(worker))
 
     def take_replaced(self, worker: int) -> bool:
-        """Whether another process has taken the place of this worker since the last call."""
+        """Whether another process has taken the place of this worker, of this job, since the last call."""
+        self._members.require(worker)
         with self._calls.lock:
             is_replaced = worker in self._members.replaced
             self._members.replaced.discard(worker)

@@ -110,9 +110,9 @@ class Mailbox:
         exchanges = [each for each, of in self._inboxes if of == message.receiver]
         if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
             raise ProtocolError(
-                f"a message for worker {message.receiver} came in exchange {exchange!r}, but it has not begun "
-                f"to take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take part in "
-                f"one exchange after the other"
+                f"a message for worker {message.receiver} came in exchange {exchange!r}, but it has not "
+                f"begun to take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take "
+                f"part in one exchange after the other"
             )
         inbox = self._inbox(exchange, message.receiver)
         sender = inbox.senders.get(message.sender, PostedBy())

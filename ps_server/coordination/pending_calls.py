@@ -73,7 +73,6 @@ class PendingCalls:
     """The lock of a job, the calls that wait, and why it has failed. Thread-safe.
 
     Attributes:
-        wait_limit_s: How long a call waits for other workers, in seconds.
         for_version: Calls that wait for a step to be applied.
         for_clocks: Calls that wait for the slowest worker.
         failure: Why the job has ended before its time; empty: it has not.

@@ -64,10 +64,7 @@ class Entered(StepApplied):
 class PushIntake:
     """All pushes of a job, to be applied on arrival or as parts of steps. Thread-safe.
 
-    Attributes:
-        ledger: Which pushes are applied; needs the lock, as the others do.
-        examples: Of applied pushes, by worker.
-        staleness: Of applied pushes.
+    Its ledger, and examples (by worker) and staleness of the applied pushes need the lock.
     """
 
     def __init__(self, members: Membership, steps: StepAggregator, calls: PendingCalls) -> None:

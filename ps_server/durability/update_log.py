@@ -165,8 +165,14 @@ class UpdateLog:
             with self._lock:
                 group, self._waiting = self._waiting, []
                 next_record, fault = self._writer.next_record, self._fault
-            if not fault:
-                fault = self._sync_up_to(next_record)
+            try:
+                if not fault:
+                    self._writer.sync()
+                    with self._lock:
+                        self._acknowledged = next_record
+            except OSError as error:
+                with self._lock:
+                    fault = str(self._fail(error))
         self._answer(group, fault)
 
     def remove_before(self, segment: int) -> None:
@@ -235,17 +241,6 @@ class UpdateLog:
                 if not self._waiting:
                     return
             self.sync()
-
-    def _sync_up_to(self, next_record: int) -> str:
-        """Makes the records before `next_record` durable; returns why it cannot, or nothing."""
-        try:
-            self._writer.sync()
-        except OSError as error:
-            with self._lock:
-                return str(self._fail(error))
-        with self._lock:
-            self._acknowledged = next_record
-        return ""
 
     @staticmethod
     def _answer(group: Iterable[WaitingFuture[None]], fault: str) -> None:

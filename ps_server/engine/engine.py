@@ -99,8 +99,8 @@ class Engine:
         Args:
             num_workers: Workers of the job.
             num_heter: Its heter trainers, numbered behind the workers.
-            server_index: Which server of the cluster this is.
-            num_servers: Servers of the cluster; 1 holds everything.
+            server_index: Which of the servers this is.
+            num_servers: 1 holds everything.
             wait_limit_s: How long a call waits for other workers.
             inbox_bytes: Limit of the messages that wait for one worker.
             memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
@@ -156,11 +156,14 @@ class Engine:
             self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
-            on_failure=lambda reason: self.on_failure(reason),
+            on_failure=self._tell_failure,
             jobs_before=jobs_before,
             has_update_log=self._has_update_log,
         )
         self.parameters.reset_subscribers()
+
+    def _tell_failure(self, reason: str) -> None:
+        self.on_failure(reason)
 
     def state(self) -> EngineState:
         """Returns what `restore` and the calls that wait make of an engine with the same parameters.

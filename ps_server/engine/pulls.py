@@ -122,7 +122,6 @@ class Pulls:
         self, job: Coordinator, tables: Sequence[str], worker: int, *, max_rows: int
     ) -> Future[Changed]:
         """See `Store.pull_changed`; done when returned."""
-        job.require_member(worker)
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
         if job.take_replaced(worker):

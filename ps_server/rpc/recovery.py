@@ -179,11 +179,24 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
                 f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
                 f"remove the folder and start the job again from its checkpoint"
             )
-        _require_own_version(bytes(first.payload), saved)
+        # Of another version, its state and calls may mean something else here.
+        written_by = json.loads(bytes(first.payload)).get("written_by")
+        if written_by != own_version():
+            writer = f"version {written_by}" if written_by else "an earlier version"
+            raise LogError(
+                f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is "
+                f"of version {own_version()}: start that version to go on from it, or remove the folders of "
+                f"all servers and start the job again from its checkpoint"
+            )
         state = STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
             return segment, state, None
-        checkpoint = _save_of(state.base, saved, segment)
+        saves = (
+            SAVED_JSON.validate_json(bytes(record.payload))
+            for record in chain(saved.head(segment), saved.records_from(segment))
+            if record.kind == SAVED
+        )
+        checkpoint = next((save for save in saves if save.token == state.base), None)
         if checkpoint is not None and checkpoint.is_published:
             return segment, state, checkpoint
         unpublished.append(state.base if checkpoint is None else checkpoint.url)
@@ -191,27 +204,6 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
         f"the update log {saved.folder.path} begins with checkpoints that are not there any more: "
         f"{', '.join(unpublished)}; restore one, or remove the folder and start the job again"
     )
-
-
-def _require_own_version(state: bytes, saved: SavedLog) -> None:
-    """Raises LogError if another version wrote a log: its state and calls may mean something else here."""
-    written_by = json.loads(state).get("written_by")
-    if written_by != own_version():
-        writer = f"version {written_by}" if written_by else "an earlier version"
-        raise LogError(
-            f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is of "
-            f"version {own_version()}: start that version to go on from it, or remove the folders of all "
-            f"servers and start the job again from its checkpoint"
-        )
-
-
-def _save_of(token: str, saved: SavedLog, segment: int) -> SavedAt | None:
-    for record in chain(saved.head(segment), saved.records_from(segment)):
-        if record.kind == SAVED:
-            found = SAVED_JSON.validate_json(bytes(record.payload))
-            if found.token == token:
-                return found
-    return None
 
 
 def _replay(record: Record, engine: Engine, replay: Replay) -> None:

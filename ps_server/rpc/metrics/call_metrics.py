@@ -37,8 +37,6 @@ class CallCounts:
     Attributes:
         durations: By the name of the status that they ended with, from the request's arrival on.
         waits: For other workers, or for the update log; of the calls that had to. A part of the durations.
-        received_bytes: Of requests.
-        sent_bytes: Of answers.
         keys: By table, that were pulled or pushed.
     """
 

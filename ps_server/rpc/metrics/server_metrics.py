@@ -65,15 +65,7 @@ class ServerMetrics(Collector):
         log: Callable[[], UpdateLog | None],
         replayed: Callable[[], Replayed | None] = lambda: None,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            engine: Of the server.
-            calls: Its counts, by name of the RPC.
-            backlog: Of its service.
-            log: Returns its update log, if it has one.
-            replayed: Returns what its recovery took, if there was one.
-        """
+        """Reads nothing yet; `calls` are counts by name of the RPC."""
         self._engine = engine
         self._calls = calls
         self._backlog = backlog
@@ -87,8 +79,13 @@ class ServerMetrics(Collector):
         yield from _of_tables(status.tables)
         yield from _of_saves(status)
         yield from self._of_calls()
-        yield from _of_backlog(self._backlog)
-        if (log := self._log()) is not None:
+        log, backlog = self._log(), self._backlog
+        yield _gauge(
+            "backlog_calls", "Calls that have a thread, or wait for one.", backlog.num_calls
+        )
+        yield _gauge("backlog_bytes", "Bytes of their requests.", backlog.num_bytes)
+        yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
+        if log is not None:
             yield from _of_log(log)
         if (replayed := self._replayed()) is not None:
             yield _gauge("recovery_calls", "Calls that the recovery carried out.", replayed.calls)
@@ -180,12 +177,6 @@ def _of_saves(status: StoreStatus) -> Iterator[Metric]:
             "save_pause_seconds", "For which the last save held pushes back.", save.pause_s
         )
         yield _gauge("save_duration_seconds", "Of the last save.", save.duration_s)
-
-
-def _of_backlog(backlog: Backlog) -> Iterator[Metric]:
-    yield _gauge("backlog_calls", "Calls that have a thread, or wait for one.", backlog.num_calls)
-    yield _gauge("backlog_bytes", "Bytes of their requests.", backlog.num_bytes)
-    yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
 
 
 def _of_log(log: UpdateLog) -> Iterator[Metric]:
