@@ -109,14 +109,3 @@ def test_workers_that_wait_at_different_barriers_hear_of_it_at_once() -> None:
     for future in waiting:
         with pytest.raises(ProtocolError, match=r"\[0, 2\] at 'epoch-1'; workers \[1\] at 'loss'"):
             future.result()
-
-
-def test_done_of_a_third_may_show_that_two_are_stuck() -> None:
-    store = ParameterStore(num_workers=3, wait_limit_s=60)
-    first, second = store.barrier("a", 0, step=0), store.barrier("b", 1, step=0)
-
-    store.leave(2, step=0)
-
-    for future in (first, second):
-        with pytest.raises(ProtocolError, match="which never ends"):
-            future.result()

@@ -129,18 +129,6 @@ def test_who_gives_up_counts_as_not_come_and_may_come_again() -> None:
     assert barriers.released() == {"pass": [0, 1, 2, 3]}
 
 
-def test_call_that_gives_up_after_its_worker_has_come_again_changes_nothing() -> None:
-    barriers = Barriers(2)
-    barriers.arrive("pass", 0)
-    older = barriers.futures["pass", 0]
-    barriers.arrive("pass", 0)
-
-    barriers.arrivals.give_up("pass", 0, older)
-
-    barriers.arrive("pass", 1)
-    assert barriers.released() == {"pass": [0, 1]}
-
-
 @pytest.mark.parametrize("worker", [1, 2, -1])
 def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> None:
     barriers = Barriers(2)

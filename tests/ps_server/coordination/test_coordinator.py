@@ -710,19 +710,6 @@ def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() ->
         joins.result()
 
 
-def test_lost_worker_that_is_back_keeps_its_place() -> None:
-    failures: list[str] = []
-    workers = joined_workers(WorkerLoss.WAIT, failures)
-    lose(workers, 1)
-
-    heard(workers, member(1))
-
-    for worker in range(3):
-        heard(workers, member(worker))
-    assert workers.pass_time(0.1) == []
-    assert failures == []
-
-
 def test_restored_workers_are_where_they_were() -> None:
     """After steps, pushes on arrival, barriers and messages; with a worker that is lost and one that left."""
     workers = joined_workers(WorkerLoss.WAIT, [], num_workers=4)

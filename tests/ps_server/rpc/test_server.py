@@ -4,9 +4,9 @@ import asyncio
 import errno
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -76,6 +76,19 @@ async def serve(
     return await Server(store.engine, settings, address=FREE).run(on_start)
 
 
+@asynccontextmanager
+async def served(
+    store: ParameterStore, **changes: Any
+) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
+    """A server that serves a store, and a channel to it; it is stopped after the block."""
+    server = Server(store.engine, settings(**changes), address=FREE)
+    port = await server.start()
+    await server.recover()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield server, channel
+    await server.stop()
+
+
 def leave(channel: grpc.aio.Channel, worker: int) -> Any:
     return ask(channel, calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
@@ -98,16 +111,13 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
 def test_server_that_stays_is_ready_for_the_next_job():
     async def body() -> None:
         store = ParameterStore(num_workers=1)
-        server = Server(store.engine, settings(stay=True), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, stay=True) as (server, channel):
             for _ in range(2):
                 joined(store)
                 await leave(channel, 0)
                 assert store.status().left == frozenset()
-        server.end("told to")
-        assert await server.wait() == "told to"
-        await server.stop()
+            server.end("told to")
+            assert await server.wait() == "told to"
 
     run(body())
 
@@ -116,9 +126,7 @@ def test_server_that_stays_is_ready_for_the_next_job():
 def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: bool, caplog):
     async def body() -> None:
         store = joined(ParameterStore(num_workers=2))
-        server = Server(store.engine, settings(stay=stays, linger_s=0.1), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, stay=stays, linger_s=0.1) as (server, channel):
             await ask(
                 channel, calls.ABORT, requests.Abort(member=member(1), reason="the disk is gone")
             )
@@ -130,13 +138,12 @@ def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: b
                 )
             with pytest.raises(grpc.aio.AioRpcError, match=r"Restart the servers"):
                 await ask(channel, calls.JOIN, requests.Join(member=Member(0, 9), terms={}))
-        if stays:
-            server.end("told to")
-            assert await server.wait() == "told to"
-        else:
-            with pytest.raises(AbortedError, match="the disk is gone"):
-                await server.wait()
-        await server.stop()
+            if stays:
+                server.end("told to")
+                assert await server.wait() == "told to"
+            else:
+                with pytest.raises(AbortedError, match="the disk is gone"):
+                    await server.wait()
 
     run(body())
     assert ("restart this server before the next job" in caplog.text) == stays
@@ -188,16 +195,13 @@ def test_calls_put_the_idle_limit_off():
 
 def test_health_checks_are_no_sign_of_life():
     async def body() -> None:
-        server = Server(joined(ParameterStore()).engine, settings(idle_limit_s=0.2), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(joined(ParameterStore()), idle_limit_s=0.2) as (server, channel):
             waiting = asyncio.create_task(server.wait())
             while not waiting.done():
                 request = health_pb2.HealthCheckRequest()
                 await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
             with pytest.raises(IdleError):
                 await waiting
-        await server.stop()
 
     run(body())
 
@@ -513,11 +517,8 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
 
     async def life(*, is_over: bool) -> None:
         store = ParameterStore(num_workers=2, has_update_log=True)
-        server = Server(store.engine, settings(update_log=str(log)), address=FREE)
-        port = await server.start()
-        await server.recover()
         barrier = requests.Barrier(name="b", member=member(), step=0, number=1)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=str(log)) as (server, channel):
             if not is_over:
                 await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
                 server._is_job_over = True
@@ -530,7 +531,6 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
                         grpc.aio.AioRpcError, match="worker 0 has not joined this job"
                     ):
                         await ask(channel, call, argument)
-        await server.stop()
 
     run(life(is_over=False))
     assert not list(log.glob("segment-*"))
@@ -557,10 +557,7 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=has_log)
         log = str(tmp_path) if has_log else None
-        server = Server(store.engine, settings(update_log=log), address=FREE)
-        port = await server.start()
-        await server.recover()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=log) as (server, channel):
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
             monkeypatch.setattr(store.engine.parameters, "create_table", fail)
             for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
@@ -570,9 +567,8 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
                 expected = TransportError if has_log else NoMemoryError
                 assert type(told) is expected
                 assert (refused.value.code() is grpc.StatusCode.UNAVAILABLE) == has_log
-        with pytest.raises(NoMemoryError, match=r"no memory left \(.*MiB in use"):
-            await server.wait()
-        await server.stop()
+            with pytest.raises(NoMemoryError, match=r"no memory left \(.*MiB in use"):
+                await server.wait()
         monkeypatch.undo()
         assert bool(list(tmp_path.glob("segment-*"))) == has_log
 
@@ -594,12 +590,10 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
 
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(
-            store.engine, settings(update_log=str(tmp_path), stay=True, linger_s=600), address=FREE
-        )
-        port = await server.start()
-        await server.recover()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=str(tmp_path), stay=True, linger_s=600) as (
+            server,
+            channel,
+        ):
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
             monkeypatch.setattr(store.engine.parameters, "apply", fail)
             monkeypatch.setattr(
@@ -609,7 +603,6 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
                 await ask(channel, calls.PUSH_GRAD, step)
             with pytest.raises(NoMemoryError, match="step 0 could not be applied: no memory left"):
                 await server.wait()
-        await server.stop()
 
     run(body())
     assert list(tmp_path.glob("segment-*"))
@@ -716,10 +709,7 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
 
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store.engine, settings(update_log=str(log), stay=True), address=FREE)
-        port = await server.start()
-        await server.recover()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=str(log), stay=True) as (server, channel):
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}, lease=lease))
             abort = requests.Abort(
                 member=member(), reason="it is enough", comes_again=error.comes_again
@@ -729,7 +719,6 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
             assert ("start all servers and workers again" in store.engine.job.failure) == is_kept
 
             await leave(channel, 0)  # it is not in the log
-        await server.stop()
 
         again = ParameterStore(num_workers=1, has_update_log=True)
         server = Server(again.engine, settings(update_log=str(log)), address=FREE)
@@ -750,14 +739,11 @@ def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
     lease = Lease(seconds=1.0, on_worker_loss=WorkerLoss.CONTINUE)
 
     async def body() -> None:
-        server = Server(ParameterStore(num_workers=2).engine, settings(), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(ParameterStore(num_workers=2)) as (server, channel):
             for worker in range(2):
                 joins = requests.Join(member=member(worker), terms={}, lease=lease)
                 await ask(channel, calls.JOIN, joins)
             await leave(channel, 0)
             assert await server.wait() == ALL_LEFT
-        await server.stop()
 
     run(body())
