@@ -40,6 +40,7 @@ from ctr_ps.ps_server.coordination.job_state import WaitingArrival
 from ctr_ps.ps_server.coordination.pending_calls import answer_all
 from ctr_ps.ps_server.coordination.push_ledger import progress_of
 from ctr_ps.ps_server.coordination.steps import CompleteStep
+from tests.support import stores
 from tests.support.stores import INCARNATION, member
 
 
@@ -70,15 +71,7 @@ def heard(workers: Coordinator, who: Member) -> None:
 
 
 def push_id(worker: int = 0, *, batches: int = 1, pulled: int = 0) -> PushId:
-    return PushId(
-        worker=worker,
-        incarnation=0,
-        sequence=0,
-        step=0,
-        examples=1,
-        batches=batches,
-        pulled=pulled,
-    )
+    return replace(stores.push_id(worker, 0, batches=batches, pulled=pulled), incarnation=0)
 
 
 def test_call_is_answered_without_the_lock() -> None:
