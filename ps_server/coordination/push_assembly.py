@@ -86,8 +86,8 @@ class PushAssembler:
             inbox.forget(push_id.sequence)
             inbox.complete.add(push_id.sequence)
             return [parts[index] for index in range(part.num_chunks)]
-        chunks = (each for chunks in inbox.pushes.values() for each in chunks.values())
-        if (num_values := sum(each.num_values for each in chunks)) > MAX_INCOMPLETE_VALUES:
+        incomplete = (each for chunks in inbox.pushes.values() for each in chunks.values())
+        if (num_values := sum(each.num_values for each in incomplete)) > MAX_INCOMPLETE_VALUES:
             error = ProtocolError(
                 f"{self._name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for "
                 f"others, expected up to {MAX_INCOMPLETE_VALUES}"

@@ -195,8 +195,7 @@ class Handlers:
         with ExitStack() as held:
             # In this order, which is that of a snapshot: it has its turn before it has the journal alone.
             if isinstance(argument, Load | Shrink):
-                turn = engine.snapshots.between_saves(f"a {call.name.lower()}")
-                held.enter_context(turn)
+                held.enter_context(engine.snapshots.between_saves(f"a {call.name.lower()}"))
             is_dry_run = isinstance(argument, Shrink) and argument.dry_run
             if call.is_logged and engine.keeps_log and not is_dry_run:
                 record = call.request.encode(argument) if payload is None else payload
