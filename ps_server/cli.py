@@ -127,7 +127,12 @@ def run(
         if not isinstance(role, ServerRole):
             raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
         if check:
-            exit_code = _check(role)
+            # Imported here, and not the server with numba and all: a health check runs every few seconds.
+            from ctr_ps.ps_server.rpc.health import why_not_serving
+
+            if fault := why_not_serving(role.endpoint, CHECK_LIMIT_S):
+                typer.echo(f"no server serves at {role.endpoint}: {fault}", err=True)
+            exit_code = 1 if fault else 0
         else:
             settings = ServerSettings(
                 load=load,
@@ -146,17 +151,6 @@ def run(
             )
             exit_code = run_server(role, settings)
     raise typer.Exit(exit_code)
-
-
-def _check(role: ServerRole) -> int:
-    """Asks the server of this environment, and says why it does not serve; returns the exit code."""
-    # Imported here, and not the server with numba and all: a health check runs every few seconds.
-    from ctr_ps.ps_server.rpc.health import why_not_serving
-
-    if fault := why_not_serving(role.endpoint, CHECK_LIMIT_S):
-        typer.echo(f"no server serves at {role.endpoint}: {fault}", err=True)
-        return 1
-    return 0
 
 
 def main() -> None:
