@@ -28,12 +28,13 @@ from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.engine.journal import NO_JOURNAL
 from ctr_ps.ps_server.precompile import KERNELS
+from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.health import SERVICE
 from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records
 from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 from ctr_ps.ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
-from ctr_ps.ps_server.rpc.service import Backlog, Service
+from ctr_ps.ps_server.rpc.service import Service
 from ctr_ps.ps_server.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from ctr_ps.protos.limits import CHUNK_BYTES
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_server.coordination.mailbox import INBOX_BYTES
 from ctr_ps.ps_server.precompile import KERNELS
+from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.server import Server
-from ctr_ps.ps_server.rpc.service import Backlog
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient

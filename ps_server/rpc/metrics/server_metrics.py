@@ -25,9 +25,9 @@ from ctr_ps.protos.store import Staleness, StoreStatus, TableStatus, WorkerState
 from ctr_ps.protos.wire.calls import SERVICE
 from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.engine import Engine
+from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
 from ctr_ps.ps_server.rpc.recovery import Replayed
-from ctr_ps.ps_server.rpc.service import Backlog
 
 TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
     "rows": ("Rows.", lambda table: table.rows),

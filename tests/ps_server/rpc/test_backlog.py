@@ -19,7 +19,7 @@ from ctr_ps.protos.wire import calls
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.grpc_status import METADATA_KEY
 from ctr_ps.protos.wire.requests import Leave, PullSparse, PushGrad
-from ctr_ps.ps_server.rpc.service import RETRY_AFTER_S, Backlog
+from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.cluster import cluster

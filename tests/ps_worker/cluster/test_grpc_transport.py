@@ -29,8 +29,8 @@ from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.security.access import token_in
 from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ctr_ps.ps_server.rpc.health import why_not_serving
-from ctr_ps.ps_server.rpc.service import RETRY_AFTER_S, Backlog
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
 from ctr_ps.ps_worker.cluster.join import abort_on_each

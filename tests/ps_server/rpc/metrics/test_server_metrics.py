@@ -17,6 +17,7 @@ from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
+from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
 from ctr_ps.ps_server.rpc.metrics.hot_keys import LEAST_SEEN, HotKeys
@@ -28,7 +29,7 @@ from ctr_ps.ps_server.rpc.metrics.server_metrics import (
 )
 from ctr_ps.ps_server.rpc.metrics.server_status import server_status
 from ctr_ps.ps_server.rpc.recovery import Replayed
-from ctr_ps.ps_server.rpc.service import Backlog, Service
+from ctr_ps.ps_server.rpc.service import Service
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import INCARNATION, joined, push_id
 
