@@ -60,10 +60,8 @@ class Arrivals:
     ) -> Outcome | None:
         """A worker comes to a barrier, and takes no part in the steps from `step` on.
 
-        One that comes again waits by its newer call, with the numbers of that.
-
-        Returns:
-            How it was answered, if it has passed the barrier of this number before; None: it waits.
+        One that comes again waits by its newer call, with the numbers of that. Returns how it was answered,
+        if it has passed the barrier of this number before; None: it waits.
 
         Raises:
             ProtocolError: If it has left or is not of this job, waits at too many others, or has passed

@@ -40,10 +40,7 @@ def reduce_numbers(name: str, given: Given, members: Members) -> Numbers | None:
     """Returns float64[N], read-only, reduced in worker order; None if no worker gave numbers.
 
     In that order a sum is the same to the last bit in any order of arrival. NaN and infinities propagate as
-    in IEEE 754; a maximum or minimum over a NaN is NaN.
-
-    Raises:
-        ProtocolError: If they differ in length or operation.
+    in IEEE 754; a maximum or minimum over a NaN is NaN. Raises ProtocolError if they differ in length or op.
     """
     if not any(given.values()):
         return None

@@ -155,9 +155,8 @@ class Coordinator:
     def admit(self, member: Member, acknowledged: Acknowledged | None = None) -> bool:
         """A process calls, which is a sign of life, and says what was acknowledged of its pushes, if it does.
 
-        Returns:
-            Whether it was admitted; False if that changes who may have its place next: `bring_back` admits
-            it, once that is in the update log.
+        Returns whether it was admitted; not if that changes who may have its place next: `bring_back` admits
+        it, once that is in the update log.
 
         Raises:
             ProtocolError: If it does not have its place.

@@ -145,8 +145,7 @@ class PendingCalls:
     def fail(self, failure: str) -> bool:
         """Ends the job: every call that waits raises, and so does every later one that needs the job.
 
-        Returns:
-            Whether it had not ended before; else the first reason stays.
+        Returns whether it had not ended before; else the first reason stays.
         """
         with self.lock:
             is_first = not self.failure

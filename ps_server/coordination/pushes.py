@@ -98,9 +98,8 @@ class PushIntake:
     ) -> list[Chunk] | Future[Version]:
         """Takes a chunk of a worker's part of `step`, or of a push to be applied on arrival.
 
-        Returns:
-            All chunks of the push, in order, if none is missing any more: the caller checks it, and enters or
-            refuses it. Else the answer: now if others are missing, as to the first if it came before.
+        Returns all chunks of the push, in order, if none is missing any more: the caller checks it, and
+        enters or refuses it. Else the answer: now if others are missing, as to the first if it came before.
 
         Raises:
             ProtocolError: If the worker is not of this job; of a push that is several chunks also if it
@@ -157,11 +156,9 @@ class PushIntake:
     def begin_arrival(self, push_id: PushId) -> bool:
         """A push begins to be applied on arrival; ends with `arrival_applied` or `abandon_arrival`.
 
-        Returns whether it is new; else it came before, and `when_pushed` answers it.
-
-        Raises:
-            ProtocolError: If a synchronous step waits for parts or is being applied, the worker is not of
-                this job, or another process has its place.
+        Returns whether it is new; else it came before, and `when_pushed` answers it. Raises ProtocolError if
+        a synchronous step waits for parts or is being applied, the worker is not of this job, or another
+        process has its place.
         """
         with self._calls.lock:
             self._calls.require_no_failure()

@@ -135,10 +135,8 @@ class Server:
     async def recover(self) -> bool:
         """Goes on where the server before this one was, by its update log, and serves; after `start`.
 
-        Without such a log it loads the checkpoint to start with, if any.
-
-        Returns:
-            Whether it serves; not if it was told to end before.
+        Without such a log it loads the checkpoint to start with, if any. Returns whether it serves; not if it
+        was told to end before.
 
         Raises:
             LogError: If the log is damaged.
