@@ -90,10 +90,6 @@ def run(
             "CTR_PS_METRICS, else none.",
         ),
     ] = DEFAULTS.metrics,
-    metrics_per_worker: Annotated[
-        bool,
-        typer.Option("--metrics-per-worker", help="Add metrics of each worker."),
-    ] = DEFAULTS.metrics_per_worker,
     grpc_debug: Annotated[
         bool,
         typer.Option(
@@ -127,9 +123,16 @@ def run(
     """Run one parameter server of a cluster; the environment sets its address and the cluster."""
     with errors_as_exit_codes():
         configure_logs(log_format, log_level)
-        role = _server_role()
+        role = role_from_environment(os.environ)
+        if not isinstance(role, ServerRole):
+            raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
         if check:
-            exit_code = _check(role)
+            # Imported here, and not the server with numba and all: a health check runs every few seconds.
+            from ctr_ps.ps_server.rpc.health import why_not_serving
+
+            if fault := why_not_serving(role.endpoint, CHECK_LIMIT_S):
+                typer.echo(f"no server serves at {role.endpoint}: {fault}", err=True)
+            exit_code = 1 if fault else 0
         else:
             settings = ServerSettings(
                 load=load,
@@ -143,30 +146,11 @@ def run(
                 log_sync=log_sync,
                 insecure=insecure,
                 metrics=metrics,
-                metrics_per_worker=metrics_per_worker,
                 grpc_debug=grpc_debug,
                 sigterm_exit_code=sigterm_exit_code,
             )
             exit_code = run_server(role, settings)
     raise typer.Exit(exit_code)
-
-
-def _server_role() -> ServerRole:
-    role = role_from_environment(os.environ)
-    if not isinstance(role, ServerRole):
-        raise RoleError(f"{ROLE} is {os.environ.get(ROLE)!r}, a server needs PSERVER")
-    return role
-
-
-def _check(role: ServerRole) -> int:
-    """Asks the server of this environment, and says why it does not serve; returns the exit code."""
-    # Imported here, and not the server with numba and all: a health check runs every few seconds.
-    from ctr_ps.ps_server.rpc.health import why_not_serving
-
-    if fault := why_not_serving(role.endpoint, CHECK_LIMIT_S):
-        typer.echo(f"no server serves at {role.endpoint}: {fault}", err=True)
-        return 1
-    return 0
 
 
 def main() -> None:

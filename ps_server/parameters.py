@@ -74,15 +74,7 @@ class Parameters:
         clock: Clock,
         memory_limit: int | None = None,
     ) -> None:
-        """Holds nothing yet.
-
-        Args:
-            num_workers: Workers of the job.
-            server_index: Which server of the cluster this is.
-            clock: The time at which rows are seen.
-            shard_map: Says which shards and pieces it has.
-            memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
-        """
+        """Holds nothing yet; see `Engine` for the settings."""
         self.base = ""
         self._num_workers = num_workers
         self._server_index = server_index
@@ -106,10 +98,14 @@ class Parameters:
             check_score_source(spec, self._declared_spec(spec.admission))
             if table is None:
                 self._refuse_taken_name(spec.name)
-                self._require_few_tables(spec)
+                # Status and digests must fit a message.
+                shards = spec.num_shards + sum(
+                    each.spec.num_shards for each in self._tables.values()
+                )
+                _require_few("tables", spec.name, len(self._tables) + 1, MAX_TABLES)
+                _require_few("shards of tables", spec.name, shards, MAX_TOTAL_SHARDS)
                 self._tables[spec.name] = self._new_table(spec)
-                return
-            if spec.name in self._undeclared:
+            elif spec.name in self._undeclared:
                 self._tables[spec.name] = self._claim(table, spec)
                 self._undeclared.discard(spec.name)
             else:
@@ -154,12 +150,6 @@ class Parameters:
     def _refuse_taken_name(self, name: str) -> None:
         if name in self._tables or name in self._blocks:
             raise SpecConflictError(f"{name!r} is both a table and a dense block: rename one")
-
-    def _require_few_tables(self, spec: TableSpec) -> None:
-        """Raises SpecError if one more table is too much: status and digests must fit a message."""
-        shards = spec.num_shards + sum(table.spec.num_shards for table in self._tables.values())
-        _require_few("tables", spec.name, len(self._tables) + 1, MAX_TABLES)
-        _require_few("shards of tables", spec.name, shards, MAX_TOTAL_SHARDS)
 
     def _claim(self, table: SparseTable, spec: TableSpec) -> SparseTable:
         """Returns a loaded table with the spec that a job declares."""
@@ -231,22 +221,13 @@ class Parameters:
     # Looking up and changing
 
     def table(self, name: str) -> SparseTable:
-        """Returns a table.
-
-        Raises:
-            UnknownTableError: If no table has that name.
-        """
+        """Returns a table; raises UnknownTableError if none has that name."""
         if name not in self._tables:
             raise UnknownTableError(f"no table {name!r}, there are: {sorted(self._tables)}")
         return self._tables[name]
 
     def recording_table(self, name: str) -> SparseTable:
-        """Returns a table that records changes.
-
-        Raises:
-            UnknownTableError: If no table has that name.
-            ProtocolError: If it records no changes.
-        """
+        """Returns a table that records changes; raises ProtocolError if it does not."""
         table = self.table(name)
         if not table.spec.records_changes:
             raise ProtocolError(
@@ -255,11 +236,7 @@ class Parameters:
         return table
 
     def block(self, name: str) -> DenseTable:
-        """Returns a dense block.
-
-        Raises:
-            UnknownTableError: If no block has that name.
-        """
+        """Returns a dense block; raises UnknownTableError if none has that name."""
         if name not in self._blocks:
             raise UnknownTableError(f"no dense block {name!r}, there are: {sorted(self._blocks)}")
         return self._blocks[name]
@@ -299,13 +276,9 @@ class Parameters:
                 )
 
     def apply(self, gradients: Gradients, source: int, *, step: int, staleness: int = 0) -> None:
-        """Applies gradients that passed `check`.
+        """Applies gradients that passed `check`, from the worker `source`, or NOBODY.
 
-        Args:
-            gradients: Of a step or a push.
-            source: The worker that sent them, or NOBODY.
-            step: Of schedules: batches applied before.
-            staleness: Of the gradients.
+        `step` is that of schedules: batches applied before.
         """
         admits_by_score = []
         for name, grad in gradients.sparse.items():
@@ -407,13 +380,8 @@ class Parameters:
     def take_snapshot(self, applied: Applied, base: str) -> StoreSnapshot:
         """Takes a snapshot of all that is saved, while nothing else changes it; see `snapshot_all`.
 
-        Args:
-            applied: What is in it.
-            base: Token of the save since which changes are taken; empty: everything is.
-
-        Raises:
-            CheckpointError: If memory is short.
-            UnknownChangesError: If the changes since the base are not known.
+        Of a delta, `base` is the token of the save since which changes are taken; raises UnknownChangesError
+        if these are not known.
         """
         tables, blocks = self._saved()
         if base and base != self.base:
@@ -433,11 +401,8 @@ class Parameters:
     ) -> None:
         """Replaces tables and blocks by this process's shards and pieces of a checkpoint.
 
-        Args:
-            checkpoint: What to load.
-            only: Tables and blocks to take from it, all others are initialised; empty: all.
-            alone: Held while they are replaced, so that no gradients are applied.
-            on_shard: Called after each shard that was read.
+        Those that are not in `only`, if that names any, are initialised. `alone` is held while they are
+        replaced, so that no gradients are applied.
 
         Raises:
             CheckpointError: If it was altered or does not fit; nothing was replaced.
@@ -460,8 +425,10 @@ class Parameters:
         for name in self._blocks.keys() & fresh:
             blocks[name] = self._new_block(self._blocks[name].spec, self._blocks[name].given)
         with alone(), self._lock:
-            self._forget_undeclared()
-            self._undeclared |= (tables.keys() - self._tables.keys()) | (
+            for name in self._undeclared:  # loaded earlier: it may be of another model
+                self._tables.pop(name, None)
+                self._blocks.pop(name, None)
+            self._undeclared = (tables.keys() - self._tables.keys()) | (
                 blocks.keys() - self._blocks.keys()
             )
             self._tables |= tables
@@ -470,13 +437,6 @@ class Parameters:
             self.base = "" if only else checkpoint.token
         for name in checkpoint.tables.keys() & taken:
             log_changes(checkpoint.tables[name], tables[name])
-
-    def _forget_undeclared(self) -> None:
-        """Forgets what was loaded earlier and claimed by no job: it may be of another model."""
-        for name in self._undeclared:
-            self._tables.pop(name, None)
-            self._blocks.pop(name, None)
-        self._undeclared.clear()
 
     def _load_table(
         self, checkpoint: Checkpoint, name: str, on_shard: Callable[[], None]
@@ -495,7 +455,11 @@ class Parameters:
         is_as_saved = (saved.statistics is None) == (spec.statistics is None)
         if is_as_saved and not table.status.evicted:
             table.mark_clean()
-        _load_candidates(checkpoint, saved, table)
+        if table.counts_as(saved):  # keys without a row, in the same way
+            for _, candidates in checkpoint.read_candidates(name, table.shards):
+                table.write_candidates(candidates)
+            for shard, counters in checkpoint.read_counters(name, table.shards):
+                table.write_counters(shard, counters)
         return table
 
     def _load_block(self, checkpoint: Checkpoint, name: str) -> DenseTable:
@@ -528,13 +492,3 @@ class Parameters:
 def _require_few(what: str, name: str, count: int, limit: int) -> None:
     if count > limit:
         raise SpecError(f"with {name!r} there would be {count} {what}, more than {limit}")
-
-
-def _load_candidates(checkpoint: Checkpoint, saved: TableSpec, table: SparseTable) -> None:
-    """Loads counts of keys without a row, if the table counts them in the same way."""
-    if not table.counts_as(saved):
-        return
-    for _, rows in checkpoint.read_candidates(saved.name, table.shards):
-        table.write_candidates(rows)
-    for shard, counters in checkpoint.read_counters(saved.name, table.shards):
-        table.write_counters(shard, counters)

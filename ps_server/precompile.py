@@ -11,15 +11,12 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
 from ctr_ps.protos.errors import SpecError
 from ctr_ps.protos.gradients import NUM_COUNTS, DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import compile_lock, read_only
 from ctr_ps.protos.runtime.logs import configure_logs
 from ctr_ps.protos.spec import (
@@ -60,8 +57,7 @@ class Kernels:
     def __init__(self) -> None:
         """Has none yet."""
         self._lock = threading.Lock()
-        self._optimizers: set[str] = set()
-        self._admissions: set[AdmissionSpec] = set()
+        self._ready: set[str | AdmissionSpec] = set()
 
     def are_ready(self, spec: TableSpec | DenseSpec) -> bool:
         """Whether a table or dense block needs no others."""
@@ -72,8 +68,12 @@ class Kernels:
         if self.are_ready(spec):
             return
         with self._lock, compile_lock():
-            for compile_part in self._missing(spec):
-                compile_part()
+            for kind in self._missing(spec):
+                if isinstance(kind, str):
+                    _exercise(kind)
+                else:
+                    _admit(kind)
+                self._ready.add(kind)
 
     def prepare_loading(self) -> None:
         """Compiles what it takes to load tables whose specs are not known yet."""
@@ -88,29 +88,18 @@ class Kernels:
             self.prepare(_admitting(name, admission))
         from_bfloat16(to_bfloat16(np.ones(1, np.float32)))  # async: wire_dtype
 
-    def _missing(self, spec: TableSpec | DenseSpec) -> list[Callable[[], None]]:
-        """Returns what is left to compile; nothing for a spec that will be refused."""
+    def _missing(self, spec: TableSpec | DenseSpec) -> list[str | AdmissionSpec]:
+        """Returns the optimizer and admission left to compile; nothing for a spec that will be refused."""
         if isinstance(spec, TableSpec):
             try:
                 check_table_spec(spec)
             except SpecError:
                 return []  # the store says what is wrong with it
-        missing: list[Callable[[], None]] = []
-        optimizer = spec.optimizer.name
-        if optimizer in OPTIMIZERS and optimizer not in self._optimizers:
-            missing.append(partial(self._compile_optimizer, optimizer))
-        admission = spec.admission if isinstance(spec, TableSpec) else None
-        if admission is not None and (kind := kind_of(admission)) not in self._admissions:
-            missing.append(partial(self._compile_admission, kind))
-        return missing
-
-    def _compile_optimizer(self, name: str) -> None:
-        _exercise(name)
-        self._optimizers.add(name)
-
-    def _compile_admission(self, kind: AdmissionSpec) -> None:
-        _admit(kind)
-        self._admissions.add(kind)
+        name = spec.optimizer.name
+        kinds: list[str | AdmissionSpec] = [name] if name in OPTIMIZERS else []
+        if isinstance(spec, TableSpec) and spec.admission is not None:
+            kinds.append(kind_of(spec.admission))
+        return [kind for kind in kinds if kind not in self._ready]
 
 
 KERNELS = Kernels()
@@ -152,7 +141,10 @@ def _exercise(optimizer: str) -> None:
         )
         store.push_grad(Gradients(sparse, dense), push_id, at=0).result()
     store.pull_sparse({"table": keys}, missing=Missing.INITIAL).result()
-    _transfer(optimizer, keys)
+    source, target = SparseTable(table), SparseTable(table)
+    weights, state = source.pull_states(keys)
+    no_statistics = np.empty((keys.size, 0), np.float32)
+    target.write(Rows(keys=keys, weights=weights, state=state, statistics=no_statistics))
     by_score = ExpirySpec(max_rows=_NUM_KEYS // 2, evict="score")
     loaded = SparseTable(replace(counting, expiry=by_score), num_subscribers=1)
     loaded.push(counted)
@@ -165,15 +157,6 @@ def _exercise(optimizer: str) -> None:
     loaded.take_changed(0, _NUM_KEYS)
     loaded.key_of_new_row(keys)
     loaded.shrink(max_norm=0.0)
-
-
-def _transfer(optimizer: str, keys: Keys) -> None:
-    """Reads rows of a table with one optimizer with their state, and writes them."""
-    spec = _table_spec(optimizer)
-    source, target = SparseTable(spec), SparseTable(spec)
-    weights, state = source.pull_states(keys)
-    no_statistics = np.empty((keys.size, 0), np.float32)
-    target.write(Rows(keys=keys, weights=weights, state=state, statistics=no_statistics))
 
 
 def _admit(admission: AdmissionSpec) -> None:

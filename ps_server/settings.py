@@ -41,7 +41,6 @@ class ServerSettings:
         log_sync: What a call that is in the update log survives.
         insecure: Serve whoever reaches an address that is not loopback, without tokens and certificates.
         metrics: Address of the port for metrics, [HOST:]PORT; None: it has none.
-        metrics_per_worker: Whether there are metrics with a label for the worker.
         grpc_debug: Whether gRPC's reflection and channelz are answered.
         sigterm_exit_code: Exit code after SIGTERM, by which it can be told from the end of the job.
         linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
@@ -64,7 +63,6 @@ class ServerSettings:
     log_sync: LogSync = LogSync.OS
     insecure: bool = False
     metrics: str | None = None
-    metrics_per_worker: bool = False
     grpc_debug: bool = False
     sigterm_exit_code: int = 0
 

@@ -63,7 +63,7 @@ class ParameterStore:
     ) -> Future[Joined]:
         """See `protos.store.Store`; of this process alone."""
         with self.engine.places:
-            return self.engine.join(Member(worker, incarnation), terms=terms, lease=lease)
+            return self.engine.job.join(Member(worker, incarnation), terms, lease)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`."""
@@ -174,7 +174,7 @@ class ParameterStore:
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`."""
-        return self.engine.post(exchange, message)
+        return self.engine.job.rendezvous.post(exchange, message)
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
@@ -216,7 +216,7 @@ class ParameterStore:
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
     ) -> None:
         """See `protos.store.Store`."""
-        self.engine.resume(version, progress, batches=batches)
+        self.engine.job.resume(version, progress, batches)
 
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False

@@ -1,106 +1,128 @@
-"""Barriers: who has come, who is missing, which are complete.
+"""Answers at barriers and all-reduces: the numbers that workers bring are reduced, and answers remembered.
 
-Sans-IO: arrivals and departures in, releases out; no clock, no locks. A barrier waits for every worker that
-has not left.
+Sans-IO: numbers in, answers out; no clock, no locks. arrivals.py knows who waits, and who is missing.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from ctr_ps.protos.errors import ProtocolError
-from ctr_ps.protos.limits import MAX_BARRIERS
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import Numbers, Reduced
-from ctr_ps.ps_server.coordination.all_reduce import Outcome
+from ctr_ps.protos.store import Numbers, Reduced, ReduceOp, Version
 from ctr_ps.ps_server.coordination.job_state import PassedBarrier
-from ctr_ps.ps_server.coordination.membership import Membership
-from ctr_ps.ps_server.coordination.names import require_name
+
+_OPS: Mapping[ReduceOp, np.ufunc] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.MIN: np.minimum,
+}
 
 
-class Barriers:
-    """All barriers of a job. Not thread-safe."""
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One worker's numbers float64[N], how to reduce them, and whether the answer must be remembered."""
 
-    def __init__(self, members: Membership) -> None:
-        self._members = members
-        self._waiting: dict[str, set[int]] = {}
+    values: Numbers
+    op: ReduceOp
+    remember: bool = True
 
-    def arrive(self, name: str, worker: int) -> None:
-        """A worker comes to the barrier `name`; to come again changes nothing.
 
-        Raises:
-            ProtocolError: If it has left or is not of this job, waits at too many others, or the name is too
-                long.
+Given = Mapping[int, Contribution | None]
+"""Contributions by worker; None for a worker that came without numbers."""
+
+
+def reduce_numbers(name: str, given: Given, members: Members) -> Numbers | None:
+    """Returns float64[N], read-only, reduced in worker order; None if no worker gave numbers.
+
+    In that order a sum is the same to the last bit in any order of arrival. NaN and infinities propagate as
+    in IEEE 754; a maximum or minimum over a NaN is NaN. Raises ProtocolError if they differ in length or op.
+    """
+    if not any(given.values()):
+        return None
+    if len({_kind(each) for each in given.values()}) > 1:
+        told = ", ".join(
+            f"{members.name(worker)} {_kind(given[worker])}" for worker in sorted(given)
+        )
+        raise ProtocolError(
+            f"all_reduce {name!r} was given different things: {told}; all workers must give as many "
+            f"numbers, with the same op"
+        )
+    first, *others = (each for _, each in sorted(given.items()) if each is not None)
+    total = first.values.copy()
+    with np.errstate(all="ignore"):  # what overflows is infinite, as for any sum
+        for each in others:
+            _OPS[first.op](total, each.values, out=total)
+    total.flags.writeable = False
+    return total
+
+
+class Outcome:
+    """How a barrier answers the workers that it releases.
+
+    The first answer makes the reduction, so that this is done outside of the coordinator's lock.
+
+    Attributes:
+        version: The version at which the workers continue.
+        num_values: Numbers that it has: 0 for a barrier.
+        remember: Whether the numbers are for processes in the workers' places, too.
+    """
+
+    def __init__(
+        self,
+        version: Version,
+        reduce: Callable[[], Numbers | None],
+        *,
+        num_values: int,
+        remember: bool,
+    ) -> None:
+        """`reduce` returns the numbers, None for a barrier, or raises ProtocolError."""
+        self.version = version
+        self.num_values = num_values
+        self.remember = remember
+        self._reduce: Callable[[], Numbers | None] | None = reduce
+        self._values: Numbers | None = None
+
+    def answer(self, brought: Numbers | None = None) -> Version | Reduced:
+        """Returns the answer to a worker; raises ProtocolError if numbers of the workers do not fit.
+
+        What one has `brought` that comes again is its answer if the numbers of all are forgotten.
         """
-        require_name("barrier", name)
-        if not self._members.is_present(worker):
-            raise ProtocolError(
-                f"{self._members.name(worker)} came to barrier {name!r}, but has left or is not of this job "
-                f"(members: {self._members.names(self._members.present)}); after a job that failed, restart "
-                f"the servers that stayed"
-            )
-        others = [place for place, at in self._waiting.items() if worker in at and place != name]
-        if len(others) >= MAX_BARRIERS:
-            raise ProtocolError(
-                f"{self._members.name(worker)} came to barrier {name!r} while it waits at {len(others)} "
-                f"others, as {others[0]!r}: a worker waits at one barrier at a time"
-            )
-        self._waiting.setdefault(name, set()).add(worker)
+        if (reduce := self._reduce) is not None:
+            self._values = values = reduce()
+            self._reduce = None  # it has what each worker brought
+        else:
+            values = self._values  # read once: another thread may forget them now
+        values = brought if values is None else values
+        return self.version if values is None else Reduced(values, self.version)
 
-    def give_up(self, name: str, worker: int) -> None:
-        """A worker stops waiting."""
-        self._waiting.get(name, set()).discard(worker)
-        self._forget_empty()
+    def forget_values(self) -> None:
+        """Drops the numbers; an error stays."""
+        with suppress(ProtocolError):
+            self.answer()
+            self._values = None
+            self.num_values = 0
 
-    def leave(self, worker: int) -> None:
-        """Forgets where a worker waited that has left, or whose process was replaced."""
-        for waiting in self._waiting.values():
-            waiting.discard(worker)
-        self._forget_empty()
 
-    def _forget_empty(self) -> None:
-        self._waiting = {name: waiting for name, waiting in self._waiting.items() if waiting}
+def outcome_of(name: str, given: Given, members: Members, version: Version) -> Outcome:
+    """Returns the outcome of the barrier `name`; it is remembered if one of the workers needs that."""
+    brought = [each for each in given.values() if each is not None]
+    return Outcome(
+        version,
+        partial(reduce_numbers, name, given, members),
+        num_values=max((each.values.size for each in brought), default=0),
+        remember=not brought or any(each.remember for each in brought),
+    )
 
-    def missing(self, name: str) -> list[int]:
-        """Returns the workers that have neither left nor come to `name`, ascending."""
-        waiting = self._waiting.get(name, set())
-        return [worker for worker in self._members.present if worker not in waiting]
 
-    def all_missing(self) -> dict[str, list[int]]:
-        """Returns `missing` of each barrier at which a worker waits for others."""
-        return {name: missing for name in self._waiting if (missing := self.missing(name))}
-
-    def place_of(self, worker: int) -> str | None:
-        """Returns the barrier at which a worker waits; None if it waits nowhere."""
-        return next((name for name, waiting in self._waiting.items() if worker in waiting), None)
-
-    def take_stuck(self) -> dict[str, list[int]]:
-        """Returns, and forgets, the workers by barrier if all wait for each other for ever; else nothing.
-
-        That is when every worker waits, but not at the same barrier; to be called after `take_released`.
-        """
-        if sum(map(len, self._waiting.values())) < self._members.num_present:
-            return {}
-        waiting = {name: sorted(workers) for name, workers in self._waiting.items() if workers}
-        if not waiting or set(self._members.present) - set().union(*waiting.values()):
-            return {}
-        self._waiting.clear()
-        return waiting
-
-    def take_released(self) -> dict[str, list[int]]:
-        """Returns, and forgets, the barriers to which all have come, with their workers."""
-        released = {
-            name: sorted(waiting)
-            for name, waiting in self._waiting.items()
-            # Counted first: to look for each worker at each arrival would take the square of their number.
-            if 0 < len(waiting) >= self._members.num_present and not self.missing(name)
-        }
-        for name in released:
-            del self._waiting[name]
-        return released
+def _kind(contribution: Contribution | None) -> str:
+    if contribution is None:
+        return "nothing"
+    return f"{contribution.values.size} numbers for {contribution.op.name}"
 
 
 MAX_PASSED = 2**16
@@ -112,7 +134,7 @@ MAX_PASSED_VALUES = 2**23
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Passed:
-    """A barrier that workers have passed together; `numbers` are its numbers, by worker."""
+    """A barrier that workers have passed together; `numbers` are those that it has for each of them."""
 
     name: str
     outcome: Outcome
@@ -144,8 +166,7 @@ class PassedBarriers:
     def outcome(self, name: str, worker: int, number: int) -> Outcome | None:
         """Returns how a worker was answered; None: it has not passed this barrier.
 
-        Raises:
-            ProtocolError: If it passed another one then, or long ago.
+        Raises ProtocolError if it passed another one then, or long ago.
         """
         if number > self.newest(worker):
             return None
@@ -199,7 +220,9 @@ class PassedBarriers:
                 answer = passed.outcome.answer()
             except ProtocolError:
                 continue
-            values = _to_hex(answer.values) if isinstance(answer, Reduced) else None
+            values = None
+            if isinstance(answer, Reduced):
+                values = answer.values.astype("<f8").tobytes().hex()
             for index, (worker, number) in enumerate(passed.numbers.items()):
                 state.append(
                     PassedBarrier(
@@ -216,30 +239,22 @@ class PassedBarriers:
 
     def restore(self, state: Sequence[PassedBarrier]) -> None:
         """Takes over what `state` returned."""
-        together: list[list[PassedBarrier]] = []
+        together: list[tuple[PassedBarrier, dict[int, int]]] = []
         for each in state:
-            if each.with_last:
-                together[-1].append(each)
-            else:
-                together.append([each])
-        for first, *others in together:
-            values = None if first.values is None else _from_hex(first.values)
+            if not each.with_last:
+                together.append((each, {}))
+            together[-1][1][each.worker] = each.number
+        for first, numbers in together:
+            values: Numbers | None = None
+            if first.values is not None:
+                values = np.frombuffer(bytes.fromhex(first.values), "<f8").astype(np.float64)
             outcome = Outcome(
                 first.version,
                 partial(_same, values),
                 num_values=0 if values is None else values.size,
                 remember=first.remember,
             )
-            numbers = {each.worker: each.number for each in (first, *others)}
             self._add(_Passed(first.name, outcome, numbers))
-
-
-def _to_hex(values: Numbers) -> str:
-    return values.astype("<f8").tobytes().hex()
-
-
-def _from_hex(digits: str) -> Numbers:
-    return np.frombuffer(bytes.fromhex(digits), "<f8").astype(np.float64)
 
 
 def _same(values: Numbers | None) -> Numbers | None:

@@ -17,7 +17,7 @@ Invariants:
 - A step that fails may be applied in part, so it ends the job, as an abort does: every call that waits
   raises, and so does every later one but `status`, `shrink`, `digest` and `pull_changed`.
 - Who has the place of a worker is checked when a call comes. For a push it is checked under the lock again as
-  it enters: that of a process that `is_gone` meanwhile does not.
+  it enters: that of a process that has lost its place meanwhile does not.
 """
 
 import logging
@@ -43,10 +43,8 @@ from ctr_ps.protos.store import (
     WorkerProgress,
 )
 from ctr_ps.ps_server.coordination.arrivals import Arrivals
-from ctr_ps.ps_server.coordination.clocks import Clocks
 from ctr_ps.ps_server.coordination.job_state import JobState, Waiting, WaitingMessage
 from ctr_ps.ps_server.coordination.membership import Membership
-from ctr_ps.ps_server.coordination.missing_workers import MissingWorkers
 from ctr_ps.ps_server.coordination.pending_calls import PendingCalls, raise_error
 from ctr_ps.ps_server.coordination.push_ledger import require_number
 from ctr_ps.ps_server.coordination.pushes import PushIntake
@@ -54,6 +52,11 @@ from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
 from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 logger = logging.getLogger(__name__)
+
+FIRST_WAIT_S = 5.0
+"""A wait that is shorter is nobody's concern."""
+NEXT_WAIT_S = 30.0
+"""Between two times that waits are told, however many there are: steps of a slow worker are many."""
 
 _NEEDS_WORKER_0 = ", and the others cannot go on without worker 0, which saves and evaluates"
 
@@ -68,6 +71,7 @@ class Coordinator:
     Attributes:
         pushes: What they push.
         rendezvous: Where they wait for each other.
+        can_resume: Whether a job that has failed can go on from the servers' update logs.
     """
 
     def __init__(
@@ -80,35 +84,24 @@ class Coordinator:
         jobs_before: int = 0,
         has_update_log: bool = False,
     ) -> None:
-        """Expects all workers at version 0.
+        """Expects all workers at version 0; see `Engine` for the settings.
 
-        Args:
-            members: Workers of the job, and its heter trainers.
-            wait_limit_s: How long a call waits for other workers, in seconds.
-            inbox_bytes: Limit of the messages that wait for one worker.
-            on_failure: Called once, from any thread, with the reason for which the job ends before its time.
-            jobs_before: Jobs before this one.
-            has_update_log: See `Joined`.
+        `on_failure` is called once, from any thread, with the reason for which the job ends before its time.
         """
         self._jobs_before = jobs_before
         self._has_update_log = has_update_log
         self._on_failure = on_failure
-        self._can_resume = False
+        self.can_resume = False
         self._members = Membership(members)
         self._steps = StepAggregator(self._members)
-        self._clocks = Clocks(self._members)
-        self._missing_workers = MissingWorkers(members)
-        arrivals = Arrivals(self._members, self._steps, self._clocks)
-        self._calls = PendingCalls(self._steps, self._clocks, arrivals, wait_limit_s=wait_limit_s)
-        self._passed = arrivals.passed
+        self._waited_s: dict[str, float] = {}  # for workers that others miss, by place
+        self._quiet_s = 0.0  # until these waits may be told again
+        arrivals = Arrivals(self._members, self._steps)
+        self._calls = PendingCalls(self._steps, arrivals, wait_limit_s=wait_limit_s)
+        self._passed, self._clocks = arrivals.passed, arrivals.clocks
         self.pushes = PushIntake(self._members, self._steps, self._calls)
         self.rendezvous = Rendezvous(
-            self._members,
-            self._steps,
-            self._clocks,
-            arrivals,
-            self._calls,
-            inbox_bytes=inbox_bytes,
+            self._members, self._steps, arrivals, self._calls, inbox_bytes=inbox_bytes
         )
 
     # Places
@@ -160,15 +153,10 @@ class Coordinator:
         return self._calls.wait(poll, describe)
 
     def admit(self, member: Member, acknowledged: Acknowledged | None = None) -> bool:
-        """A process calls, which is a sign of life.
+        """A process calls, which is a sign of life, and says what was acknowledged of its pushes, if it does.
 
-        Args:
-            member: The process.
-            acknowledged: Of its pushes; None: it does not say.
-
-        Returns:
-            Whether it was admitted; False if that changes who may have its place next: `bring_back` admits
-            it, once that is in the update log.
+        Returns whether it was admitted; not if that changes who may have its place next: `bring_back` admits
+        it, once that is in the update log.
 
         Raises:
             ProtocolError: If it does not have its place.
@@ -204,10 +192,6 @@ class Coordinator:
             if self._members.has_joined(push_id.worker):
                 self._members.require_place(Member(push_id.worker, push_id.incarnation))
 
-    def require_member(self, worker: int) -> None:
-        """Raises ProtocolError unless the job has this worker."""
-        self._members.require(worker)
-
     def end_lease(self, worker: int) -> None:
         """Expires the lease of a worker at its own request: it counts as lost when time next passes."""
         with self._calls.lock:
@@ -215,7 +199,8 @@ class Coordinator:
         logger.info("%s ends its lease", self._members.name(worker))
 
     def take_replaced(self, worker: int) -> bool:
-        """Whether another process has taken the place of this worker since the last call."""
+        """Whether another process has taken the place of this worker, of this job, since the last call."""
+        self._members.require(worker)
         with self._calls.lock:
             is_replaced = worker in self._members.replaced
             self._members.replaced.discard(worker)
@@ -229,19 +214,26 @@ class Coordinator:
 
     def pass_time(self, seconds: float) -> list[int]:
         """Time passes without a sign of life of some workers; returns those to `lose`."""
-        with self._calls.change(
-            even_if_failed=True
-        ):  # one that waits for a place may be refused now
+        with self._calls.change(even_if_failed=True):  # one that waits for a place may be refused
             if self.failure:
                 return []
             missing = self.rendezvous.missing()
             if behind := self._steps.missing():
                 missing[f"step {self._steps.num_complete}"] = behind
-            lines = self._missing_workers.pass_time(seconds, missing)
             silent = self._members.pass_time(seconds)
-        for line in lines:
-            logger.info(line)
+        self._tell_waits(seconds, missing)
         return silent
+
+    def _tell_waits(self, seconds: float, missing: Mapping[str, Sequence[int]]) -> None:
+        """Says now and then which workers others wait for, by place, and for how long."""
+        self._waited_s = {place: self._waited_s.get(place, 0.0) + seconds for place in missing}
+        self._quiet_s = max(0.0, self._quiet_s - seconds)
+        long = {place: each for place, each in self._waited_s.items() if each >= FIRST_WAIT_S}
+        if long and not self._quiet_s:
+            self._quiet_s = NEXT_WAIT_S
+            for place, waited_s in long.items():
+                names = self._members.names(missing[place])
+                logger.info("waiting for %s at=%s waited_s=%.0f", names, place, waited_s)
 
     def lose(self, workers: Sequence[int]) -> None:
         """Workers are lost: by the rule of the job it ends, or they leave, or others take their places."""
@@ -257,7 +249,7 @@ class Coordinator:
                     lease.seconds,
                     rule.value,
                 )
-                self._members.lose(worker)
+                self._members.lost.add(worker)
                 if rule is WorkerLoss.CONTINUE and worker != 0:
                     self._leave(worker, self._steps.next_step(worker))
         if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):
@@ -288,22 +280,15 @@ class Coordinator:
 
     # The end before its time
 
-    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
-        """Replaces the `on_failure` of `__init__`."""
-        self._on_failure = on_failure
-
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
         with self._calls.lock:
             self._members.require(worker)
             has_left = not self._members.is_present(worker)
+        name = self._members.name(worker)
         if has_left:
-            raise ProtocolError(
-                f"{self._members.name(worker)} has left, so it cannot abort the job"
-            )
-        self._fail(
-            f"{self._members.name(worker)} aborted the job: {reason}", comes_again=comes_again
-        )
+            raise ProtocolError(f"{name} has left, so it cannot abort the job")
+        self._fail(f"{name} aborted the job: {reason}", comes_again=comes_again)
 
     def step_failed(self, step: CompleteStep, error: BaseException) -> None:
         """Ends the job: every call that waits raises, and so does every later one that needs the step."""
@@ -325,7 +310,7 @@ class Coordinator:
             and not (comes_again or self.lacks_memory)  # then this server goes on alone
         )
         if self._calls.fail(f"{failure}{_HOW_TO_RESUME}" if can_resume else failure):
-            self._can_resume = can_resume
+            self.can_resume = can_resume
             self._on_failure(self.failure)
 
     @property
@@ -337,11 +322,6 @@ class Coordinator:
     def lacks_memory(self) -> bool:
         """Whether the job has failed since this process has no memory left."""
         return self._calls.lacks_memory
-
-    @property
-    def can_resume(self) -> bool:
-        """Whether a job that has failed can go on from the servers' update logs."""
-        return self._can_resume
 
     def require_no_failure(self) -> None:
         """Raises AbortedError if the job has ended before its time, NoMemoryError if it lacked memory."""

@@ -30,10 +30,7 @@ Chunk = PushChunk | StateChunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembersState:
-    """See `Membership`: incarnations and terms by worker and name, a term with who brought it.
-
-    Candidates are processes that wait for the place of a worker, by worker.
-    """
+    """See `Membership`: incarnations and candidates by worker; terms by name, each with who brought it."""
 
     incarnations: Mapping[int, int]
     terms: Mapping[str, tuple[str, str]]
@@ -45,13 +42,9 @@ class MembersState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedBarrier:
-    """A barrier that a worker has passed, and its answer.
+    """A barrier that a worker has passed, by its number among those of the worker, and its answer.
 
     Attributes:
-        worker: The worker.
-        number: Of the barrier among those of the worker.
-        name: Of the barrier.
-        version: The answer to it.
         values: Those of an all-reduce, float64 little-endian in hexadecimal digits, as JSON has no infinite
             numbers; None if they are forgotten, too.
         remember: Whether `values` are kept when the next barrier is passed.
@@ -90,21 +83,16 @@ class InboxState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """A job, as one store sees it.
+    """A job, as one store sees it; mappings are by worker.
 
     Attributes:
-        members: Who takes part.
-        version: Steps applied.
-        batches: Batches applied.
-        next_step: By worker, the first step of which its part is neither applied nor among the waiting ones.
-        since: By worker, the step at which it last left a barrier.
-        absent_from: By worker that has left or came to a barrier, the first step in which it takes no part.
-        progress: By worker.
-        applied: Pushes on arrival, by worker.
-        examples: Of applied pushes, by worker.
-        staleness: Of applied pushes.
+        next_step: The first step of which its part is neither applied nor among the waiting ones.
+        since: The step at which it last left a barrier.
+        absent_from: Of one that has left or came to a barrier, the first step in which it takes no part.
+        applied: Pushes on arrival.
+        examples: Of applied pushes, as `staleness`.
         passed: Barriers, the oldest first.
-        clocks: By worker that trains.
+        clocks: Of those that train.
         inboxes: Those of one receiver in the order of its exchanges.
     """
 

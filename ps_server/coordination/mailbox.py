@@ -21,7 +21,6 @@ from ctr_ps.protos.limits import MAX_EXCHANGES, MAX_MESSAGES
 from ctr_ps.protos.store import Message
 from ctr_ps.ps_server.coordination.job_state import InboxState, PostedBy, WaitingMessage
 from ctr_ps.ps_server.coordination.membership import Membership
-from ctr_ps.ps_server.coordination.names import require_name
 
 INBOX_BYTES = 64 * 2**20
 """Limit of the messages for one receiver: some seconds of rows, so that a short pause delays no sender."""
@@ -104,11 +103,17 @@ class Mailbox:
 
         Raises:
             ProtocolError: If it is not the next from its sender, one of the two workers has left or is not of
-                this job, the name is too long, or too many messages or exchanges wait for the receiver.
+                this job, or too many messages or exchanges wait for the receiver.
         """
         self._require_present(exchange, message.sender)
         self._require_present(exchange, message.receiver)
-        self._require_few(exchange, message.receiver)
+        exchanges = [each for each, of in self._inboxes if of == message.receiver]
+        if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
+            raise ProtocolError(
+                f"a message for worker {message.receiver} came in exchange {exchange!r}, but it has not "
+                f"begun to take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take "
+                f"part in one exchange after the other"
+            )
         inbox = self._inbox(exchange, message.receiver)
         sender = inbox.senders.get(message.sender, PostedBy())
         if message.sequence < sender.sequence:
@@ -147,10 +152,7 @@ class Mailbox:
         """Forgets the first `received` messages of an exchange, and earlier exchanges of this receiver.
 
         A sender posts to an exchange only after its last to the one before, so the older one has come first.
-
-        Raises:
-            ProtocolError: If fewer were posted, or more are forgotten, the receiver has left, or the name is
-                too long.
+        Raises ProtocolError if fewer were posted, or more are forgotten, or the receiver has left.
         """
         self._require_present(exchange, receiver)
         inbox = self._inbox(exchange, receiver)
@@ -193,13 +195,11 @@ class Mailbox:
 
     def fault_of_take(self, exchange: str, receiver: int) -> str | None:
         """Returns why a receiver waits for ever; None while a message may come."""
-        left = [
-            worker for worker in self.missing(exchange, receiver) if worker in self._members.left
-        ]
+        left = self._members.left.intersection(self.missing(exchange, receiver))
         if not left:
             return None
         return (
-            f"{self._members.names(left)} left without having posted their last message of exchange "
+            f"{self._members.names(sorted(left))} left without having posted their last message of exchange "
             f"{exchange!r}"
         )
 
@@ -214,22 +214,11 @@ class Mailbox:
         return self._inboxes.get((exchange, receiver)) or _Inbox()
 
     def _require_present(self, exchange: str, worker: int) -> None:
-        require_name("exchange", exchange)
         if not self._members.is_present(worker):
             raise ProtocolError(
                 f"{self._members.name(worker)} has no part in exchange {exchange!r}: it left or is not of "
                 f"this job (members: {self._members.names(self._members.present)}); all workers must take "
                 f"part in an exchange"
-            )
-
-    def _require_few(self, exchange: str, receiver: int) -> None:
-        """Raises ProtocolError if the receiver has too many exchanges for a new one."""
-        exchanges = [each for each, of in self._inboxes if of == receiver]
-        if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
-            raise ProtocolError(
-                f"a message for worker {receiver} came in exchange {exchange!r}, but it has not begun to "
-                f"take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take part in one "
-                f"exchange after the other"
             )
 
     def _require_next(

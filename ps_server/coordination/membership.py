@@ -39,7 +39,6 @@ class Membership:
 
     Attributes:
         all: Workers of the job, including those that have left, and their names.
-        left: Workers that have left.
         lost: Workers that were silent for a whole lease, until their next sign of life.
         replaced: Workers whose process was lost, and whose place another one has taken.
         lease: How the job loses a worker; None: never, or nobody has joined.
@@ -67,14 +66,8 @@ class Membership:
     ) -> bool:
         """A process takes the place of a worker, or asks for it; taking it again adds terms.
 
-        Args:
-            member: The worker and the process.
-            terms: Settings that all processes have in common, by name.
-            lease: How the job loses a worker.
-            only_asks: It takes nothing; `may_join` says when it can.
-
-        Returns:
-            Whether it has taken the place of another process now.
+        Returns whether it has taken the place of another process now. One that only asks takes nothing:
+        `may_join` says when it can.
 
         Raises:
             ProtocolError: If the job does not have this worker, or another process has its place for good.
@@ -96,8 +89,13 @@ class Membership:
             self._require_agreement(worker, terms)
             self._terms = {term: (value, name) for term, value in terms.items()} | self._terms
             return False
-        if worker in self._incarnations:
-            self._require_vacant(worker)
+        waits = self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT
+        if worker in self._incarnations and not waits:
+            raise ProtocolError(
+                f"{name} of this job is another process, which joined before. If that one has died, this one "
+                f'cannot take its place, since cluster.on_worker_loss is not "wait": end the job, and start '
+                f"it again from its checkpoint. Else two processes have {self.all.variables(worker)}"
+            )
         self._require_agreement(worker, terms)
         self.require(worker)
         for term, value in terms.items():
@@ -108,7 +106,14 @@ class Membership:
             return False
         if not self._is_free(worker):
             raise self._is_alive(worker)
-        return self._take_place(member)
+        is_replaced = worker in self._incarnations
+        if is_replaced:
+            self.replaced.add(worker)
+        self._incarnations[worker] = member.incarnation
+        self._candidates.pop(worker, None)
+        self._silent_s[worker] = 0.0
+        self.lost.discard(worker)
+        return is_replaced
 
     def _is_free(self, worker: int) -> bool:
         # One that has left may not have left the other servers: another process leaves these for it.
@@ -138,28 +143,6 @@ class Membership:
             f"and environment"
         )
 
-    def _require_vacant(self, worker: int) -> None:
-        """Raises ProtocolError unless the place of a worker becomes free when it is lost, or has left."""
-        if self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT:
-            return
-        raise ProtocolError(
-            f"{self.name(worker)} of this job is another process, which joined before. If that one has died, "
-            f'this one cannot take its place, since cluster.on_worker_loss is not "wait": end the job, and '
-            f"start it again from its checkpoint. Else two processes have {self.all.variables(worker)}"
-        )
-
-    def _take_place(self, member: Member) -> bool:
-        """A process takes a free place; returns whether another one had it."""
-        worker = member.worker
-        is_replaced = worker in self._incarnations
-        if is_replaced:
-            self.replaced.add(worker)
-        self._incarnations[worker] = member.incarnation
-        self._candidates.pop(worker, None)
-        self._silent_s[worker] = 0.0
-        self.lost.discard(worker)
-        return is_replaced
-
     def may_join(self, member: Member) -> bool:
         """Whether a process has its place, or asked for it and could take it now.
 
@@ -181,7 +164,7 @@ class Membership:
         self._candidates.pop(member.worker, None)
 
     def require_place(self, member: Member) -> None:
-        """Raises ProtocolError unless the process has a place."""
+        """Raises ProtocolError unless the process has its place."""
         worker, name = member.worker, self.name(member.worker)
         if self._incarnations.get(worker) == member.incarnation:
             if not self._went_on_without(worker):
@@ -205,25 +188,20 @@ class Membership:
         """Whether a process has joined as this worker."""
         return worker in self._incarnations
 
-    def is_gone(self, push_id: PushId) -> bool:
-        """Whether the place of a process that pushes is not its own; nobody's is not another's.
-
-        It may have lost it since its call came. A store in process takes pushes of workers that never join.
-        """
-        worker = push_id.worker
-        held_by = self._incarnations.get(worker)
-        return held_by is not None and (
-            held_by != push_id.incarnation or self._went_on_without(worker)
-        )
-
     def _went_on_without(self, worker: int) -> bool:
         """Whether a worker was lost, and left the others for that."""
         return worker in self.left and worker in self.lost
 
     def require_not_gone(self, push_id: PushId) -> None:
-        """Raises ProtocolError if the process that pushes `is_gone`."""
-        if self.is_gone(push_id):
-            self.require_place(Member(push_id.worker, push_id.incarnation))
+        """Raises ProtocolError if a process that pushes has lost its place since its call came.
+
+        Nobody's place is not another's: a store in process takes pushes of workers that never join.
+        """
+        worker, held_by = push_id.worker, self._incarnations.get(push_id.worker)
+        if held_by is not None and (
+            held_by != push_id.incarnation or self._went_on_without(worker)
+        ):
+            self.require_place(Member(worker, push_id.incarnation))
 
     def would_return(self, member: Member) -> bool:
         """Whether a sign of life of a process that has a place changes who may have it next."""
@@ -238,7 +216,7 @@ class Membership:
             self._silent_s[worker] = math.inf
 
     def pass_time(self, seconds: float) -> list[int]:
-        """Time passes; returns the workers that were silent for a lease by now, for `lose`, ascending."""
+        """Time passes; returns the workers that were silent for a lease by now, ascending: they are lost."""
         limit_s = math.inf if self.lease is None else self.lease.seconds
         silent = []
         for worker in sorted(self._incarnations):
@@ -248,10 +226,6 @@ class Membership:
             if self._silent_s[worker] >= limit_s and worker not in self.lost:
                 silent.append(worker)
         return silent
-
-    def lose(self, worker: int) -> None:
-        """A worker is lost."""
-        self.lost.add(worker)
 
     def name(self, worker: int) -> str:
         """Returns a worker's name for messages; see `protos.role.Members`."""
@@ -323,11 +297,7 @@ class Membership:
             )
 
     def leave(self, worker: int) -> None:
-        """Removes a worker for good.
-
-        Raises:
-            ProtocolError: If the job does not have it.
-        """
+        """Removes a worker for good; raises ProtocolError if the job does not have it."""
         self.require(worker)
         self.left.add(worker)
 

@@ -9,7 +9,6 @@ other lock is waited for.
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -17,21 +16,12 @@ from ctr_ps.protos.errors import AbortedError, NoMemoryError, WaitTimeoutError
 from ctr_ps.protos.futures import Answered, WaitingFuture
 from ctr_ps.protos.store import Future
 from ctr_ps.ps_server.coordination.arrivals import Answer, Arrivals
-from ctr_ps.ps_server.coordination.clocks import Clocks
 from ctr_ps.ps_server.coordination.steps import StepAggregator
 
 T = TypeVar("T")
 
 Poll = Callable[[], Callable[[], T] | None]
 """Returns how to answer a call, once that is possible; needs the lock."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PendingCall:
-    """A call that waits."""
-
-    future: WaitingFuture[Any]
-    poll: Poll[Any]
 
 
 class CallQueue:
@@ -45,21 +35,21 @@ class CallQueue:
         """Starts empty; `value` returns what the calls wait for."""
         self._value = value
         self._polled_at: object = None
-        self._calls: list[_PendingCall] = []
+        self._calls: list[tuple[WaitingFuture[Any], Poll[Any]]] = []
 
     def add(self, future: WaitingFuture[Any], poll: Poll[Any]) -> None:
         """Adds a call that is not ready at the present value."""
         if not self._calls:  # else the others may have been polled at an older one
             self._polled_at = self._value()
-        self._calls.append(_PendingCall(future, poll))
+        self._calls.append((future, poll))
 
     def remove(self, future: WaitingFuture[Any]) -> None:
         """Removes a call that waits no longer."""
-        self._calls = [call for call in self._calls if call.future is not future]
+        self._calls = [(other, poll) for other, poll in self._calls if other is not future]
 
     def take_all(self) -> list[WaitingFuture[Any]]:
         """Removes and returns the futures of all."""
-        futures = [call.future for call in self._calls]
+        futures = [future for future, _ in self._calls]
         self._calls.clear()
         return futures
 
@@ -68,13 +58,13 @@ class CallQueue:
         if not self._calls or (value := self._value()) == self._polled_at:
             return []
         self._polled_at = value
-        pending: list[_PendingCall] = []
+        pending = []
         answers: list[Answer] = []
-        for call in self._calls:
-            if (answer := call.poll()) is not None:
-                answers.append(partial(call.future.answer_with, answer))
-            elif not call.future.cancelled():
-                pending.append(call)
+        for future, poll in self._calls:
+            if (answer := poll()) is not None:
+                answers.append(partial(future.answer_with, answer))
+            elif not future.cancelled():
+                pending.append((future, poll))
         self._calls = pending
         return answers
 
@@ -83,22 +73,18 @@ class PendingCalls:
     """The lock of a job, the calls that wait, and why it has failed. Thread-safe.
 
     Attributes:
-        lock: See the module.
-        wait_limit_s: How long a call waits for other workers, in seconds.
         for_version: Calls that wait for a step to be applied.
         for_clocks: Calls that wait for the slowest worker.
         failure: Why the job has ended before its time; empty: it has not.
         lacks_memory: Whether it has failed since this process has no memory left.
     """
 
-    def __init__(
-        self, steps: StepAggregator, clocks: Clocks, arrivals: Arrivals, *, wait_limit_s: float
-    ) -> None:
+    def __init__(self, steps: StepAggregator, arrivals: Arrivals, *, wait_limit_s: float) -> None:
         self.lock = threading.Lock()
         self.wait_limit_s = wait_limit_s
         self._arrivals = arrivals
         self.for_version = CallQueue(lambda: steps.version)
-        self.for_clocks = CallQueue(clocks.slowest)
+        self.for_clocks = CallQueue(arrivals.clocks.slowest)
         self._for_any_change = CallQueue(object)
         # In this order: a call that waits for slower workers is answered when these are in a barrier, before
         # the barrier is released and they count from 0 again.
@@ -159,8 +145,7 @@ class PendingCalls:
     def fail(self, failure: str) -> bool:
         """Ends the job: every call that waits raises, and so does every later one that needs the job.
 
-        Returns:
-            Whether it had not ended before; else the first reason stays.
+        Returns whether it had not ended before; else the first reason stays.
         """
         with self.lock:
             is_first = not self.failure

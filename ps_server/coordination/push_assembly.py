@@ -26,22 +26,15 @@ MAX_INCOMPLETE_VALUES = MAX_CHUNKS * CHUNK_BYTES // 4
 
 @dataclass(slots=True)
 class _Inbox:
-    """The pushes of one process that are not entered, by sequence.
-
-    Attributes:
-        incarnation: Of the process.
-        newest: The largest sequence that came.
-        pushes: Chunks of incomplete pushes, by number.
-        ids: Of incomplete pushes.
-        complete: Pushes that are neither entered nor refused yet.
-        refused: Why pushes were refused.
-    """
+    """The pushes of one process that are not entered, by sequence; of incomplete ones, chunks by number."""
 
     incarnation: int
     newest: int = 0
+    """The largest sequence that came."""
     pushes: dict[int, dict[int, Chunk]] = field(default_factory=dict)
     ids: dict[int, PushId] = field(default_factory=dict)
     complete: set[int] = field(default_factory=set)
+    """Neither entered nor refused yet."""
     refused: dict[int, Exception] = field(default_factory=dict)
 
     def forget(self, sequence: int) -> None:
@@ -49,11 +42,6 @@ class _Inbox:
         self.pushes.pop(sequence, None)
         self.ids.pop(sequence, None)
         self.complete.discard(sequence)
-
-    @property
-    def num_values(self) -> int:
-        """Numbers in the chunks."""
-        return sum(part.num_values for parts in self.pushes.values() for part in parts.values())
 
 
 class PushAssembler:
@@ -74,14 +62,11 @@ class PushAssembler:
     def add(self, push_id: PushId, part: Chunk) -> list[Chunk] | None:
         """Takes a chunk; returns all chunks of its push, in order, if all have come: then it is complete.
 
-        A chunk that comes again replaces the first.
-
-        Raises:
-            ProtocolError: If it contradicts other chunks of the push, comes too late, or is too much.
-            Exception: That for which its push was refused.
+        A chunk that comes again replaces the first. Raises ProtocolError if it contradicts other chunks of
+        the push, comes too late, or is too much; of a push that was refused, the error of that.
         """
         self.check(push_id, part)
-        inbox = self._inbox(push_id)
+        inbox = self._opened_inbox(push_id)
         if (refusal := self.refusal(push_id)) is not None:
             raise refusal
         parts = inbox.pushes.setdefault(push_id.sequence, {})
@@ -101,7 +86,8 @@ class PushAssembler:
             inbox.forget(push_id.sequence)
             inbox.complete.add(push_id.sequence)
             return [parts[index] for index in range(part.num_chunks)]
-        if (num_values := inbox.num_values) > MAX_INCOMPLETE_VALUES:
+        incomplete = (each for chunks in inbox.pushes.values() for each in chunks.values())
+        if (num_values := sum(each.num_values for each in incomplete)) > MAX_INCOMPLETE_VALUES:
             error = ProtocolError(
                 f"{self._name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for "
                 f"others, expected up to {MAX_INCOMPLETE_VALUES}"
@@ -112,31 +98,26 @@ class PushAssembler:
 
     def is_complete(self, push_id: PushId) -> bool:
         """Whether all chunks of a push have come, and it is neither entered nor refused yet."""
-        inbox = self._inboxes.get(push_id.worker)
-        return inbox is not None and (
-            inbox.incarnation == push_id.incarnation and push_id.sequence in inbox.complete
-        )
+        inbox = self._inbox_of(push_id)
+        return inbox is not None and push_id.sequence in inbox.complete
 
     def enter(self, push_id: PushId) -> None:
         """A push is entered: others know from now on that it came."""
-        if self.is_complete(push_id):
-            self._inboxes[push_id.worker].complete.discard(push_id.sequence)
+        if (inbox := self._inbox_of(push_id)) is not None:
+            inbox.complete.discard(push_id.sequence)
 
     def refusal(self, push_id: PushId) -> Exception | None:
         """Returns why a push was refused; None: it was not."""
-        inbox = self._inboxes.get(push_id.worker)
-        if inbox is None or inbox.incarnation != push_id.incarnation:
-            return None
-        error = inbox.refused.get(push_id.sequence)
-        return None if error is None else copy.copy(error)
+        inbox = self._inbox_of(push_id)
+        error = None if inbox is None else inbox.refused.get(push_id.sequence)
+        return copy.copy(error)
 
     def refuse(self, push_id: PushId, error: Exception) -> None:
         """A push was refused: a chunk that comes again, since its answer was lost, is refused alike.
 
         Of one before the window nothing is kept: chunks of it are refused anyway.
         """
-        inbox = self._inboxes.get(push_id.worker)
-        if inbox is None or inbox.incarnation != push_id.incarnation:
+        if (inbox := self._inbox_of(push_id)) is None:
             return
         inbox.forget(push_id.sequence)
         if push_id.sequence > inbox.newest - WINDOW:
@@ -151,10 +132,15 @@ class PushAssembler:
             for part in parts.values()
         ]
 
-    def _inbox(self, push_id: PushId) -> _Inbox:
-        """Returns the inbox of the process that pushes, without pushes that are too old."""
+    def _inbox_of(self, push_id: PushId) -> _Inbox | None:
+        """Returns the inbox of the process that pushes; None: it has none, or was replaced."""
         inbox = self._inboxes.get(push_id.worker)
-        if inbox is None or inbox.incarnation != push_id.incarnation:
+        return inbox if inbox is not None and inbox.incarnation == push_id.incarnation else None
+
+    def _opened_inbox(self, push_id: PushId) -> _Inbox:
+        """Returns the inbox of the process that pushes, without pushes that are too old."""
+        inbox = self._inbox_of(push_id)
+        if inbox is None:
             inbox = self._inboxes[push_id.worker] = _Inbox(push_id.incarnation)
         if push_id.sequence <= inbox.newest - WINDOW:
             raise ProtocolError(

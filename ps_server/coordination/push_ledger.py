@@ -82,13 +82,7 @@ class PushState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedPushes:
-    """Which pushes of a process are applied.
-
-    Attributes:
-        incarnation: Of the process.
-        next_sequence: All before it are applied.
-        ahead: Those beyond it that are applied, too.
-    """
+    """Which pushes of a process are applied: all before `next_sequence`, and those `ahead` of it."""
 
     incarnation: int
     next_sequence: int
@@ -129,14 +123,15 @@ class PushLedger:
     def begin(self, push_id: PushId) -> PushState:
         """A push came, to be applied on arrival; one that is new is now being applied.
 
-        Raises:
-            ProtocolError: If it is too far beyond a push that has not come.
+        Raises ProtocolError if it is too far beyond a push that has not come.
         """
         state = self.state(push_id)
         if state is not PushState.NEW:
             self.duplicates += 1
             return state
-        pushes = self._incarnation(push_id)
+        pushes = self._pushes_of(push_id)
+        if pushes is None:  # those of a process before it are forgotten
+            pushes = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
         if push_id.sequence >= pushes.next_sequence + MAX_AHEAD:
             raise ProtocolError(
                 f"push {push_id.sequence} of {self._members.name(push_id.worker)} came, but push "
@@ -176,13 +171,6 @@ class PushLedger:
         """Returns the pushes of a process; None: it has begun none, or was replaced."""
         pushes = self._incarnations.get(process.worker)
         return pushes if pushes is not None and pushes.number == process.incarnation else None
-
-    def _incarnation(self, push_id: PushId) -> _Incarnation:
-        """Returns the pushes of the process that pushes; those of one before it are forgotten."""
-        pushes = self._pushes_of(push_id)
-        if pushes is None:
-            pushes = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
-        return pushes
 
     @property
     def has_begun(self) -> bool:

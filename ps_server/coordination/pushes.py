@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from ctr_ps.protos.errors import LostPushesError, ProtocolError, counted
+from ctr_ps.protos.errors import ProtocolError, counted
 from ctr_ps.protos.futures import Answered
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.store import (
@@ -42,40 +42,29 @@ from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """A part of a step that was taken.
-
-    Attributes:
-        answers: To the calls that it makes ready; `answer_all` answers them.
-        complete: The step that the caller applies now; None: none is complete, or another thread applies one.
-        at: The version once all steps that are complete now are applied.
-    """
-
-    answers: list[Answer]
-    complete: CompleteStep | None
-    at: Version
-
-
-@dataclass(frozen=True, slots=True)
 class StepApplied:
     """What follows from a step that was applied.
 
     Attributes:
         answers: To the calls that it makes ready; `answer_all` answers them.
-        complete: The next step that the caller applies; None: it is not complete.
+        complete: The step that the caller applies now; None: none is complete, or another thread applies one.
     """
 
     answers: list[Answer]
     complete: CompleteStep | None
 
 
+@dataclass(frozen=True, slots=True)
+class Entered(StepApplied):
+    """What follows from a part that was taken; `at` is the version once all complete steps are applied."""
+
+    at: Version
+
+
 class PushIntake:
     """All pushes of a job, to be applied on arrival or as parts of steps. Thread-safe.
 
-    Attributes:
-        ledger: Which pushes are applied; needs the lock, as the others do.
-        examples: Of applied pushes, by worker.
-        staleness: Of applied pushes.
+    Its ledger, and examples (by worker) and staleness of the applied pushes need the lock.
     """
 
     def __init__(self, members: Membership, steps: StepAggregator, calls: PendingCalls) -> None:
@@ -107,21 +96,14 @@ class PushIntake:
     def take(
         self, chunk: Chunk, push_id: PushId, step: Version | None
     ) -> list[Chunk] | Future[Version]:
-        """Takes a chunk of a push.
+        """Takes a chunk of a worker's part of `step`, or of a push to be applied on arrival.
 
-        Args:
-            chunk: One of those of the push.
-            push_id: Its identity.
-            step: Of which it is the worker's part; None: it is applied on arrival.
-
-        Returns:
-            All chunks of the push, in order, if none is missing any more: the caller checks it, and enters or
-            refuses it. Else the answer: now if others are missing, as to the first if it came before.
+        Returns all chunks of the push, in order, if none is missing any more: the caller checks it, and
+        enters or refuses it. Else the answer: now if others are missing, as to the first if it came before.
 
         Raises:
             ProtocolError: If the worker is not of this job; of a push that is several chunks also if it
                 contradicts others of them, comes too late, or another process has the worker's place.
-            Exception: That for which the push was refused.
         """
         self.require_push(push_id)
         if chunk.num_chunks == 1 and not chunk.chunk:
@@ -174,12 +156,9 @@ class PushIntake:
     def begin_arrival(self, push_id: PushId) -> bool:
         """A push begins to be applied on arrival; ends with `arrival_applied` or `abandon_arrival`.
 
-        Returns:
-            Whether it is new; else it came before, and `when_pushed` answers it.
-
-        Raises:
-            ProtocolError: If a synchronous step waits for parts or is being applied, the worker is not of
-                this job, or another process has its place.
+        Returns whether it is new; else it came before, and `when_pushed` answers it. Raises ProtocolError if
+        a synchronous step waits for parts or is being applied, the worker is not of this job, or another
+        process has its place.
         """
         with self._calls.lock:
             self._calls.require_no_failure()
@@ -197,8 +176,7 @@ class PushIntake:
     def arrival_applied(self, push_id: PushId) -> list[Answer]:
         """Counts a push that was applied on arrival; see the invariants for the lock around it.
 
-        Returns:
-            Answers to the calls that it makes ready; `answer_all` answers them.
+        Returns answers to the calls that it makes ready, for `answer_all`.
         """
         with self._calls.lock:
             self.ledger.note(push_id)
@@ -240,9 +218,8 @@ class PushIntake:
             else:
                 self._steps.add(push_id, step, gradients)
             self._assembler.enter(push_id)
-            answers = (
-                self._calls.take_ready()
-            )  # first: it may raise, and a taken step is to be applied
+            # First, since it may raise, and a step that was taken is to be applied.
+            answers = self._calls.take_ready()
             return Entered(answers, self._steps.take_complete_step(), self._steps.num_complete)
 
     def hold_part(self, part: WaitingPart) -> None:
@@ -304,20 +281,18 @@ class PushIntake:
 
     def require_acknowledged(self, member: Member, acknowledged: Acknowledged) -> None:
         """Raises LostPushesError if pushes of a process are missing that were acknowledged."""
+        name = self._members.name(member.worker)
         if (pushes := self.ledger.num_applied(member)) < acknowledged.pushes:
-            raise self._lost(
-                member,
+            raise lost_pushes(
+                name,
                 f"acknowledged to it: {counted(acknowledged.pushes, 'push')}, there: {pushes}",
             )
         if (step := self._steps.next_step(member.worker)) < acknowledged.steps:
-            raise self._lost(
-                member,
+            raise lost_pushes(
+                name,
                 f"its part of step {acknowledged.steps - 1} was acknowledged, and that of step {step} is "
                 f"not there",
             )
-
-    def _lost(self, member: Member, lost: str) -> LostPushesError:
-        return lost_pushes(self._members.name(member.worker), lost)
 
     def applied(self) -> Applied:
         """Returns what is applied."""

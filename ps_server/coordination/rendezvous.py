@@ -11,7 +11,7 @@ from typing import Any
 
 from ctr_ps.protos.errors import PlaceLostError, ProtocolError, WaitTimeoutError, counted
 from ctr_ps.protos.futures import Answered, WaitingFuture
-from ctr_ps.protos.limits import CHUNK_BYTES
+from ctr_ps.protos.limits import CHUNK_BYTES, MAX_NAME_CHARACTERS
 from ctr_ps.protos.store import (
     Future,
     Message,
@@ -21,9 +21,8 @@ from ctr_ps.protos.store import (
     Version,
     require_numbers,
 )
-from ctr_ps.ps_server.coordination.all_reduce import Contribution
 from ctr_ps.ps_server.coordination.arrivals import Arrivals
-from ctr_ps.ps_server.coordination.clocks import Clocks
+from ctr_ps.ps_server.coordination.barrier import Contribution
 from ctr_ps.ps_server.coordination.job_state import WaitingArrival, WaitingMessage
 from ctr_ps.ps_server.coordination.mailbox import Mailbox
 from ctr_ps.ps_server.coordination.membership import Membership
@@ -43,7 +42,6 @@ class Rendezvous:
         self,
         members: Membership,
         steps: StepAggregator,
-        clocks: Clocks,
         arrivals: Arrivals,
         calls: PendingCalls,
         *,
@@ -52,7 +50,6 @@ class Rendezvous:
         """Nobody waits yet; `inbox_bytes` limits the messages that wait for one worker."""
         self._members = members
         self._steps = steps
-        self._clocks = clocks
         self._arrivals = arrivals
         self._calls = calls
         self.mailbox = Mailbox(members, inbox_bytes=inbox_bytes)
@@ -88,6 +85,7 @@ class Rendezvous:
         number: int | None,
         contribution: Contribution | None,
     ) -> Future[Any]:
+        _require_short("barrier", name)
         future: WaitingFuture[Any] = WaitingFuture(
             self._calls.wait_limit_s, lambda: self._barrier_timeout(name, worker, future)
         )
@@ -130,7 +128,7 @@ class Rendezvous:
         """
 
         def poll() -> Callable[[], int] | None:
-            slowest = self._clocks.slowest()
+            slowest = self._arrivals.clocks.slowest()
             if slowest is None:
                 return lambda: at_least
             return None if slowest < at_least else lambda: slowest
@@ -138,7 +136,7 @@ class Rendezvous:
         def describe() -> str:
             behind = ", ".join(
                 f"{self._members.name(worker)} only {clock}"
-                for worker, clock in self._clocks.behind(at_least).items()
+                for worker, clock in self._arrivals.clocks.behind(at_least).items()
             )
             return (
                 f"not all workers finished {counted(at_least, 'step')} within "
@@ -149,16 +147,17 @@ class Rendezvous:
             if after_barrier is not None and after_barrier < self._arrivals.passed.newest(worker):
                 return Answered(at_least)  # it comes late, and its worker has counted from 0 since
             require_number(self._members.name(worker), "clock", clock)
-            self._clocks.advance(worker, clock, at_least)
+            self._arrivals.clocks.advance(worker, clock, at_least)
         return self._calls.wait(poll, describe, self._calls.for_clocks)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         """See `protos.store.Store`."""
+        _require_short("exchange", exchange)
 
         def poll() -> Callable[[], None] | None:
             if (fault := self.mailbox.fault_of_post(exchange, message)) is not None:
                 return partial(raise_error, _broken(fault))
-            return _nothing if self.mailbox.is_accepted(exchange, message) else None
+            return (lambda: None) if self.mailbox.is_accepted(exchange, message) else None
 
         def describe() -> str:
             return (
@@ -172,6 +171,7 @@ class Rendezvous:
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `protos.store.Store`."""
+        _require_short("exchange", exchange)
 
         def poll() -> Callable[[], Sequence[Message]] | None:
             messages = self.mailbox.take(exchange, worker, CHUNK_BYTES)
@@ -196,8 +196,10 @@ class Rendezvous:
 
     def leave(self, worker: int) -> None:
         """Nobody waits for a worker that has left."""
-        self._arrivals.leave(worker)
-        self._clocks.pause(worker)
+        self._refuse_arrivals(
+            worker, f"{self._members.name(worker)} has left while this call waited"
+        )
+        self._arrivals.clocks.pause(worker)
         self.mailbox.leave(worker)
 
     def forget_arrivals(self, worker: int) -> None:
@@ -206,11 +208,14 @@ class Rendezvous:
         At the first barrier it may not have loaded yet. In the steps and clocks the worker stays absent: that
         one had ended its steps before the barrier, so there are none for the new process to take part in.
         """
-        error = PlaceLostError(
-            f"another process has taken the place of {self._members.name(worker)} while this one waited"
+        name = self._members.name(worker)
+        self._refuse_arrivals(
+            worker, f"another process has taken the place of {name} while this one waited"
         )
+
+    def _refuse_arrivals(self, worker: int, why: str) -> None:
         for future in self._arrivals.take(worker):
-            self._calls.refuse(future, error)
+            self._calls.refuse(future, PlaceLostError(why))
 
     def missing(self) -> dict[str, list[int]]:
         """Returns the workers that others wait for, by the barrier where they do."""
@@ -221,8 +226,13 @@ class Rendezvous:
         return [*self._arrivals.waiting(), *self.mailbox.waiting()]
 
 
-def _nothing() -> None:
-    return None
+def _require_short(kind: str, name: str) -> None:
+    """Raises ProtocolError if the name of a barrier or an exchange, which workers choose, is too long."""
+    if len(name) > MAX_NAME_CHARACTERS:
+        raise ProtocolError(
+            f"the name of {kind} {name[:MAX_NAME_CHARACTERS]!r}... has {len(name)} characters, expected "
+            f"up to {MAX_NAME_CHARACTERS}"
+        )
 
 
 def _broken(fault: str) -> ProtocolError:

@@ -26,12 +26,9 @@ from ctr_ps.ps_server.coordination.push_ledger import lost_pushes
 
 @dataclass(frozen=True, slots=True)
 class CompleteStep:
-    """A synchronous step whose parts have all come, to be applied as a whole.
+    """A synchronous step whose parts have all come, to be applied as a whole to the version of its number.
 
-    Attributes:
-        step: Its number, which is the version that it is applied to.
-        parts: Gradients of the workers that took part, in worker order.
-        push_ids: Their push ids, in the same order.
+    `parts` and `push_ids` are those of the workers that took part, in worker order.
     """
 
     step: Version
@@ -58,12 +55,11 @@ class CompleteStep:
             part.dense and not push_id.examples
             for part, push_id in zip(self.parts, self.push_ids, strict=True)
         )
-        return Gradients(
-            sparse={name: replace(grad, examples=examples) for name, grad in total.sparse.items()},
-            dense=total.dense
-            if has_heter
-            else {name: replace(grad, examples=examples) for name, grad in total.dense.items()},
-        )
+        sparse = {name: replace(grad, examples=examples) for name, grad in total.sparse.items()}
+        if has_heter:
+            return Gradients(sparse, total.dense)
+        dense = {name: replace(grad, examples=examples) for name, grad in total.dense.items()}
+        return Gradients(sparse, dense)
 
 
 class StepAggregator:
@@ -88,11 +84,7 @@ class StepAggregator:
         self._num_arriving = 0
 
     def resume(self, version: Version, batches: int) -> None:
-        """Resumes at the version of an earlier run, which had applied a number of batches.
-
-        Raises:
-            ProtocolError: If this run has begun.
-        """
+        """Resumes at the version of an earlier run; raises ProtocolError if this one has begun."""
         if version == self.version and not (self._parts or self._num_arriving):
             return  # the same once more, since its answer was lost
         if self.version or self._parts or self._num_arriving:
@@ -191,9 +183,7 @@ class StepAggregator:
     def begin_arrival(self, worker: int) -> None:
         """A push begins to be applied on arrival: until its `end_arrival` no synchronous step begins.
 
-        Raises:
-            ProtocolError: If a synchronous step waits for parts or is being applied, or the worker is not of
-                this job.
+        Raises ProtocolError if one waits for parts or is being applied, or the job has no such worker.
         """
         self._members.require(worker)
         if self._parts:
@@ -236,13 +226,12 @@ class StepAggregator:
         return self.behind(self.num_complete) if self.num_complete in self._parts else []
 
     def _count_complete(self) -> None:
-        while self._may_be_complete(self.num_complete) and not self.behind(self.num_complete):
+        # Counted first: to look for each worker's part at each part would take the square of their number.
+        least = max(1, len(self._next_step) - len(self._absent_from))
+        while len(self._parts.get(self.num_complete, ())) >= least and not self.behind(
+            self.num_complete
+        ):
             self.num_complete += 1
-
-    def _may_be_complete(self, step: Version) -> bool:
-        """Whether there are enough parts: to look for each worker's at each part would take their square."""
-        num_parts = len(self._parts.get(step, {}))
-        return 0 < num_parts >= len(self._next_step) - len(self._absent_from)
 
     def take_complete_step(self) -> CompleteStep | None:
         """Returns the next step to apply, which ends with `step_applied`.
@@ -252,13 +241,8 @@ class StepAggregator:
         if self._is_applying or self.num_complete == self.version:
             return None
         self._is_applying = True
-        parts = self._parts[self.version]
-        in_worker_order = [parts[worker] for worker in sorted(parts)]
-        return CompleteStep(
-            self.version,
-            [gradients for gradients, _ in in_worker_order],
-            [push_id for _, push_id in in_worker_order],
-        )
+        parts = [part for _, part in sorted(self._parts[self.version].items())]
+        return CompleteStep(self.version, [part for part, _ in parts], [each for _, each in parts])
 
     def step_applied(self, batches: int) -> None:
         """Counts the step that was taken, and the batches in it."""

@@ -1,4 +1,8 @@
-"""Reading an update log, and telling a torn tail from damage.
+"""An update log on disk: its folder, and what an earlier process left there, with a torn tail or damage.
+
+LOCK                      locked by the server that uses the folder, whose process id it holds
+segment-00000007.log      a segment; their numbers are consecutive
+segment-00000008.next     one that was not begun, and is ignored
 
 A record that is incomplete or altered ends the log, unless a later one says that it was acknowledged:
 
@@ -10,29 +14,122 @@ Only the last segment can have a torn tail, after its head: whatever is before w
 was published. Everything else that is missing or altered is a LogError.
 """
 
+import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn
 
 from ctr_ps.protos.errors import LogError
-from ctr_ps.ps_server.durability.log_folder import USE_ANOTHER, LogFolder, disk_errors
-from ctr_ps.ps_server.durability.segment_format import (
-    MARKER,
-    MAX_RECORD_HEADER_BYTES,
-    SEGMENT_HEADER_BYTES,
+from ctr_ps.ps_server.durability.segments import (
+    USE_ANOTHER,
     Record,
-    RecordHeader,
     SegmentHeader,
-    checksum_of,
+    SegmentReader,
+    disk_errors,
 )
 
 logger = logging.getLogger(__name__)
 
-_SCAN_BYTES = 4 * 2**20
+_LOCK = "LOCK"
+_NAME = re.compile(r"segment-(\d{8,})\.log")
+
+
+class LogFolder:
+    """A folder of segments that this process has to itself until `close`."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Locks the folder, which is made if need be; raises LogError if another process has it."""
+        self.path = Path(path).absolute()
+        _make_folder(self.path)
+        with disk_errors(f"cannot open the update log {self.path}"):
+            self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip()
+                os.close(self._lock)
+                raise LogError(
+                    f"the update log {self.path} is in use by process {holder}: each server needs a "
+                    f"folder of its own"
+                ) from None
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Unlocks the folder; a second call does nothing."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def segments(self) -> tuple[int, ...]:
+        """Returns the numbers of the segments, ascending; raises LogError if one of them is missing."""
+        with disk_errors(f"cannot read the update log {self.path}"):
+            names = [_NAME.fullmatch(path.name) for path in self.path.iterdir()]
+        numbers = sorted(int(name[1]) for name in names if name)
+        missing = sorted({*range(min(numbers, default=0), max(numbers, default=0))} - {*numbers})
+        if missing:
+            raise LogError(
+                f"the update log {self.path} lacks segments {missing} of {numbers[0]} to {numbers[-1]}: "
+                f"restore their files, or {USE_ANOTHER}"
+            )
+        return tuple(numbers)
+
+    def segment_path(self, segment: int) -> Path:
+        """Returns the file of a segment."""
+        return self.path / f"segment-{segment:08}.log"
+
+    def unpublished_path(self, segment: int) -> Path:
+        """Returns the file of a segment before it is published."""
+        return self.segment_path(segment).with_suffix(".next")
+
+    def publish(self, segment: int) -> None:
+        """Gives a segment its name, durably; raises OSError."""
+        self.unpublished_path(segment).rename(self.segment_path(segment))
+        self.sync()
+
+    def remove_before(self, segment: int) -> None:
+        """Removes earlier segments, the oldest first, so that those left are always consecutive."""
+        with disk_errors(f"cannot remove old segments of the update log {self.path}"):
+            for number in self.segments():
+                if number < segment:
+                    self.segment_path(number).unlink()
+            self.sync()
+
+    def remove_unpublished(self) -> None:
+        """Removes segments that were never published."""
+        with disk_errors(f"cannot remove an unfinished segment of the update log {self.path}"):
+            for path in self.path.glob("segment-*.next"):
+                path.unlink()
+
+    def sync(self) -> None:
+        """Makes names of files durable; raises OSError."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _make_folder(path: Path) -> None:
+    """Makes the folder and those above it, as far as they do not exist; raises LogError."""
+    found = next(each for each in (path, *path.parents) if os.path.lexists(each))
+    if not found.is_dir():
+        kind = "a file" if found.is_file() else "not a folder"
+        raise LogError(
+            f"cannot open the update log {path}: {found} is {kind}, expected a folder, or a path at "
+            f"which one can be made"
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise LogError(
+            f"cannot make the folder of the update log {path} in {found}: {error.strerror}; expected a "
+            f"folder that this user may write to"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +158,8 @@ def read_log(folder: str | Path) -> "SavedLog":
 class SavedLog:
     """An update log as an earlier process left it. Not thread-safe.
 
+    What reads it raises LogError if there is no such segment, or it is damaged.
+
     Attributes:
         folder: The log's folder, locked; `UpdateLog` takes it over.
         segments: Numbers of its segments, consecutive and ascending; empty if there is no log.
@@ -72,11 +171,7 @@ class SavedLog:
         self._end: LogEnd | None = None
 
     def head(self, segment: int) -> list[Record]:
-        """Returns the records of a segment's head.
-
-        Raises:
-            LogError: If there is no such segment, or it is damaged.
-        """
+        """Returns the records of a segment's head."""
         with closing(self._open(segment)) as reader:
             records = reader.records()
             return [next(records) for _ in range(reader.header.head_records)]
@@ -85,9 +180,6 @@ class SavedLog:
         """Yields what was appended to a segment and the later ones, in order, without their heads.
 
         A torn tail is left out, with a warning.
-
-        Raises:
-            LogError: If there is no such segment, or one of them is damaged.
         """
         self._require(segment)
         next_record = None
@@ -107,17 +199,13 @@ class SavedLog:
                     self._ends_with(reader)
 
     def size_from(self, segment: int) -> int:
-        """Returns the bytes of a segment and the later ones; raises LogError."""
+        """Returns the bytes of a segment and the later ones."""
         with disk_errors(f"cannot read {self.folder.path}"):
             paths = [self.folder.segment_path(each) for each in self.segments if each >= segment]
             return sum(path.stat().st_size for path in paths)
 
     def end(self) -> LogEnd:
-        """Returns where a log with segments ends; reads the last one unless `records_from` has.
-
-        Raises:
-            LogError: If the last segment is damaged.
-        """
+        """Returns where a log with segments ends; reads the last one unless `records_from` has."""
         if self._end is not None:
             return self._end
         with closing(self._open(self.segments[-1])) as reader:
@@ -135,12 +223,12 @@ class SavedLog:
                 f"the update log {self.folder.path} has no segment {segment}; it has {list(self.segments)}"
             )
 
-    def _open(self, segment: int) -> "_SegmentReader":
+    def _open(self, segment: int) -> SegmentReader:
         self._require(segment)
         path = self.folder.segment_path(segment)
-        return _SegmentReader(path, segment, is_last=segment == self.segments[-1])
+        return SegmentReader(path, segment, is_last=segment == self.segments[-1])
 
-    def _ends_with(self, reader: "_SegmentReader") -> LogEnd:
+    def _ends_with(self, reader: SegmentReader) -> LogEnd:
         """Returns the end of the last segment, which was read; warns of a torn tail once."""
         if self._end is None and reader.torn_bytes:
             logger.warning(
@@ -152,114 +240,3 @@ class SavedLog:
             header=reader.header, offset=reader.offset, next_record=reader.next_record
         )
         return self._end
-
-
-class _SegmentReader:
-    """One segment file, read from its beginning.
-
-    Attributes:
-        header: Its header.
-        is_last: Whether it may have a torn tail.
-        offset: Where the next record begins; in the end, where the last whole one ended.
-        next_record: Number of the next record.
-        torn_bytes: Size of the torn tail, known in the end.
-    """
-
-    def __init__(self, path: Path, segment: int, *, is_last: bool) -> None:
-        """Opens the file.
-
-        Raises:
-            LogError: If it cannot be read, or its header is damaged or of another segment.
-        """
-        self.path = path
-        self.is_last = is_last
-        self.offset = SEGMENT_HEADER_BYTES
-        self.torn_bytes = 0
-        with disk_errors(f"cannot read {path}"):
-            self._file: BinaryIO = path.open("rb")
-            self._size = os.fstat(self._file.fileno()).st_size
-        self.header = self._read_header(segment)
-        self.next_record = self.header.first_record
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-    def records(self) -> Iterator[Record]:
-        """Yields all whole records, those of the head first.
-
-        Raises:
-            LogError: If the file is damaged or cannot be read.
-        """
-        while self.offset < self._size:
-            header = self._header_at(self.offset)
-            record = None if header is None else self._record_at(self.offset, header)
-            if header is None or record is None:
-                self._require_torn()
-                self.torn_bytes = self._size - self.offset
-                break
-            if header.number != self.next_record:
-                self._refuse(f"record {header.number} is where {self.next_record} has to be")
-            self.offset += header.header_bytes + header.payload_bytes
-            self.next_record += 1
-            yield record
-        if self._is_in_head():
-            self._refuse("the head is incomplete, though it was on disk when the segment was begun")
-
-    def _read_header(self, segment: int) -> SegmentHeader:
-        try:
-            header = SegmentHeader.decode(self._read(0, SEGMENT_HEADER_BYTES))
-            if header.segment != segment:
-                raise LogError(f"it is segment {header.segment} by its header")
-        except LogError as error:
-            self._file.close()
-            raise LogError(f"{self.path}: {error}; restore the file, or {USE_ANOTHER}") from error
-        return header
-
-    def _header_at(self, offset: int) -> RecordHeader | None:
-        return RecordHeader.decode(self._read(offset, MAX_RECORD_HEADER_BYTES), self.header.seed)
-
-    def _record_at(self, offset: int, header: RecordHeader) -> Record | None:
-        """Returns a record of which the header is known to be whole; None if its payload is not."""
-        start = offset + header.header_bytes
-        if start + header.payload_bytes > self._size:
-            return None
-        payload = self._read(start, header.payload_bytes)
-        if checksum_of(payload) != header.payload_checksum:
-            return None
-        return Record(header.kind, payload)
-
-    def _read(self, offset: int, size: int) -> bytes:
-        with disk_errors(f"cannot read {self.path} at byte {offset}"):
-            self._file.seek(offset)
-            return self._file.read(size)
-
-    def _is_in_head(self) -> bool:
-        return self.next_record < self.header.first_record + self.header.head_records
-
-    def _require_torn(self) -> None:
-        """Raises LogError unless what begins at `offset` is a torn tail."""
-        what = f"record {self.next_record} is incomplete or altered"
-        if not self.is_last:
-            self._refuse(f"{what}, and later segments follow")
-        for later in self._headers_after(self.offset):
-            if later.acknowledged > self.next_record:
-                self._refuse(
-                    f"{what}, and record {later.number} follows, before which it was acknowledged"
-                )
-
-    def _headers_after(self, offset: int) -> Iterator[RecordHeader]:
-        """Yields the headers of records that begin anywhere after `offset`."""
-        position = offset + 1
-        while len(content := self._read(position, _SCAN_BYTES)) >= len(MARKER):
-            found = content.find(MARKER)
-            while found >= 0:
-                if header := self._header_at(position + found):
-                    yield header
-                found = content.find(MARKER, found + 1)
-            position += len(content) - len(MARKER) + 1
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise LogError(
-            f"{self.path} is damaged at byte {self.offset}: {what}; restore the file, or {USE_ANOTHER}"
-        )

@@ -17,10 +17,8 @@ from typing import Self
 
 from ctr_ps.protos.errors import LogError
 from ctr_ps.protos.futures import Answered, Future, WaitingFuture
-from ctr_ps.ps_server.durability.log_folder import disk_errors
 from ctr_ps.ps_server.durability.saved_log import SavedLog
-from ctr_ps.ps_server.durability.segment_format import Record, checksum_of
-from ctr_ps.ps_server.durability.segment_writer import SegmentWriter
+from ctr_ps.ps_server.durability.segments import Record, SegmentWriter, checksum_of, disk_errors
 from ctr_ps.ps_server.settings import LogSync
 
 SYNC_LIMIT_S = 60.0
@@ -31,6 +29,8 @@ class UpdateLog:
     """An update log that records are appended to. Thread-safe.
 
     Attributes:
+        num_appended: Records appended by this process, without heads.
+        appended_bytes: Size of these records.
         replay_s: About the seconds that the calls since the last segment began took, and would take again.
     """
 
@@ -50,8 +50,8 @@ class UpdateLog:
         self._acknowledged = writer.next_record
         self._waiting: list[WaitingFuture[None]] = []
         self._newest: Future[None] = Answered(None)
-        self._num_appended = 0
-        self._appended_bytes = 0
+        self.num_appended = 0
+        self.appended_bytes = 0
         self.replay_s = 0.0
         self._fault = ""  # why nothing can be written
         self._is_closed = False
@@ -63,18 +63,14 @@ class UpdateLog:
 
     @classmethod
     def create(cls, saved: SavedLog, *, sync: LogSync, head: Iterable[Record] = ()) -> Self:
-        """Begins a log in a folder that has none, with segment 1.
-
-        Raises:
-            LogError: If the folder has a log, or cannot be written.
-        """
+        """Begins a log in a folder that has none, with segment 1; raises LogError if it cannot."""
         if saved.segments:
             raise LogError(
                 f"{saved.folder.path} has an update log already, with segments {list(saved.segments)}: "
                 f"recover from it, or remove the folder if the job that wrote it is of no use any more"
             )
         with disk_errors(f"cannot begin an update log in {saved.folder.path}"):
-            writer = SegmentWriter.create(saved.folder, 1, 0, list(head))
+            writer = SegmentWriter.create(saved.folder.unpublished_path(1), 1, 0, [*head])
             try:
                 saved.folder.publish(1)
             except OSError:
@@ -86,21 +82,19 @@ class UpdateLog:
     def resume(cls, saved: SavedLog, *, sync: LogSync) -> Self:
         """Continues a log after its last whole record; cuts a torn tail off, and makes all of it durable.
 
-        Raises:
-            LogError: If the last segment is damaged, or cannot be written.
+        Raises LogError if the last segment is damaged, or cannot be written.
         """
         end = saved.end()
         with disk_errors(f"cannot resume the update log {saved.folder.path}"):
             saved.folder.remove_unpublished()
-            writer = SegmentWriter.resume(saved.folder, end.header, end.offset, end.next_record)
+            path = saved.folder.segment_path(end.header.segment)
+            writer = SegmentWriter.resume(path, end.header, end.offset, end.next_record)
             return cls(saved, writer, sync)
 
     def append(self, kind: str, payload: bytes | memoryview) -> Future[None]:
         """Writes a record; the future is done when it is durable, with `LogSync.OS` at once.
 
-        Args:
-            kind: At most 255 bytes as UTF-8.
-            payload: Up to 4 GiB; read before this returns, and not copied.
+        The payload, up to 4 GiB, is read before this returns, and not copied.
 
         Raises:
             LogError: If the record is too long, cannot be written, or an earlier one could not, or the log is
@@ -117,8 +111,8 @@ class UpdateLog:
                 self._writer.append(record, checksum, acknowledged)
             except OSError as error:
                 raise self._fail(error) from error
-            self._num_appended += 1
-            self._appended_bytes += self._writer.size_bytes - size
+            self.num_appended += 1
+            self.appended_bytes += self._writer.size_bytes - size
             if self._sync is LogSync.OS:
                 return Answered(None)
             future: WaitingFuture[None] = WaitingFuture(SYNC_LIMIT_S, self._sync_timeout)
@@ -148,7 +142,8 @@ class UpdateLog:
             self._require_usable()
             old, segment, records = self._writer, self._writer.segment + 1, list(head)
             with disk_errors(f"cannot begin segment {segment} of {self._folder.path}"):
-                new = SegmentWriter.create(self._folder, segment, old.next_record, records)
+                path = self._folder.unpublished_path(segment)
+                new = SegmentWriter.create(path, segment, old.next_record, records)
             try:
                 old.sync()
                 self._folder.publish(segment)
@@ -166,14 +161,22 @@ class UpdateLog:
 
     def sync(self) -> None:
         """Makes what was appended so far durable, while others append; an error shows at the next append."""
-        self._sync_group()
+        with self._sync_lock:
+            with self._lock:
+                group, self._waiting = self._waiting, []
+                next_record, fault = self._writer.next_record, self._fault
+            try:
+                if not fault:
+                    self._writer.sync()
+                    with self._lock:
+                        self._acknowledged = next_record
+            except OSError as error:
+                with self._lock:
+                    fault = str(self._fail(error))
+        self._answer(group, fault)
 
     def remove_before(self, segment: int) -> None:
-        """Removes the segments before `segment`, the current one at most.
-
-        Raises:
-            LogError: If there is no such segment yet, or a file cannot be removed.
-        """
+        """Removes the segments before `segment`, the current one at most; raises LogError if it cannot."""
         with self._lock:
             self._require_usable()
             if segment > self._writer.segment:
@@ -197,16 +200,6 @@ class UpdateLog:
             return sum(self._older.values()) + self._writer.size_bytes
 
     @property
-    def num_appended(self) -> int:
-        """Records appended by this process, without heads."""
-        return self._num_appended
-
-    @property
-    def appended_bytes(self) -> int:
-        """Size of the records appended by this process, without heads."""
-        return self._appended_bytes
-
-    @property
     def num_waiting(self) -> int:
         """Records that are not durable yet, of those that have to be."""
         return len(self._waiting)
@@ -217,11 +210,7 @@ class UpdateLog:
             self._folder.close()
 
     def delete(self) -> None:
-        """Closes the log and removes its segments, the oldest first; an empty folder with its lock stays.
-
-        Raises:
-            LogError: If a file cannot be removed.
-        """
+        """Closes the log and removes its segments, the oldest first; an empty folder with its lock stays."""
         if self._stop():
             try:
                 self._folder.remove_before(self._writer.segment + 1)
@@ -251,28 +240,7 @@ class UpdateLog:
                 self._has_work.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
                     return
-            self._sync_group()
-
-    def _sync_group(self) -> None:
-        """Makes all records so far durable and answers their futures."""
-        with self._sync_lock:
-            with self._lock:
-                group, self._waiting = self._waiting, []
-                next_record, fault = self._writer.next_record, self._fault
-            if not fault:
-                fault = self._sync_up_to(next_record)
-        self._answer(group, fault)
-
-    def _sync_up_to(self, next_record: int) -> str:
-        """Makes the records before `next_record` durable; returns why it cannot, or nothing."""
-        try:
-            self._writer.sync()
-        except OSError as error:
-            with self._lock:
-                return str(self._fail(error))
-        with self._lock:
-            self._acknowledged = next_record
-        return ""
+            self.sync()
 
     @staticmethod
     def _answer(group: Iterable[WaitingFuture[None]], fault: str) -> None:

@@ -43,7 +43,10 @@ class Applier:
         self.before_step: BeforeStep | None = None
 
     def use_executor(self, executor: Executor, *, inline_values: int) -> None:
-        """Has an executor apply the steps of more than `inline_values` gradient values from now on."""
+        """Has an executor apply the steps of more than `inline_values` gradient values from now on.
+
+        But not those that a departure completes: it returns after them.
+        """
         self._executor, self._inline_values = executor, inline_values
 
     @contextmanager
@@ -86,13 +89,9 @@ class Applier:
         *,
         by_caller: bool = False,
     ) -> None:
-        """Applies a step that was taken, and those complete after it; large ones in the executor.
+        """Gives answers, and applies a step that was taken, and those complete after it.
 
-        Args:
-            job: That the step is of.
-            step: What `PushIntake` says is complete; None: nothing is.
-            answers: To be given first.
-            by_caller: Large ones, too, are applied when this returns.
+        Large ones are applied in the executor, unless `by_caller`.
         """
         _answer(job, answers, step)
         while step is not None:

@@ -13,8 +13,7 @@ gRPC.
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from ctr_ps.protos.chunking import PushChunk, join_push
@@ -25,8 +24,6 @@ from ctr_ps.protos.store import (
     Acknowledged,
     Future,
     InferenceSettings,
-    Joined,
-    Lease,
     Member,
     Message,
     ModelState,
@@ -37,7 +34,6 @@ from ctr_ps.protos.store import (
     StateChunk,
     StoreStatus,
     Version,
-    WorkerProgress,
 )
 from ctr_ps.protos.store.state_transfer import join_state
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
@@ -75,17 +71,16 @@ class Engine:
 
     Attributes:
         owner: Which server of which job this is.
-        shard_map: The servers of shards and pieces.
         members: Workers of a job, and its heter trainers.
         jobs_before: Jobs that were served before this one.
         job: Coordination of the present job.
-        parameters: What is trained.
+        applier: Changes the parameters.
         pulls: Reads them.
-        snapshots: Keeps saves and changes of them apart.
+        snapshots: Keeps saves and changes of the parameters apart.
         places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
             around their records, so that the journal has these in the order in which they happen. A departure
             does not hold it: the worker makes it after its other calls.
-        journal: Told of all that changes this, before it does.
+        on_failure: Called, from any thread, with the reason when a job ends before its time.
     """
 
     def __init__(
@@ -108,15 +103,15 @@ class Engine:
         Args:
             num_workers: Workers of the job.
             num_heter: Its heter trainers, numbered behind the workers.
-            server_index: Which server of the cluster this is.
-            num_servers: Servers of the cluster; 1 holds everything.
-            wait_limit_s: How long a pull, a barrier or a message waits for other workers, in seconds.
+            server_index: Which of the servers this is.
+            num_servers: 1 holds everything.
+            wait_limit_s: How long a call waits for other workers.
             inbox_bytes: Limit of the messages that wait for one worker.
             memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: The time at which rows are seen.
             monotonic: The clock for saves, in seconds.
-            has_update_log: Its calls are logged, so that a process after this one can go on where it was.
+            has_update_log: A process after this one can go on where it was.
         """
         self.owner = Owner(
             server_index=server_index,
@@ -134,8 +129,8 @@ class Engine:
             clock=clock,
         )
         self.snapshots = Snapshots(wait_limit_s=wait_limit_s, monotonic=monotonic)
-        self._applier = Applier(self.members, self.parameters, self.snapshots)
-        self.pulls = Pulls(self.parameters, self._applier)
+        self.applier = Applier(self.members, self.parameters, self.snapshots)
+        self.pulls = Pulls(self.parameters, self.applier)
         self.places = threading.Lock()
         self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL
@@ -144,26 +139,13 @@ class Engine:
         self._has_update_log = has_update_log
         self._roots = Roots(checkpoint_roots)
         self._on_shard: Callable[[], None] = lambda: None  # of a recovery
-        self._on_failure: Callable[[str], None] = lambda _: None
+        self.on_failure: Callable[[str], None] = lambda _: None
         self._begin_job(0)
 
     @property
     def keeps_log(self) -> bool:
         """Whether what happens is written, so that a process after this one can carry it out again."""
         return self.journal is not NO_JOURNAL
-
-    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
-        """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
-        self._on_failure = on_failure
-        self.job.call_on_failure(on_failure)
-
-    def apply_steps_in(self, executor: Executor, *, inline_values: int) -> None:
-        """Applies complete synchronous steps of more than `inline_values` gradient values in an executor.
-
-        Otherwise they are applied by the call that completes them, as for a store in process. `leave` always
-        returns after the steps that it completes.
-        """
-        self._applier.use_executor(executor, inline_values=inline_values)
 
     # Jobs and recovery
 
@@ -178,11 +160,14 @@ class Engine:
             self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
-            on_failure=self._on_failure,
+            on_failure=self._tell_failure,
             jobs_before=jobs_before,
             has_update_log=self._has_update_log,
         )
         self.parameters.reset_subscribers()
+
+    def _tell_failure(self, reason: str) -> None:
+        self.on_failure(reason)
 
     def state(self) -> EngineState:
         """Returns what `restore` and the calls that wait make of an engine with the same parameters.
@@ -215,23 +200,12 @@ class Engine:
         """Each step is applied by the call that completes it, and loads call `on_shard`, within the block."""
         before, self._on_shard = self._on_shard, on_shard
         try:
-            with self._applier.inline():
+            with self.applier.inline():
                 yield
         finally:
             self._on_shard = before
 
     # Who takes part
-
-    def join(
-        self,
-        member: Member,
-        *,
-        terms: Mapping[str, str],
-        lease: Lease | None = None,
-        only_asks: bool = False,
-    ) -> Future[Joined]:
-        """A process takes the place of a worker here, or asks for it; the caller holds `places`."""
-        return self.job.join(member, terms, lease, only_asks=only_asks)
 
     @contextmanager
     def calling(self, member: Member, acknowledged: Acknowledged | None = None) -> Iterator[None]:
@@ -241,20 +215,16 @@ class Engine:
         process took the place after it was written, and be carried out when the journal is replayed.
         """
         with self.places:
-            self._admit(member, acknowledged)
+            if not self.job.admit(member, acknowledged):
+                with self.journal.written(BACK, BACK_JSON.dump_json(member)):
+                    self.job.bring_back(member)
+                self.job.admit(member, acknowledged)
             self._calling[member.worker] += 1
         try:
             yield
         finally:
             with self.places:
                 self._calling[member.worker] -= 1
-
-    def _admit(self, member: Member, acknowledged: Acknowledged | None) -> None:
-        if self.job.admit(member, acknowledged):
-            return
-        with self.journal.written(BACK, BACK_JSON.dump_json(member)):
-            self.job.bring_back(member)
-        self.job.admit(member, acknowledged)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
         """See `protos.store.Store`; a call of a member is enough, unless it is the last."""
@@ -326,7 +296,7 @@ class Engine:
         parameters = self.parameters
         parameters.check(gradients)
         if at is None:
-            return self._applier.apply_arrival(
+            return self.applier.apply_arrival(
                 job,
                 push_id,
                 lambda: parameters.apply(
@@ -337,17 +307,17 @@ class Engine:
                 ),
             )
         entered = job.pushes.enter_part(gradients, push_id, at)
-        self._applier.apply_steps(job, entered.complete, entered.answers)
+        self.applier.apply_steps(job, entered.complete, entered.answers)
         return job.pushes.when_applied(entered.at)
 
     def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:
         self.parameters.check_state(state)
-        return self._applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
+        return self.applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
         """Applies the steps that are complete since a worker takes no part in them."""
         job = self.job
-        self._applier.apply_steps(job, job.pushes.take_complete_step(), by_caller=by_caller)
+        self.applier.apply_steps(job, job.pushes.take_complete_step(), by_caller=by_caller)
 
     # Where workers wait for each other
 
@@ -390,10 +360,6 @@ class Engine:
             worker, clock, at_least=at_least, after_barrier=after_barrier
         )
 
-    def post(self, exchange: str, message: Message) -> Future[None]:
-        """See `Rendezvous`."""
-        return self.job.rendezvous.post(exchange, message)
-
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         """See `Rendezvous`."""
         return self.job.rendezvous.take(exchange, worker, received=received)
@@ -401,12 +367,7 @@ class Engine:
     # Checkpoints
 
     def check_folder(self, folder: str, token: str) -> None:
-        """Checks that `save_share` could write into a folder.
-
-        Raises:
-            CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
-                be written.
-        """
+        """Checks that `save_share` could write into a folder; raises CheckpointError as that does."""
         self._roots.require([folder])
         check_folder(folder, token, self.owner.server_index)
 
@@ -414,11 +375,8 @@ class Engine:
         """Takes a snapshot of this process's parameters, for the `save_share` with the same token.
 
         That has to follow soon; after a minute, or when another snapshot is taken, this one is dropped.
-        A segment of the update log begins with it.
-
-        Args:
-            token: Of the save to come.
-            base: Token of the save on which it is based, as a delta; empty: it is a full one.
+        A segment of the update log begins with it. `base` is the token of the save on which that is based,
+        as a delta; empty: it is a full one.
 
         Raises:
             CheckpointError: If memory is short.
@@ -445,12 +403,7 @@ class Engine:
     ) -> Share:
         """Writes this process's shards and pieces into a folder, and returns the entries written.
 
-        They are as of the snapshot of the same token, which ends with this.
-
-        Args:
-            folder: Of a save in progress.
-            token: Of that save.
-            inference: Contents of an inference checkpoint; None: everything.
+        They are as of the snapshot of the same token, which ends with this; for `inference`, what that needs.
 
         Raises:
             CheckpointError: If the folder is not in the roots or not the one that holds the token, or cannot
@@ -465,21 +418,19 @@ class Engine:
             applied = snapshot.applied
             if inference is not None:
                 entries = write_inference_share(*where, inference)
-                return Share(
-                    entries=tuple(entries), version=applied.version, batches=applied.batches
+            else:
+                entries = write_share(
+                    *where,
+                    candidates=snapshot.candidates,
+                    counters=snapshot.counters,
+                    removed=snapshot.removed,
                 )
-            entries = write_share(
-                *where,
-                candidates=snapshot.candidates,
-                counters=snapshot.counters,
-                removed=snapshot.removed,
-            )
-            self.parameters.base = token
+                self.parameters.base = token
         return Share(
             entries=tuple(entries),
             version=applied.version,
             batches=applied.batches,
-            workers=applied.workers,
+            workers=applied.workers if inference is None else {},
         )
 
     def load(
@@ -498,12 +449,6 @@ class Engine:
         checkpoint = self._roots.open(url)
         checkpoint.require_token(token)
         self.parameters.load(checkpoint, only, self.snapshots.alone, on_shard or self._on_shard)
-
-    def resume(
-        self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
-    ) -> None:
-        """See `protos.store.Store`."""
-        self.job.resume(version, progress, batches)
 
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""

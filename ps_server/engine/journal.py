@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -41,13 +40,10 @@ class EngineState:
     """What an engine knows at one moment, besides its parameters.
 
     Attributes:
-        owner: The server.
         epoch: Of its shard map.
         jobs_before: Jobs that it had served.
-        job: What its coordinator knew.
-        waiting: What is part of that, and waits for others or is to be taken by them.
-        tables: That were declared.
-        blocks: Dense blocks that were declared, with the values that were given.
+        waiting: What is part of the job, and waits for others or is to be taken by them.
+        tables: That were declared, as the `blocks`; these with the values that were given.
     """
 
     owner: Owner
@@ -59,57 +55,32 @@ class EngineState:
     blocks: Sequence[tuple[DenseSpec, Values | None]]
 
 
-class Journal(Protocol):
-    """Told of all that changes an engine, before it does."""
+class Journal:
+    """Told of all that changes an engine, before it does.
+
+    This one writes nothing: a server that ends loses what was not saved.
+    """
 
     def written(self, kind: str, payload: bytes) -> AbstractContextManager[None]:
         """Held around an event, which is written first."""
-        ...
+        return nullcontext()
 
     def durable(self) -> Future[None]:
         """Returns a future that completes when every event so far is durable."""
-        ...
-
-    def prepare_segment(self) -> None:
-        """A segment is to begin soon: does what need not be done in `alone`."""
-        ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Held while no event is carried out; raises WaitTimeoutError if those under way do not end."""
-        ...
-
-    def begin_segment(self, token: str, state: EngineState) -> None:
-        """Begins the segment that needs none before it once the save `token` is published; in `alone`."""
-        ...
-
-    def saved(self, token: str, folder: str) -> None:
-        """This server's share of a checkpoint is written; `folder` is the checkpoint's data folder."""
-        ...
-
-
-class NoJournal:
-    """A journal of nothing: a server that ends loses what was not saved."""
-
-    def written(self, kind: str, payload: bytes) -> AbstractContextManager[None]:
-        """See `Journal`."""
-        return nullcontext()
-
-    def durable(self) -> Future[None]:
-        """See `Journal`."""
         return Answered(None)
 
     def prepare_segment(self) -> None:
-        """See `Journal`."""
+        """A segment is to begin soon: does what need not be done in `alone`."""
 
     def alone(self) -> AbstractContextManager[None]:
-        """See `Journal`."""
+        """Held while no event is carried out; raises WaitTimeoutError if those under way do not end."""
         return nullcontext()
 
     def begin_segment(self, token: str, state: EngineState) -> None:
-        """See `Journal`."""
+        """Begins the segment that needs none before it once the save `token` is published; in `alone`."""
 
     def saved(self, token: str, folder: str) -> None:
-        """See `Journal`."""
+        """This server's share of a checkpoint is written; `folder` is the checkpoint's data folder."""
 
 
-NO_JOURNAL = NoJournal()
+NO_JOURNAL = Journal()

@@ -122,7 +122,6 @@ class Pulls:
         self, job: Coordinator, tables: Sequence[str], worker: int, *, max_rows: int
     ) -> Future[Changed]:
         """See `Store.pull_changed`; done when returned."""
-        job.require_member(worker)
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
         if job.take_replaced(worker):
@@ -139,32 +138,20 @@ class Pulls:
         self, job: Coordinator, keys: Mapping[str, Keys], blocks: Sequence[str]
     ) -> Future[ModelState]:
         """See `Store.pull_state`; done when returned. Of blocks, this process's pieces."""
-        parameters = self._parameters
-
-        def answer() -> ModelState:
-            pieces = {name: parameters.block_with_state(name) for name in blocks}
-            return ModelState(rows=parameters.rows_with_state(keys), blocks=pieces)
-
-        return job.pushes.at_version(None, answer)
+        job.require_no_failure()
+        pieces = {name: self._parameters.block_with_state(name) for name in blocks}
+        return Answered(ModelState(rows=self._parameters.rows_with_state(keys), blocks=pieces))
 
     def state_chunk(
         self, job: Coordinator, keys: Mapping[str, Keys], stretches: Sequence[Stretch]
     ) -> Future[StateChunk]:
         """Reads rows, and stretches of this process's pieces; otherwise as `state`."""
-        parameters = self._parameters
-
-        def answer() -> StateChunk:
-            blocks = [
-                (
-                    each.block,
-                    each.start,
-                    parameters.block_with_state(each.block, each.start, each.stop),
-                )
-                for each in stretches
-            ]
-            return StateChunk(list(parameters.rows_with_state(keys).items()), blocks)
-
-        return job.pushes.at_version(None, answer)
+        job.require_no_failure()
+        read = self._parameters.block_with_state
+        blocks = [
+            (each.block, each.start, read(each.block, each.start, each.stop)) for each in stretches
+        ]
+        return Answered(StateChunk(list(self._parameters.rows_with_state(keys).items()), blocks))
 
 
 def _no_rows(table: SparseTable) -> tuple[Keys, Values]:

@@ -29,57 +29,48 @@ RETRY_AFTER_S = 1.0
 
 
 class Backlog:
-    """Counts the calls in threads. Not thread-safe: it lives on the server's event loop."""
+    """Counts the calls in threads. Not thread-safe: it lives on the server's event loop.
+
+    Attributes:
+        num_calls: Calls that wait for a thread, or have one.
+        num_bytes: Bytes of their requests.
+        num_refused: Calls that were refused so far.
+    """
 
     def __init__(self, *, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         """Has no calls, and takes more until there are `max_calls`, or `max_bytes` of their requests."""
         self._max_calls = max_calls
         self._max_bytes = max_bytes
-        self._num_calls = 0
-        self._num_bytes = 0
-        self._num_refused = 0
+        self.num_calls = 0
+        self.num_bytes = 0
+        self.num_refused = 0
         self._is_refusing = False
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that wait for a thread, or have one."""
-        return self._num_calls
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of their requests."""
-        return self._num_bytes
-
-    @property
-    def num_refused(self) -> int:
-        """Calls that were refused so far."""
-        return self._num_refused
 
     @contextmanager
     def holding(self, request_bytes: int) -> Iterator[None]:
         """Counts a call with a request of `request_bytes` for the time of the block."""
-        self._num_calls += 1
-        self._num_bytes += request_bytes
+        self.num_calls += 1
+        self.num_bytes += request_bytes
         try:
             yield
         finally:
-            self._num_calls -= 1
-            self._num_bytes -= request_bytes
+            self.num_calls -= 1
+            self.num_bytes -= request_bytes
 
     def require_room(self, call: Call[Any, Any]) -> None:
         """Raises OverloadedError if `call` moves data and the backlog is at a limit."""
         if not call.moves:
             return
-        is_full = self._num_calls >= self._max_calls or self._num_bytes >= self._max_bytes
+        is_full = self.num_calls >= self._max_calls or self.num_bytes >= self._max_bytes
         if is_full and not self._is_refusing:
             logger.warning(
-                "overloaded, calls are refused calls=%d bytes=%d", self._num_calls, self._num_bytes
+                "overloaded, calls are refused calls=%d bytes=%d", self.num_calls, self.num_bytes
             )
         self._is_refusing = is_full
         if is_full:
-            self._num_refused += 1
+            self.num_refused += 1
             raise OverloadedError(
-                f"{self._num_calls} calls with {self._num_bytes} bytes wait for this server, which takes "
+                f"{self.num_calls} calls with {self.num_bytes} bytes wait for this server, which takes "
                 f"up to {self._max_calls} with {self._max_bytes}: try {call.name} again in "
                 f"{RETRY_AFTER_S:g} s; if this lasts, use more servers or fewer workers",
                 retry_after_s=RETRY_AFTER_S,

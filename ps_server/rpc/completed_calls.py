@@ -1,7 +1,6 @@
 """Answers of calls that may be carried out once only, for the same call again whose answer was lost."""
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -21,19 +20,14 @@ class CompletedCalls:
     """Remembers answers. Thread-safe; the same call again waits for the first."""
 
     def __init__(self) -> None:
-        self._answers: defaultdict[Hashable, _Answers] = defaultdict(_Answers)
-        self._lock = threading.Lock()
+        self._answers: dict[Hashable, _Answers] = {}
 
     def once(
         self, caller: Hashable, number: Hashable, call: Callable[[], T], *, remembered: int
     ) -> T:
         """Returns what `call` returns, or returned to the same caller under the same number.
 
-        Args:
-            caller: Who calls what.
-            number: Of the call; one that raises is not remembered.
-            call: Carries it out.
-            remembered: How many answers of this caller are kept.
+        A call that raises is not remembered, and of others only the last `remembered` of this caller.
         """
         answers = self._of(caller)
         with answers.lock:
@@ -54,5 +48,4 @@ class CompletedCalls:
         self._of(caller).by_number.update(by_number)
 
     def _of(self, caller: Hashable) -> _Answers:
-        with self._lock:
-            return self._answers[caller]
+        return self._answers.setdefault(caller, _Answers())  # in one operation, for all threads

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -120,11 +120,7 @@ def _sent_as_asked(pulled: Future[P], request: PullSparse | PullDense) -> Future
 
 
 class Handlers:
-    """Answers calls by an engine. Thread-safe.
-
-    Attributes:
-        engine: Carries them out.
-    """
+    """Answers calls by an engine. Thread-safe."""
 
     def __init__(
         self,
@@ -133,12 +129,9 @@ class Handlers:
         *,
         kernels: Kernels | None = None,
     ) -> None:
-        """Answers by `engine`.
+        """Calls `on_all_left` when the last worker has left.
 
-        Args:
-            engine: What is asked for.
-            on_all_left: Called when the last worker has left.
-            kernels: Compiled before the tables are created that need them; None: as they are first run.
+        Of `kernels`, those are compiled that a table needs before it is created; None: as they are first run.
         """
         self.engine = engine
         self._kernels = kernels
@@ -152,9 +145,8 @@ class Handlers:
     def parts_of(self, call: Call[Any, Any], argument: Any) -> Sequence[tuple[Call[Any, Any], Any]]:
         """Returns the calls that a call consists of, each to be started when the one before is answered.
 
-        Raises:
-            ProtocolError: If it has a chunk of a push, its answer would fit no message, or a step's numbers
-                would be rounded.
+        Raises ProtocolError if it has a chunk of a push, its answer would fit no message, or a step's numbers
+        would be rounded.
         """
         if not isinstance(argument, PushPull):
             return ((call, argument),)
@@ -175,10 +167,7 @@ class Handlers:
     def start(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
         """Starts a call, or one of its parts; its answer may wait for other workers.
 
-        Args:
-            call: The RPC; none of several parts, see `parts_of`.
-            argument: What it is given.
-            payload: The bytes of the message that it came as; None: it did not come over the wire.
+        `payload` are the bytes of the message that it came as; None: it did not come over the wire.
         """
         self._prepare(call, argument)
         if isinstance(argument, Join):
@@ -202,30 +191,17 @@ class Handlers:
             self._kernels.prepare_loading()
 
     def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
-        # In this order, which is that of a snapshot: it has its turn before it has the journal alone.
-        with self._turn_of(argument), self._written(call, argument, payload):
+        engine = self.engine
+        with ExitStack() as held:
+            # In this order, which is that of a snapshot: it has its turn before it has the journal alone.
+            if isinstance(argument, Load | Shrink):
+                held.enter_context(engine.snapshots.between_saves(f"a {call.name.lower()}"))
+            is_dry_run = isinstance(argument, Shrink) and argument.dry_run
+            if call.is_logged and engine.keeps_log and not is_dry_run:
+                record = call.request.encode(argument) if payload is None else payload
+                held.enter_context(engine.journal.written(call.name, record))
             answer = self._handlers[call.name](argument)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
-
-    def _written(
-        self, call: Call[Any, Any], argument: Any, payload: bytes | None
-    ) -> AbstractContextManager[None]:
-        """Returns what is held around a call, which is in the update log then if it changes the server."""
-        is_dry_run = isinstance(argument, Shrink) and argument.dry_run
-        if not (self.engine.keeps_log and call.is_logged) or is_dry_run:
-            return nullcontext()
-        if payload is None:
-            payload = call.request.encode(argument)
-        return self.engine.journal.written(call.name, payload)
-
-    def _turn_of(self, argument: Any) -> AbstractContextManager[None]:
-        """Returns what is held around a call that no save may overlap."""
-        match argument:
-            case Load():
-                return self.engine.snapshots.between_saves("a load")
-            case Shrink():
-                return self.engine.snapshots.between_saves("a shrink")
-        return nullcontext()
 
     def replay(self, name: str, request: bytes) -> None:
         """Carries out a logged call once more; nobody waits for its answer.
@@ -258,13 +234,8 @@ class Handlers:
         """By worker, not by process: one that takes another's place comes to the same shrinks again."""
         return "Shrink", worker, self.engine.jobs_before
 
-    def after(self, call: Call[Q, Any]) -> None:
-        """Ends the job after the last worker's departure; on the service's event loop, so once a job."""
-        if call.name == "Leave":
-            self.end_if_all_left()
-
     def end_if_all_left(self) -> None:
-        """Ends the job if all workers have left."""
+        """Ends the job if all workers have left; to be called on the server's event loop, so once a job."""
         if self.engine.job.all_left():
             self._on_all_left()
 
@@ -279,16 +250,16 @@ class Handlers:
                 return self._values_of(argument)
             case PushGrad() | PushState():
                 return argument.chunk.num_chunks * argument.chunk.num_values
-        if call.declares is not None:
-            return self._work_of_declaration(call.declares(argument))
-        return math.inf if call.is_long else 0
-
-    def _work_of_declaration(self, spec: TableSpec | DenseSpec) -> float:
-        if self._kernels is not None and not self._kernels.are_ready(spec):
+        spec = None if call.declares is None else call.declares(argument)
+        kernels = self._kernels
+        must_compile = spec is not None and kernels is not None and not kernels.are_ready(spec)
+        if call.is_long or must_compile:
             return math.inf
-        if isinstance(spec, DenseSpec):
-            return spec.length + _VALUES_A_SEGMENT * len(spec.segments)
-        return 0
+        return (
+            spec.length + _VALUES_A_SEGMENT * len(spec.segments)
+            if isinstance(spec, DenseSpec)
+            else 0
+        )
 
     def _handler_of(self, name: str) -> Callable[[Any], Any]:
         method = method_name(name)
@@ -307,18 +278,14 @@ class Handlers:
 
     def _join(self, request: Join) -> Future[Joined]:
         member = request.member
-        joined = self.engine.join(
-            member,
-            terms=request.terms,
-            lease=request.lease,
-            only_asks=request.only_asks,
+        joined = self.engine.job.join(
+            member, request.terms, request.lease, only_asks=request.only_asks
         )
+        name = self.engine.members.name(member.worker)
         if not request.only_asks:
-            logger.info("%s joins", self.engine.members.name(member.worker))
+            logger.info("%s joins", name)
         elif isinstance(joined, WaitingFuture):
-            logger.info(
-                "a process waits for the place of %s", self.engine.members.name(member.worker)
-            )
+            logger.info("a process waits for the place of %s", name)
         return joined
 
     def _create_table(self, spec: TableSpec) -> None:
@@ -336,9 +303,8 @@ class Handlers:
         size = self._bytes_of_rows(request)
         _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
         _require_exact_steps(request, request.at)
-        engine = self.engine
-        pulled = engine.pulls.sparse(
-            engine.job, request.keys, missing=request.missing, at=request.at
+        pulled = self.engine.pulls.sparse(
+            self.engine.job, request.keys, missing=request.missing, at=request.at
         )
         return _sent_as_asked(pulled, request)
 
@@ -423,7 +389,7 @@ class Handlers:
             raise ProtocolError(
                 f"worker {request.member.worker} posted a message of worker {request.message.sender}"
             )
-        return self.engine.post(request.exchange, request.message)
+        return self.engine.job.rendezvous.post(request.exchange, request.message)
 
     def _leave(self, request: Leave) -> None:
         worker = request.member.worker
@@ -434,16 +400,14 @@ class Handlers:
         self.engine.snapshot(request.token, request.base)
 
     def _save(self, request: Save) -> str:
-        return self._completed.once(
-            "Save", request.token, lambda: self._save_share(request), remembered=1
-        )
+        def save() -> str:
+            share = self.engine.save_share(request.folder, request.token, request.inference)
+            if request.inference is None:
+                self.engine.journal.saved(request.token, request.folder)
+            logger.info("saved folder=%s files=%d", request.folder, len(share.entries))
+            return share_to_json(share)
 
-    def _save_share(self, request: Save) -> str:
-        share = self.engine.save_share(request.folder, request.token, request.inference)
-        if request.inference is None:
-            self.engine.journal.saved(request.token, request.folder)
-        logger.info("saved folder=%s files=%d", request.folder, len(share.entries))
-        return share_to_json(share)
+        return self._completed.once("Save", request.token, save, remembered=1)
 
     def _load(self, request: Load) -> None:
         def load() -> None:
@@ -460,7 +424,7 @@ class Handlers:
         )
 
     def _resume(self, request: Resume) -> None:
-        self.engine.resume(request.version, request.progress, batches=request.batches)
+        self.engine.job.resume(request.version, request.progress, request.batches)
         logger.info("resumed version=%d batches=%d", request.version, request.batches)
 
     def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:

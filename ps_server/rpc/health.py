@@ -11,14 +11,9 @@ SERVICE: str = parameter_server_pb2.DESCRIPTOR.services_by_name["ParameterServer
 
 
 def why_not_serving(endpoint: str, limit_s: float) -> str:
-    """Asks a server's health service; returns why it does not serve, "" if it does.
+    """Asks the health service of a server, host:port; returns why it does not serve, "" if it does.
 
-    Args:
-        endpoint: "host:port".
-        limit_s: Seconds to wait for an answer.
-
-    Raises:
-        UsageError: If the credentials of this process cannot be used.
+    Raises UsageError if the credentials of this process cannot be used.
     """
     with open_channel(endpoint, Credentials.from_environment()) as channel:
         try:

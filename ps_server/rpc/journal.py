@@ -20,15 +20,12 @@ from pydantic import TypeAdapter
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.errors import CheckpointError, LogError
 from ctr_ps.protos.futures import Future
-from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.environment import own_version
-from ctr_ps.protos.spec import DenseSpec
-from ctr_ps.protos.store import Member, PushId, Shrunk, StateChunk
+from ctr_ps.protos.store import Member, Shrunk, StateChunk
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.coordination.job_state import (
-    Chunk,
     JobState,
     Waiting,
     WaitingArrival,
@@ -36,9 +33,9 @@ from ctr_ps.ps_server.coordination.job_state import (
     WaitingMessage,
     WaitingPart,
 )
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.durability.update_log import UpdateLog
-from ctr_ps.ps_server.engine.journal import EngineState, Owner
+from ctr_ps.ps_server.engine.journal import EngineState, Journal, Owner
 from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
 
 logger = logging.getLogger(__name__)
@@ -62,14 +59,11 @@ class CompletedState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """A server at the beginning of a segment.
+    """A server at the beginning of a segment; see `EngineState`.
 
     Attributes:
-        owner: The server.
         written_by: Version of the package that wrote the segment.
         base: Token of the save that has its parameters; empty: they were fresh.
-        jobs_before: Jobs that it had served.
-        job: What its coordinator knew.
         completed: Calls of this job that are not carried out again.
     """
 
@@ -101,8 +95,8 @@ STATE_JSON = TypeAdapter(ServerState)
 SAVED_JSON = TypeAdapter(SavedAt)
 
 
-class UpdateJournal:
-    """A `ps_server.engine.journal.Journal` in an update log. Thread-safe."""
+class UpdateJournal(Journal):
+    """A journal in an update log. Thread-safe."""
 
     def __init__(
         self,
@@ -118,7 +112,7 @@ class UpdateJournal:
             log: Where to write.
             completed: Returns the calls of this job that are not carried out again.
             wait_limit_s: How long a snapshot waits for calls that are being carried out.
-            clock: For the time that calls take, in seconds.
+            clock: In seconds.
         """
         self._log = log
         self._completed = completed
@@ -178,10 +172,7 @@ class UpdateJournal:
 def state_records(state: EngineState, completed: CompletedState, *, base: str) -> list[Record]:
     """Returns the head of a segment: what `recover` makes an empty engine the same as this with.
 
-    Args:
-        state: What the engine knows now.
-        completed: Calls of this job that are not carried out again.
-        base: Token of the save that has its parameters.
+    `base` is the token of the save that has its parameters.
     """
     job = ServerState(
         owner=state.owner,
@@ -194,18 +185,16 @@ def state_records(state: EngineState, completed: CompletedState, *, base: str) -
     return [
         Record(STATE, STATE_JSON.dump_json(job)),
         *(_record(calls.CREATE_TABLE, spec) for spec in state.tables),
-        *(_create_dense(spec, given) for spec, given in state.blocks),
+        *(
+            _record(calls.CREATE_DENSE, requests.CreateDense(spec=spec, values=given))
+            for spec, given in state.blocks
+        ),
         *(_record_of_waiting(each, state.job, state.epoch) for each in state.waiting),
     ]
 
 
 def first_records(state: EngineState, loaded: Checkpoint | None) -> list[Record]:
-    """Returns the head of the first segment of a log.
-
-    Args:
-        state: Of a server as it starts.
-        loaded: The checkpoint that it was loaded from; None: its parameters are fresh.
-    """
+    """Returns the head of the first segment of a log; without a checkpoint, the parameters are fresh."""
     if loaded is None:
         return state_records(state, CompletedState(), base="")
     # The folder that was loaded may name another checkpoint as its latest when this one is loaded again.
@@ -217,34 +206,34 @@ def first_records(state: EngineState, loaded: Checkpoint | None) -> list[Record]
 
 
 def _record_of_waiting(waiting: Waiting, job: JobState, epoch: int) -> Record:
+    incarnations = job.members.incarnations
     match waiting:
         case WaitingPart():
-            part = _push(_whole(waiting), waiting.push_id, waiting.step, epoch)
-            return Record(
-                PART, part.payload
-            )  # it counts, also if its process has its place no more
-        case WaitingChunk():
-            return _push(waiting.chunk, waiting.push_id, None, epoch)
+            whole = PushChunk(
+                sparse=list(waiting.gradients.sparse.items()),
+                dense=[(name, 0, grad) for name, grad in waiting.gradients.dense.items()],
+            )
+            push = requests.PushGrad(
+                chunk=whole, push_id=waiting.push_id, at=waiting.step, shard_map_epoch=epoch
+            )
+            # It counts, also if its process has its place no more.
+            return Record(PART, calls.PUSH_GRAD.request.encode(push))
+        case WaitingChunk(push_id=push_id, chunk=chunk):
+            if isinstance(chunk, StateChunk):
+                state = requests.PushState(chunk=chunk, push_id=push_id, shard_map_epoch=epoch)
+                return _record(calls.PUSH_STATE, state)
+            part = requests.PushGrad(chunk=chunk, push_id=push_id, at=None, shard_map_epoch=epoch)
+            return _record(calls.PUSH_GRAD, part)
         case WaitingArrival():
-            return _arrival(waiting, job.members.incarnations[waiting.worker])
-        case WaitingMessage():
-            post = _post(waiting, job.members.incarnations.get(waiting.message.sender, 0))
-            return Record(MESSAGE, _record(calls.POST, post).payload)
-
-
-def _create_dense(spec: DenseSpec, given: Values | None) -> Record:
-    return _record(calls.CREATE_DENSE, requests.CreateDense(spec=spec, values=given))
+            return _arrival(waiting, Member(waiting.worker, incarnations[waiting.worker]))
+        case WaitingMessage(exchange=exchange, message=message):
+            sender = Member(message.sender, incarnations.get(message.sender, 0))
+            post = requests.Post(exchange=exchange, message=message, member=sender)
+            return Record(MESSAGE, calls.POST.request.encode(post))
 
 
 def _record(call: Call[Any, Any], argument: Any) -> Record:
     return Record(call.name, call.request.encode(argument))
-
-
-def _whole(part: WaitingPart) -> PushChunk:
-    return PushChunk(
-        sparse=list(part.gradients.sparse.items()),
-        dense=[(name, 0, grad) for name, grad in part.gradients.dense.items()],
-    )
 
 
 def waiting_part(payload: bytes) -> WaitingPart:
@@ -255,35 +244,16 @@ def waiting_part(payload: bytes) -> WaitingPart:
     return WaitingPart(push_id=push.push_id, step=push.at, gradients=join_push([push.chunk]))
 
 
-def _push(chunk: Chunk, push_id: PushId, at: int | None, epoch: int) -> Record:
-    if isinstance(chunk, StateChunk):
-        state = requests.PushState(chunk=chunk, push_id=push_id, shard_map_epoch=epoch)
-        return _record(calls.PUSH_STATE, state)
-    request = requests.PushGrad(chunk=chunk, push_id=push_id, at=at, shard_map_epoch=epoch)
-    return _record(calls.PUSH_GRAD, request)
-
-
-def _post(waiting: WaitingMessage, incarnation: int) -> requests.Post:
-    message = waiting.message
-    return requests.Post(
-        exchange=waiting.exchange, message=message, member=Member(message.sender, incarnation)
-    )
-
-
-def _arrival(waiting: WaitingArrival, incarnation: int) -> Record:
-    barrier = requests.Barrier(
-        name=waiting.name,
-        member=Member(waiting.worker, incarnation),
-        step=waiting.step,
-        number=waiting.number,
-    )
+def _arrival(waiting: WaitingArrival, member: Member) -> Record:
+    name, step, number = waiting.name, waiting.step, waiting.number
     if waiting.values is None or waiting.op is None:
+        barrier = requests.Barrier(name=name, member=member, step=step, number=number)
         return _record(calls.BARRIER, barrier)
     numbers = requests.AllReduce(
-        name=barrier.name,
-        member=barrier.member,
-        step=barrier.step,
-        number=barrier.number,
+        name=name,
+        member=member,
+        step=step,
+        number=number,
         values=waiting.values,
         op=waiting.op,
         remember=waiting.remember,

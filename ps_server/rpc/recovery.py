@@ -29,13 +29,12 @@ from ctr_ps.protos.runtime.environment import own_version
 from ctr_ps.protos.wire.calls import CALLS, CREATE_DENSE, CREATE_TABLE, POST
 from ctr_ps.ps_server.coordination.job_state import WaitingMessage
 from ctr_ps.ps_server.durability.saved_log import SavedLog
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.engine import journal
 from ctr_ps.ps_server.engine.engine import Engine
-from ctr_ps.ps_server.engine.journal import BACK_JSON, LOST_JSON, Owner
+from ctr_ps.ps_server.engine.journal import BACK_JSON, LOST_JSON
+from ctr_ps.ps_server.rpc import journal as server_journal
 from ctr_ps.ps_server.rpc.journal import (
-    MESSAGE,
-    PART,
     SAVED,
     SAVED_JSON,
     STATE,
@@ -58,9 +57,6 @@ _REFUSALS = (
 )
 """With which a server answers a call for what it asks: nothing of it was carried out at first, either."""
 
-_OTHER_KINDS = (journal.LOST, journal.BACK, journal.NEW_JOB, MESSAGE, PART)
-"""Of records that are carried out, besides calls."""
-
 Replay = Callable[[str, bytes], None]
 """Carries out a call, given its name and its request as it came."""
 
@@ -82,17 +78,14 @@ class Replayed:
 
 
 class Progress:
-    """How far a server has come that does not serve yet. One thread works, others look.
+    """How far a server has come that does not serve yet, in words and in shards and calls.
 
-    Attributes:
-        done: Shards and calls so far.
-        text: How far that is.
+    One thread works, others look.
     """
 
     def __init__(self) -> None:
-        """Nothing is done."""
-        self.done = 0
         self.text = "recovering: it begins"
+        self._done = 0
         self._is_stopped = False
 
     def stop(self) -> None:
@@ -101,13 +94,13 @@ class Progress:
 
     def step(self) -> None:
         """A shard or a call is done."""
-        self.done += 1
+        self._done += 1
         if self._is_stopped:
             raise StoppedError
 
     def error(self) -> RecoveringError:
         """Returns the answer to a call that comes meanwhile."""
-        return RecoveringError(f"{self.text}; it serves afterwards", progress=self.done)
+        return RecoveringError(f"{self.text}; it serves afterwards", progress=self._done)
 
 
 def recover(
@@ -118,14 +111,9 @@ def recover(
     restore_completed: Callable[[CompletedState], None],
     progress: Progress | None = None,
 ) -> Replayed:
-    """Makes an empty engine what the log says.
+    """Makes an empty engine what the log says, which has segments.
 
-    Args:
-        engine: As a server starts with it.
-        saved: The log, which has segments.
-        replay: Carries out a call; raises what a server refuses.
-        restore_completed: Takes over the calls that are not carried out again.
-        progress: Told how far it is.
+    `restore_completed` takes over the calls that are not carried out again.
 
     Raises:
         LogError: If the log is damaged, of another server or version, or its checkpoint is not there.
@@ -134,7 +122,12 @@ def recover(
     """
     progress = progress or Progress()
     segment, state, checkpoint = _begin_of(saved)
-    _require_owner(state.owner, engine.owner, saved)
+    if state.owner != engine.owner:
+        raise LogError(
+            f"the update log {saved.folder.path} is of {state.owner}, but this process is {engine.owner}: "
+            f"start it with its own log, list of servers and PADDLE_TRAINERS_NUM, or remove the folder if "
+            f"the job that wrote it is of no use any more"
+        )
     head = saved.head(segment)[1:]
     for record in head:
         if record.kind in (CREATE_TABLE.name, CREATE_DENSE.name):
@@ -186,11 +179,24 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
                 f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
                 f"remove the folder and start the job again from its checkpoint"
             )
-        _require_own_version(bytes(first.payload), saved)
+        # Of another version, its state and calls may mean something else here.
+        written_by = json.loads(bytes(first.payload)).get("written_by")
+        if written_by != own_version():
+            writer = f"version {written_by}" if written_by else "an earlier version"
+            raise LogError(
+                f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is "
+                f"of version {own_version()}: start that version to go on from it, or remove the folders of "
+                f"all servers and start the job again from its checkpoint"
+            )
         state = STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
             return segment, state, None
-        checkpoint = _save_of(state.base, saved, segment)
+        saves = (
+            SAVED_JSON.validate_json(bytes(record.payload))
+            for record in chain(saved.head(segment), saved.records_from(segment))
+            if record.kind == SAVED
+        )
+        checkpoint = next((save for save in saves if save.token == state.base), None)
         if checkpoint is not None and checkpoint.is_published:
             return segment, state, checkpoint
         unpublished.append(state.base if checkpoint is None else checkpoint.url)
@@ -200,49 +206,12 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
     )
 
 
-def _require_own_version(state: bytes, saved: SavedLog) -> None:
-    """Raises LogError if another version wrote a log: its state and calls may mean something else here."""
-    written_by = json.loads(state).get("written_by")
-    if written_by != own_version():
-        writer = f"version {written_by}" if written_by else "an earlier version"
-        raise LogError(
-            f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is of "
-            f"version {own_version()}: start that version to go on from it, or remove the folders of all "
-            f"servers and start the job again from its checkpoint"
-        )
-
-
-def _require_owner(owner: Owner, server: Owner, saved: SavedLog) -> None:
-    """Raises LogError unless a log is of the server that recovers from it."""
-    if owner != server:
-        raise LogError(
-            f"the update log {saved.folder.path} is of {owner}, but this process is {server}: start it with "
-            f"its own log, list of servers and PADDLE_TRAINERS_NUM, or remove the folder if the job that "
-            f"wrote it is of no use any more"
-        )
-
-
-def _save_of(token: str, saved: SavedLog, segment: int) -> SavedAt | None:
-    for record in chain(saved.head(segment), saved.records_from(segment)):
-        if record.kind == SAVED:
-            found = SAVED_JSON.validate_json(bytes(record.payload))
-            if found.token == token:
-                return found
-    return None
-
-
 def _replay(record: Record, engine: Engine, replay: Replay) -> None:
     """Carries out what a record says; what broke the contract at first is refused again.
 
     Raises:
         LogError: If a call fails that may have succeeded at first, as by storage that is away now.
     """
-    if record.kind == SAVED:
-        return
-    if record.kind not in (*CALLS, *_OTHER_KINDS):
-        raise LogError(
-            f"the update log has a call {record.kind!r}, which this version does not know"
-        )
     payload = bytes(record.payload)
     try:
         match record.kind:
@@ -252,13 +221,19 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
                 engine.job.bring_back(BACK_JSON.validate_json(payload))
             case journal.NEW_JOB:
                 engine.begin_job()
-            case kind if kind == MESSAGE:
+            case server_journal.MESSAGE:
                 post = POST.request.decode(payload)
                 engine.job.hold(WaitingMessage(exchange=post.exchange, message=post.message))
-            case kind if kind == PART:
+            case server_journal.PART:
                 engine.hold_part(waiting_part(payload))
-            case call:
+            case server_journal.SAVED:
+                pass
+            case call if call in CALLS:
                 replay(call, payload)
+            case call:
+                raise LogError(
+                    f"the update log has a call {call!r}, which this version does not know"
+                )
     except _REFUSALS as error:
         logger.info("refused again call=%s: %s", record.kind, error)
     except CtrPsError as error:

@@ -10,14 +10,10 @@ import logging
 import signal
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ctr_ps.protos.role import ServerRole, address_to_bind, default_bind
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.ps_server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from ctr_ps.ps_server.rpc.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +21,8 @@ logger = logging.getLogger(__name__)
 def run_server(role: ServerRole, settings: ServerSettings) -> int:
     """Serves until all workers have left; returns the exit code: 0, after SIGINT 130, after SIGTERM as set.
 
-    To be called from the main thread, which handles the signals.
-
-    Raises:
-        UsageError: If the address is not loopback, and nothing protects it.
-        BindError: If the address cannot be bound.
-        CheckpointError: If the one to load does not exist, or is damaged.
-        LogError: If the update log is damaged, in use, or lacks its checkpoint.
-        IdleError: If no call came for longer than the idle limit.
-        AbortedError: If the job has ended by an error, and the server does not stay.
+    To be called from the main thread, which handles the signals. Raises as `Server.run`, and UsageError if
+    the address is not loopback, and nothing protects it.
     """
     # Until the loop takes over: a container's first process ignores SIGTERM otherwise.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(settings.sigterm_exit_code))
@@ -41,7 +30,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
     from ctr_ps.protos.metrics.metrics_port import metrics_address
     from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
     from ctr_ps.ps_server.engine.engine import Engine
-    from ctr_ps.ps_server.rpc.server import serve
+    from ctr_ps.ps_server.rpc.server import Server
 
     bind = settings.bind or default_bind(role.endpoint)
     credentials = Credentials.from_environment()
@@ -61,37 +50,28 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         has_update_log=settings.update_log is not None,
     )
 
-    reason = asyncio.run(
-        serve(
-            engine,
-            settings,
-            lambda server, port: _on_start(server, port, role, bind),
-            address=address_to_bind(bind, role.port),
-            credentials=credentials,
-            on_bound=_end_by_signals,
+    async def serve() -> str:
+        address = address_to_bind(bind, role.port)
+        server = Server(engine, settings, address=address, credentials=credentials)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, server.end, number.name)
+        return await server.run(log_start)
+
+    def log_start(port: int) -> None:
+        logger.info(
+            "serving server=%d servers=%s workers=%d heter_trainers=%d bind=%s port=%d",
+            role.server_index,
+            ",".join(role.endpoints),
+            role.num_workers,
+            len(role.heter_endpoints),
+            bind,
+            port,
         )
-    )
+
+    reason = asyncio.run(serve())
     logger.info("ended reason=%r", reason)
     codes = {
         signal.SIGINT.name: 128 + signal.SIGINT,
         signal.SIGTERM.name: settings.sigterm_exit_code,
     }
     return codes.get(reason, 0)
-
-
-def _end_by_signals(server: "Server") -> None:
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.end, number.name)
-
-
-def _on_start(server: "Server", port: int, role: ServerRole, bind: str) -> None:
-    logger.info(
-        "serving server=%d servers=%s workers=%d heter_trainers=%d bind=%s port=%d",
-        role.server_index,
-        ",".join(role.endpoints),
-        role.num_workers,
-        len(role.heter_endpoints),
-        bind,
-        port,
-    )

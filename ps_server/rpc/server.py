@@ -27,7 +27,6 @@ from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.engine.journal import NO_JOURNAL
 from ctr_ps.ps_server.precompile import KERNELS
-from ctr_ps.ps_server.rpc.activity import Activity
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.health import SERVICE
@@ -66,15 +65,9 @@ class Server:
         backlog: Backlog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepares to serve; nothing is bound yet.
+        """Prepares to serve at `address`, host:port, of which port 0 takes a free one; binds nothing yet.
 
-        Args:
-            engine: What to serve.
-            settings: When to end, and how.
-            address: host:port to bind; port 0 takes a free one.
-            credentials: By which it knows its callers; None: it serves whoever calls, without TLS.
-            backlog: See `Service`.
-            clock: In seconds.
+        Without credentials it serves whoever calls, without TLS; see `Service` for `backlog` and `clock`.
 
         Raises:
             UsageError: If a file of the credentials cannot be read, or an extra is not installed.
@@ -82,11 +75,11 @@ class Server:
         self._engine = engine
         self._address = address
         self._settings = settings
-        self._activity = Activity(clock)
         has_past = (settings.load or settings.update_log) is not None
         self._progress = Progress() if has_past else None
-        self._health = HealthService(self._describe_progress if has_past else None)
-        self._ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._health = HealthService(
+            (lambda: "" if self._progress is None else self._progress.text) if has_past else None
+        )
         self._credentials = credentials or Credentials()
         debug = DebugServices() if settings.grpc_debug else None
         guarded = [*CALLS.values(), *(debug.methods if debug else ())]
@@ -97,14 +90,15 @@ class Server:
         self._backlog = backlog or Backlog()
         self._service = Service(
             self._handlers,
-            self._activity,
             backlog=self._backlog,
             hot_keys=HotKeys() if settings.metrics else None,
             why_not=lambda: None if self._progress is None else self._progress.error(),
             on_end=self._end_by,
+            clock=clock,
         )
         self._metrics_port: HttpPort | None = None
         self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[str] = self._loop.create_future()
         self._saved: SavedLog | None = None
         self._log: UpdateLog | None = None
         self._leases: asyncio.Task[None] | None = None
@@ -140,10 +134,8 @@ class Server:
     async def recover(self) -> bool:
         """Goes on where the server before this one was, by its update log, and serves; after `start`.
 
-        Without such a log it loads the checkpoint to start with, if any.
-
-        Returns:
-            Whether it serves; not if it was told to end before.
+        Without such a log it loads the checkpoint to start with, if any. Returns whether it serves; not if it
+        was told to end before.
 
         Raises:
             LogError: If the log is damaged.
@@ -171,9 +163,9 @@ class Server:
         return True
 
     def _serve(self) -> None:
-        self._engine.call_on_failure(self._hear_of_failure)
+        self._engine.on_failure = self._hear_of_failure
         self._health.begin()
-        self._activity.restart()
+        self._service.restart_idle_time()
         self._leases = asyncio.create_task(self._watch_leases())
         self._handlers.end_if_all_left()  # the server before this one may have died just before its end
 
@@ -216,9 +208,6 @@ class Server:
         logger.info("loaded folder=%s", self._settings.load)
         return checkpoint
 
-    def _describe_progress(self) -> str:
-        return "" if self._progress is None else self._progress.text
-
     def _open_metrics_port(self) -> None:
         if self._settings.metrics is None:
             return
@@ -233,7 +222,6 @@ class Server:
             self._backlog,
             lambda: self._log,
             lambda: self.replayed,
-            per_worker=self._settings.metrics_per_worker,
         )
         self._metrics_port = open_metrics_port(
             self._settings.metrics,
@@ -255,8 +243,7 @@ class Server:
             AbortedError: If the job has ended by an error, and the server does not stay.
             LogError: If the update log cannot be written.
         """
-        limit_s = self._settings.ends_idle_after_s
-        if limit_s is None:
+        if (limit_s := self._settings.ends_idle_after_s) is None:
             return await self._ended
         watch = asyncio.create_task(self._end_when_idle(limit_s))
         try:
@@ -265,12 +252,12 @@ class Server:
             watch.cancel()
 
     def end(self, reason: str) -> None:
-        """Makes `wait` return `reason`."""
+        """Has `wait` return `reason`."""
         if not self._ended.done():
             self._ended.set_result(reason)
 
     def _end_by(self, error: Exception) -> None:
-        """Makes `wait` raise an error."""
+        """Has `wait` raise an error."""
         if not self._ended.done():
             self._ended.set_exception(error)
 
@@ -279,7 +266,7 @@ class Server:
         if self._leases is not None:
             self._leases.cancel()
         self._health.end()
-        self._engine.call_on_failure(lambda _: None)
+        self._engine.on_failure = lambda _: None
         await self._server.stop(self._settings.grace_s)
         self._service.close()
         if self._metrics_port is not None:
@@ -329,7 +316,6 @@ class Server:
         if self._settings.stay:
             logger.error("the job has ended: %s; restart this server before the next job", reason)
             return
-
         self._loop.call_later(self._settings.linger_s, self._end_by, AbortedError(reason))
 
     async def _watch_leases(self) -> None:
@@ -357,7 +343,7 @@ class Server:
         self._long_replay_s = 2 * self._log.replay_s
 
     async def _end_when_idle(self, limit_s: float) -> None:
-        while (left_s := limit_s - self._activity.idle_s) > 0:
+        while (left_s := limit_s - self._service.idle_s) > 0:
             await asyncio.sleep(left_s)
         self._end_by(
             AbortedError(self._engine.job.failure)  # which is why nobody calls any more
@@ -365,40 +351,15 @@ class Server:
             else IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
         )
 
+    async def run(self, on_start: Callable[[int], None]) -> str:
+        """Serves from the start to the end, and returns its reason; raises as `start`, `recover` and `wait`.
 
-async def serve(
-    engine: Engine,
-    settings: ServerSettings,
-    on_start: Callable[[Server, int], None],
-    *,
-    address: str,
-    credentials: Credentials | None = None,
-    on_bound: Callable[[Server], None] = lambda _: None,
-) -> str:
-    """Serves until the end, and returns its reason.
-
-    Args:
-        engine: What to serve.
-        settings: When to end, and how.
-        on_start: Called with the server and its port once it serves.
-        address: host:port to bind; port 0 takes a free one.
-        credentials: See `Server`.
-        on_bound: Called with the server once it has its port; it may still recover then.
-
-    Raises:
-        UsageError: If a file of the credentials cannot be used.
-        CheckpointError: If the one to load does not exist, or is damaged.
-        LogError: If the update log is damaged, in use, or lacks its checkpoint, or cannot be written.
-        BindError: If the address cannot be bound.
-        IdleError: If no call came for longer than the idle limit.
-        AbortedError: If the job has ended by an error, and the server does not stay.
-    """
-    server = Server(engine, settings, address=address, credentials=credentials)
-    port = await server.start()
-    try:
-        on_bound(server)
-        if await server.recover():
-            on_start(server, port)
-        return await server.wait()
-    finally:
-        await server.stop()
+        `on_start` is called with the port once it serves.
+        """
+        port = await self.start()
+        try:
+            if await self.recover():
+                on_start(port)
+            return await self.wait()
+        finally:
+            await self.stop()

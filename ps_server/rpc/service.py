@@ -19,14 +19,12 @@ import grpc
 from ctr_ps.protos.errors import CtrPsError, LogError, NoMemoryError
 from ctr_ps.protos.futures import Future, WaitingFuture
 from ctr_ps.protos.runtime.environment import memory_error_of
-from ctr_ps.protos.wire.calls import CALLS, SERVICE, Call
+from ctr_ps.protos.wire.calls import CALLS, LEAVE, SERVICE, Call
 from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
 from ctr_ps.protos.wire.requests import PullSparse
-from ctr_ps.ps_server.engine.engine import Engine
-from ctr_ps.ps_server.rpc.activity import Activity
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
-from ctr_ps.ps_server.rpc.metrics.call_metrics import CallCounts, counts_of
+from ctr_ps.ps_server.rpc.metrics.call_metrics import CallCounts
 from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 
 logger = logging.getLogger(__name__)
@@ -64,26 +62,15 @@ async def abort_with(context: grpc.aio.ServicerContext, call: str, error: Except
 class _Answering:
     """One call: a sign of life while it lasts, and counted; an error that ends it becomes a status."""
 
-    def __init__(
-        self,
-        activity: Activity,
-        context: grpc.aio.ServicerContext,
-        call: str,
-        counts: CallCounts,
-        on_end: Callable[[Exception], None],
-        engine: Engine,
-    ) -> None:
-        self._activity = activity
+    def __init__(self, service: "Service", context: grpc.aio.ServicerContext, call: str) -> None:
+        self._service = service
         self._context = context
         self._call = call
-        self._counts = counts
-        self._on_end = on_end
-        self._engine = engine
         self._waited_s = 0.0
 
     async def __aenter__(self) -> Self:
         self._start_s = time.perf_counter()
-        self._activity.begin()
+        self._service.num_in_flight += 1
         return self
 
     async def settled(self, future: Future[T], *, is_shared: bool = False) -> T:
@@ -110,14 +97,17 @@ class _Answering:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._activity.end()
+        service = self._service
+        service.num_in_flight -= 1
+        service.restart_idle_time()
         error = error and (memory_error_of(error) or error)
-        self._counts.ended(_status_name(error), time.perf_counter() - self._start_s)
+        counts = service.counts[self._call]
+        counts.ended(_status_name(error), time.perf_counter() - self._start_s)
         if self._waited_s:
-            self._counts.waits.add(self._waited_s)
+            counts.waits.add(self._waited_s)
         if isinstance(error, LogError | NoMemoryError):
-            self._on_end(error)
-            if self._engine.keeps_log:
+            service.end(error)
+            if service.engine.keeps_log:
                 # To the caller this server is away: one that is started again carries the call out.
                 await self._context.abort(grpc.StatusCode.UNAVAILABLE, f"the server ends: {error}")
         if isinstance(error, Exception):
@@ -144,54 +134,66 @@ class Service:
     Attributes:
         counts: Of the calls, by name.
         hot_keys: Those of pulls; None: nobody asks for them.
+        num_in_flight: Calls that are not answered yet.
     """
 
     def __init__(
         self,
         handlers: Handlers,
-        activity: Activity,
         *,
         inline_values: int = INLINE_VALUES,
         backlog: Backlog | None = None,
         hot_keys: HotKeys | None = None,
         why_not: Callable[[], CtrPsError | None] = lambda: None,
         on_end: Callable[[Exception], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Answers calls by `handlers`; tells `activity` of every call.
+        """Answers calls by `handlers`.
 
         Args:
-            handlers: Answer calls.
-            activity: Told of every call.
+            handlers: Of the engine.
             inline_values: Calls that touch more numbers run in a thread.
             backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
             hot_keys: Told of every pull; None: nobody is.
             why_not: Returns the error with which each call is refused; None: it is answered.
             on_end: Called when the server has to end: the update log cannot be written, or memory is short.
+            clock: For the time without calls, in seconds.
         """
         self._on_end = on_end
         self._ends_by: Exception | None = None
         self._handlers = handlers
-        self._engine = handlers.engine
-        self._activity = activity
+        self.engine = handlers.engine
         self._inline_values = inline_values
-        self.counts = counts_of(CALLS)
+        self.counts = {name: CallCounts() for name in CALLS}
         self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
         self._why_not = why_not
+        self._clock = clock
+        self.num_in_flight = 0
+        self.restart_idle_time()
         self._step_executor = ThreadPoolExecutor(1, "steps")
-        self._engine.apply_steps_in(self._step_executor, inline_values=INLINE_PARTS * inline_values)
+        self.engine.applier.use_executor(
+            self._step_executor, inline_values=INLINE_PARTS * inline_values
+        )
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Has a server answer the calls."""
         methods = {
-            call.name: grpc.unary_unary_rpc_method_handler(
-                self.method(call),
-            )
-            for call in CALLS.values()
+            name: grpc.unary_unary_rpc_method_handler(self.method(call))
+            for name, call in CALLS.items()
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
-    def _end(self, error: Exception) -> None:
+    @property
+    def idle_s(self) -> float:
+        """Seconds without a call; 0 while one is in flight, as those that wait for other workers are."""
+        return 0.0 if self.num_in_flight else self._clock() - self._idle_since
+
+    def restart_idle_time(self) -> None:
+        """Counts the time without a call from now on."""
+        self._idle_since = self._clock()
+
+    def end(self, error: Exception) -> None:
         """Answers no more calls: what the error has ended may be done in part."""
         self._ends_by = error
         self._on_end(error)
@@ -205,12 +207,10 @@ class Service:
         counts = self.counts[call.name]
 
         async def method(request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-            async with _Answering(
-                self._activity, context, call.name, counts, self._end, self._engine
-            ) as answering:
+            async with _Answering(self, context, call.name) as answering:
                 if self._ends_by is not None:
                     raise self._ends_by  # it may be done in part, what went wrong
-                counts.received(len(request))
+                counts.received_bytes += len(request)
                 if (refusal := self._why_not()) is not None:
                     raise refusal
                 self._backlog.require_room(call)
@@ -221,9 +221,10 @@ class Service:
                     await self._answer(part, argument, payload, len(request), answering)
                     for part, argument in parts
                 ]
-                self._handlers.after(call)
+                if call.name == LEAVE.name:
+                    self._handlers.end_if_all_left()
                 answer = call.answer.encode(answer_of_parts(answers))
-                counts.sent(len(answer))
+                counts.sent_bytes += len(answer)
                 return answer
 
         return method
@@ -248,5 +249,5 @@ class Service:
                 answer = await asyncio.to_thread(start)
         answered = await answering.settled(answer)
         if call.is_logged:
-            await answering.settled(self._engine.journal.durable(), is_shared=True)
+            await answering.settled(self.engine.journal.durable(), is_shared=True)
         return answered

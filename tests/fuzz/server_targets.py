@@ -26,7 +26,7 @@ from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.durability.segment_format import MARKER, Record
+from ctr_ps.ps_server.durability.segments import MARKER, Record
 from ctr_ps.ps_server.rpc.handlers import Handlers, answer_of_parts
 from ctr_ps.ps_server.store import ParameterStore
 from tests.fuzz.driver import Target

@@ -7,25 +7,14 @@ import pytest
 
 from ctr_ps.protos.errors import AbortedError
 from ctr_ps.protos.gradients import Gradients
-from ctr_ps.protos.store import PushId, Version
+from ctr_ps.protos.store import Version
 from ctr_ps.ps_server.coordination.arrivals import Answer
 from ctr_ps.ps_server.engine.engine import Engine
+from tests.support.stores import push_id
 
 
 class AnswerError(Exception):
     """What an answer raises here."""
-
-
-def push_id(worker: int, sequence: int) -> PushId:
-    return PushId(
-        worker=worker,
-        incarnation=0,
-        sequence=sequence,
-        step=sequence,
-        examples=1,
-        batches=1,
-        pulled=0,
-    )
 
 
 def push(engine: Engine, sequence: int, *, at: Version | None, worker: int = 0) -> Version:

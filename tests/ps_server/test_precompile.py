@@ -23,7 +23,7 @@ from ctr_ps.protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ctr_ps.protos.store import Missing, PushId, SaveRequest
+from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.protos.wire.calls import CREATE_TABLE, PULL_SPARSE, PUSH_GRAD
 from ctr_ps.protos.wire.requests import PullSparse, PushGrad
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
@@ -34,6 +34,7 @@ from ctr_ps.ps_server.table.feature_life.admission import counter_dtype, filter_
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from tests.support.local_transport import through
 from tests.support.optimizers import plain_optimizer
+from tests.support.stores import push_id
 
 
 def compiled_kernels() -> Counter[str]:
@@ -75,14 +76,12 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
     counted = replace(grad, counts=np.ones((keys.size, 2), np.uint32))
     for worker in range(2):
-        push_id = PushId(
-            worker=worker, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0
-        )
+        own_id = push_id(worker, 0, examples=4)
         chunk = PushChunk([("t", grad), ("c", counted)], dense)
         push = through(
-            PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, at=0, shard_map_epoch=1)
+            PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=own_id, at=0, shard_map_epoch=1)
         )
-        store.engine.push_chunk(push.chunk, push_id, at=0).result()
+        store.engine.push_chunk(push.chunk, own_id, at=0).result()
     pull = through(
         PULL_SPARSE.request,
         PullSparse(keys={"t": keys}, missing=Missing.ZEROS, at=1, shard_map_epoch=1),
@@ -116,13 +115,11 @@ def admit_keys(admission: AdmissionSpec) -> None:
     keys = np.arange(20_000, dtype=np.uint64)
     counts = np.ones((keys.size, 2), np.uint32)
     for sequence in range(2):
-        push_id = PushId(
-            worker=0, incarnation=1, sequence=sequence, step=0, examples=4, batches=1, pulled=0
-        )
+        own_id = push_id(0, sequence, examples=4)
         grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4, counts)
         sparse = [(name, grad) for name in ("first", "second")]
-        request = PushGrad(chunk=PushChunk(sparse, []), push_id=push_id, shard_map_epoch=1)
-        store.engine.push_chunk(through(PUSH_GRAD.request, request).chunk, push_id).result()
+        request = PushGrad(chunk=PushChunk(sparse, []), push_id=own_id, shard_map_epoch=1)
+        store.engine.push_chunk(through(PUSH_GRAD.request, request).chunk, own_id).result()
     assert store.status().tables["second"].rows == keys.size
 
 
@@ -130,9 +127,8 @@ def round_numbers() -> None:
     """Sends a push as bfloat16."""
     keys = np.arange(10, dtype=np.uint64)
     grad = SparseGrad(keys, np.ones((keys.size, 10), np.float32), 4)
-    push_id = PushId(worker=0, incarnation=1, sequence=0, step=0, examples=4, batches=1, pulled=0)
     chunk = PushChunk([("t", grad)], [], bfloat16=True)
-    through(PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id, shard_map_epoch=1))
+    through(PUSH_GRAD.request, PushGrad(chunk=chunk, push_id=push_id(), shard_map_epoch=1))
 
 
 def test_job_after_the_warm_up_compiles_nothing(tmp_path):

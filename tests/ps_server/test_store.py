@@ -408,17 +408,6 @@ def test_next_job_finds_the_parameters_and_no_workers() -> None:
     store.push_grad(push_of(), push_id(), at=0)
 
 
-def test_store_is_over_when_the_last_worker_has_left() -> None:
-    store = new_store(num_workers=2)
-
-    store.leave(1, step=0)
-    store.leave(1, step=0)  # sent again
-    assert not store.engine.job.all_left()
-    store.leave(0, step=0)
-
-    assert store.engine.job.all_left()
-
-
 def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
     """Not the worker whose push brought the version."""
     store = new_store(num_workers=1, server_index=0, num_servers=2)

@@ -224,7 +224,7 @@ def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Pat
 
 def test_large_steps_are_applied_in_the_executor(held: HeldStep, threads) -> None:
     """The caller, an event loop, is never held: the push is answered later."""
-    held.store.engine.apply_steps_in(threads, inline_values=0)
+    held.store.engine.applier.use_executor(threads, inline_values=0)
     first = held.store.push_grad(random_gradients(0), push_id(0), at=0)
     second = held.store.push_grad(random_gradients(1), push_id(1), at=0)
     assert held.has_begun.wait(LIMIT_S)
@@ -239,7 +239,7 @@ def test_large_steps_are_applied_in_the_executor(held: HeldStep, threads) -> Non
 def test_step_that_fails_in_the_executor_is_logged_and_raised(
     held: HeldStep, threads, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held.store.engine.apply_steps_in(threads, inline_values=0)
+    held.store.engine.applier.use_executor(threads, inline_values=0)
     for worker in range(2):
         push = held.store.push_grad(random_gradients(worker), push_id(worker), at=0)
 
@@ -254,7 +254,7 @@ def test_step_that_completes_while_another_is_applied_follows_it_in_the_executor
     held: HeldStep,
 ) -> None:
     with ThreadPoolExecutor(1) as executor:
-        held.store.engine.apply_steps_in(executor, inline_values=0)
+        held.store.engine.applier.use_executor(executor, inline_values=0)
         for step in range(2):
             for worker in range(2):
                 held.store.push_grad(random_gradients(worker), push_id(worker, step), at=step)
@@ -267,7 +267,7 @@ def test_step_that_completes_while_another_is_applied_follows_it_in_the_executor
 
 def test_small_steps_are_applied_by_the_call_that_completes_them(threads) -> None:
     store = in_process()
-    store.engine.apply_steps_in(threads, inline_values=10_000)
+    store.engine.applier.use_executor(threads, inline_values=10_000)
 
     push = store.push_grad(random_gradients(0), push_id(0), at=0)
 
@@ -324,7 +324,7 @@ def test_step_for_which_there_is_no_thread_fails_for_all(held: HeldStep) -> None
             raise RuntimeError("can't start new thread")
 
     held.end()
-    held.store.engine.apply_steps_in(NoThreads(1), inline_values=0)
+    held.store.engine.applier.use_executor(NoThreads(1), inline_values=0)
     held.push(0, 0).result(LIMIT_S)
     waiting = held.store.wait_version(1)
 

@@ -11,8 +11,9 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.futures import WaitingFuture
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import Future, Missing, PushId, Version
+from ctr_ps.protos.store import Future, Missing, Version
 from ctr_ps.ps_server.store import ParameterStore
+from tests.support.stores import push_id
 
 DIM = 2
 KEYS = np.arange(30, dtype=np.uint64)
@@ -30,18 +31,6 @@ def new_store(num_workers: int, optimizer: str = "adagrad", rate: float = 0.1) -
     segments = (DenseSegment(length=DIM, initializer=UNIFORM),)
     store.create_dense(DenseSpec(name="block", segments=segments, optimizer=spec))
     return store
-
-
-def push_id(worker: int, step: int, examples: int) -> PushId:
-    return PushId(
-        worker=worker,
-        incarnation=0,
-        sequence=step,
-        step=step,
-        examples=examples,
-        batches=1,
-        pulled=step,
-    )
 
 
 def gradients_of(worker: int, step: int, examples: int) -> Gradients:
@@ -70,7 +59,7 @@ def worker_calls(store: ParameterStore, worker: int, passes: list[int]) -> Itera
             examples = 3 + worker
             yield store.push_grad(
                 gradients_of(worker, version, examples),
-                push_id(worker, version, examples),
+                push_id(worker, version, examples, pulled=version),
                 at=version,
             )
             version += 1
@@ -157,7 +146,9 @@ def push_batch(
     touched = np.unique(features)
     examples = clicks.size
     grad = SparseGrad(KEYS[touched], gradient[touched], examples)
-    store.push_grad(Gradients({"table": grad}), push_id(worker, step, examples), at=step)
+    store.push_grad(
+        Gradients({"table": grad}), push_id(worker, step, examples, pulled=step), at=step
+    )
 
 
 def test_step_without_examples_passes_and_changes_nothing() -> None:
@@ -169,16 +160,6 @@ def test_step_without_examples_passes_and_changes_nothing() -> None:
 
     assert store.status().version == 1
     assert store.digest() == before
-
-
-def test_step_is_divided_by_the_examples_of_workers_without_gradients_too() -> None:
-    shared, alone = new_store(2, "sgd"), new_store(1, "sgd")
-
-    shared.push_grad(gradients_of(0, 0, 8), push_id(0, 0, 8), at=0)
-    shared.push_grad(Gradients(), push_id(1, 0, 24), at=0)
-    alone.push_grad(gradients_of(0, 0, 32), push_id(0, 0, 32))
-
-    assert shared.digest() == alone.digest()
 
 
 def test_part_that_was_under_way_when_its_worker_left_later_steps_counts() -> None:

@@ -11,7 +11,7 @@ import sys
 import threading
 
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 
 THREADS = 2

@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import UpdateJournal, state_records

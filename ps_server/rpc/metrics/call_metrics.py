@@ -6,7 +6,6 @@ for each number, which takes more of a small call than the whole of this.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +19,7 @@ BOUNDS_S = (
 
 @dataclass(slots=True)
 class Histogram:
-    """Seconds by bucket of `BOUNDS_S`; the last bucket has those above all bounds.
-
-    Attributes:
-        counts: Observations in each bucket.
-        total_s: Their sum.
-    """
+    """Observations in each bucket of `BOUNDS_S`, the last of those above all bounds, and their sum."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     total_s: float = 0.0
@@ -43,8 +37,6 @@ class CallCounts:
     Attributes:
         durations: By the name of the status that they ended with, from the request's arrival on.
         waits: For other workers, or for the update log; of the calls that had to. A part of the durations.
-        received_bytes: Of requests.
-        sent_bytes: Of answers.
         keys: By table, that were pulled or pushed.
     """
 
@@ -54,18 +46,14 @@ class CallCounts:
     sent_bytes: int = 0
     keys: dict[str, int] = field(default_factory=dict)
 
-    def received(self, num_bytes: int) -> None:
-        """A request of `num_bytes` came."""
-        self.received_bytes += num_bytes
-
-    def sent(self, num_bytes: int) -> None:
-        """An answer of `num_bytes` was sent."""
-        self.sent_bytes += num_bytes
-
     def touched(self, argument: Any) -> None:
         """A request was decoded: counts its keys, if it pulls or pushes rows."""
-        for table, num_keys in _keys_in(argument):
-            self.keys[table] = self.keys.get(table, 0) + num_keys
+        if isinstance(argument, PullSparse):
+            for table, keys in argument.keys.items():
+                self.keys[table] = self.keys.get(table, 0) + keys.size
+        elif isinstance(argument, PushGrad):
+            for table, grad in argument.chunk.sparse:
+                self.keys[table] = self.keys.get(table, 0) + grad.keys.size
 
     def ended(self, status: str, seconds: float) -> None:
         """A call ended with a status."""
@@ -73,16 +61,3 @@ class CallCounts:
         if durations is None:
             durations = self.durations[status] = Histogram()
         durations.add(seconds)
-
-
-def counts_of(names: Iterable[str]) -> Mapping[str, CallCounts]:
-    """Returns counts for each RPC, of nothing yet."""
-    return {name: CallCounts() for name in names}
-
-
-def _keys_in(argument: Any) -> Iterable[tuple[str, int]]:
-    if isinstance(argument, PullSparse):
-        return [(table, keys.size) for table, keys in argument.keys.items()]
-    if isinstance(argument, PushGrad):
-        return [(table, grad.keys.size) for table, grad in argument.chunk.sparse]
-    return ()

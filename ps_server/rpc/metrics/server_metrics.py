@@ -6,13 +6,12 @@
 
 Names of calls are those of OpenTelemetry's semantic conventions for RPC where these have one
 (https://opentelemetry.io/docs/specs/semconv/rpc/rpc-metrics/), as Prometheus writes them. No metric has a
-label for a key; those with one for a worker are made if asked for, since a job may have thousands.
+label for a key or a worker, of which a job may have thousands: the status page shows each worker.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Protocol
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -24,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from ctr_ps.protos.store import Staleness, StoreStatus, TableStatus, WorkerState
 from ctr_ps.protos.wire.calls import SERVICE
+from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
@@ -54,29 +54,6 @@ STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Always the same, however little was seen: rates of buckets need them."""
 
 
-class LogFigures(Protocol):
-    """What an update log tells of itself."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all segments."""
-
-    @property
-    def num_appended(self) -> int:
-        """Records."""
-
-    @property
-    def appended_bytes(self) -> int:
-        """Of these records."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Records that are not durable yet."""
-
-    replay_s: float
-    """About the seconds that a restart would take to carry them out again."""
-
-
 class ServerMetrics(Collector):
     """Collects the metrics of one server. For any thread."""
 
@@ -85,27 +62,15 @@ class ServerMetrics(Collector):
         engine: Engine,
         calls: Mapping[str, CallCounts],
         backlog: Backlog,
-        log: Callable[[], LogFigures | None],
+        log: Callable[[], UpdateLog | None],
         replayed: Callable[[], Replayed | None] = lambda: None,
-        *,
-        per_worker: bool = False,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            engine: Of the server.
-            calls: Its counts, by name of the RPC.
-            backlog: Of its service.
-            log: Returns its update log; None: it has none.
-            replayed: Returns what its recovery took; None: there was none.
-            per_worker: Whether to make metrics with a label for the worker.
-        """
+        """Reads nothing yet; `calls` are counts by name of the RPC."""
         self._engine = engine
         self._calls = calls
         self._backlog = backlog
         self._log = log
         self._replayed = replayed
-        self._per_worker = per_worker
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics as of now."""
@@ -114,15 +79,18 @@ class ServerMetrics(Collector):
         yield from _of_tables(status.tables)
         yield from _of_saves(status)
         yield from self._of_calls()
-        yield from _of_backlog(self._backlog)
-        if (log := self._log()) is not None:
+        log, backlog = self._log(), self._backlog
+        yield _gauge(
+            "backlog_calls", "Calls that have a thread, or wait for one.", backlog.num_calls
+        )
+        yield _gauge("backlog_bytes", "Bytes of their requests.", backlog.num_bytes)
+        yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
+        if log is not None:
             yield from _of_log(log)
         if (replayed := self._replayed()) is not None:
             yield _gauge("recovery_calls", "Calls that the recovery carried out.", replayed.calls)
             seconds = replayed.load_s + replayed.replay_s
             yield _gauge("recovery_seconds", "That the recovery took.", seconds)
-        if self._per_worker:
-            yield from _of_workers(status)
 
     def describe(self) -> Iterable[Metric]:
         """Says nothing, so that registering collects nothing."""
@@ -211,39 +179,12 @@ def _of_saves(status: StoreStatus) -> Iterator[Metric]:
         yield _gauge("save_duration_seconds", "Of the last save.", save.duration_s)
 
 
-def _of_backlog(backlog: Backlog) -> Iterator[Metric]:
-    yield _gauge("backlog_calls", "Calls that have a thread, or wait for one.", backlog.num_calls)
-    yield _gauge("backlog_bytes", "Bytes of their requests.", backlog.num_bytes)
-    yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
-
-
-def _of_log(log: LogFigures) -> Iterator[Metric]:
+def _of_log(log: UpdateLog) -> Iterator[Metric]:
     yield _gauge("update_log_size_bytes", "Size of the update log on disk.", log.size_bytes)
     yield _counter("update_log_appended_bytes", "Bytes that were appended.", log.appended_bytes)
     yield _counter("update_log_records", "Records that were appended.", log.num_appended)
     yield _gauge("update_log_replay_seconds", "About the time to carry it out again.", log.replay_s)
     yield _gauge("update_log_waiting_records", "Records that wait for the disk.", log.num_waiting)
-
-
-def _of_workers(status: StoreStatus) -> Iterator[Metric]:
-    steps = GaugeMetricFamily(
-        "ctr_ps_job_worker_step",
-        "Step of the worker's last batch that is applied.",
-        labels=["worker"],
-    )
-    for worker, progress in status.progress.items():
-        steps.add_metric([str(worker)], progress.step)
-    silence = GaugeMetricFamily(
-        "ctr_ps_job_worker_silence_seconds", "Since its last sign of life.", labels=["worker"]
-    )
-    for worker, seconds in status.silent_s.items():
-        silence.add_metric([str(worker)], seconds)
-    examples = CounterMetricFamily(
-        "ctr_ps_job_worker_examples", "Examples that it has pushed.", labels=["worker"]
-    )
-    for worker, number in status.examples.items():
-        examples.add_metric([str(worker)], number)
-    yield from (steps, silence, examples)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

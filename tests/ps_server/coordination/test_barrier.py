@@ -1,199 +1,107 @@
-"""Who has come to a barrier, who is missing, when all may go on."""
+"""What workers are answered at barriers: their numbers, against numpy over all of them; and once more."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
-from ctr_ps.protos.limits import MAX_BARRIERS, MAX_NAME_CHARACTERS
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import Reduced
-from ctr_ps.ps_server.coordination.all_reduce import Outcome
-from ctr_ps.ps_server.coordination.barrier import Barriers, PassedBarriers
-from ctr_ps.ps_server.coordination.membership import Membership
+from ctr_ps.protos.store import Reduced, ReduceOp
+from ctr_ps.ps_server.coordination.barrier import (
+    Contribution,
+    Outcome,
+    PassedBarriers,
+    reduce_numbers,
+)
 
+ANY_FLOAT = st.floats(allow_nan=True, allow_infinity=True)
 WORKERS = Members(4)
 
-
-def test_barrier_is_released_when_all_members_have_come() -> None:
-    barriers = barriers_of(3)
-    for worker in (2, 0):
-        barriers.arrive("pass", worker)
-        assert barriers.take_released() == {}
-    assert barriers.missing("pass") == [1]
-
-    barriers.arrive("pass", 1)
-
-    assert barriers.take_released() == {"pass": [0, 1, 2]}
+OVER_WORKERS = {ReduceOp.SUM: np.add, ReduceOp.MAX: np.maximum, ReduceOp.MIN: np.minimum}
 
 
-def test_released_barrier_is_forgotten() -> None:
-    barriers = come_all(2)
-    assert barriers.take_released() == {"pass": [0, 1]}
-
-    assert barriers.take_released() == {}
-    barriers.arrive("pass", 0)
-    assert barriers.take_released() == {}
-    assert barriers.missing("pass") == [1]
+def contribution(*values: float, op: ReduceOp = ReduceOp.SUM) -> Contribution:
+    return Contribution(np.array(values, np.float64), op)
 
 
-def test_barriers_of_different_names_do_not_mix() -> None:
-    barriers = barriers_of(2)
-    barriers.arrive("start", 0)
-    barriers.arrive("end", 1)
+@given(
+    rows=st.integers(0, 5).flatmap(
+        lambda size: st.lists(
+            st.lists(ANY_FLOAT, min_size=size, max_size=size), min_size=1, max_size=5
+        )
+    ),
+    op=st.sampled_from(ReduceOp),
+    order=st.randoms(use_true_random=False),
+)
+def test_numbers_are_reduced_in_worker_order_whoever_came_first(rows, op, order) -> None:
+    workers = list(range(len(rows)))
+    order.shuffle(workers)
 
-    assert barriers.take_released() == {}
-    barriers.arrive("start", 1)
-    assert barriers.take_released() == {"start": [0, 1]}
-    assert barriers.missing("end") == [0]
+    found = reduce_numbers(
+        "x", {worker: contribution(*rows[worker], op=op) for worker in workers}, WORKERS
+    )
 
-
-def test_worker_that_is_done_is_not_waited_for() -> None:
-    barriers = barriers_of(3)
-    leave(barriers, 1)
-    barriers.arrive("pass", 0)
-    assert barriers.missing("pass") == [2]
-
-    barriers.arrive("pass", 2)
-
-    assert barriers.take_released() == {"pass": [0, 2]}
-
-
-def test_last_one_missing_releases_the_barrier_by_leaving() -> None:
-    barriers = barriers_of(2)
-    barriers.arrive("pass", 0)
-    leave(barriers, 1)
-
-    assert barriers.take_released() == {"pass": [0]}
+    expected = np.array(rows[0], np.float64)
+    with np.errstate(all="ignore"):
+        for row in rows[1:]:
+            expected = OVER_WORKERS[op](expected, np.array(row, np.float64))
+    np.testing.assert_array_equal(found, expected)
 
 
-def test_worker_that_leaves_while_it_waits_is_not_released() -> None:
-    barriers = barriers_of(2)
-    barriers.arrive("pass", 1)
-    leave(barriers, 1)
-    assert barriers.take_released() == {}
+def test_what_was_given_stays_as_it_was() -> None:
+    given = {0: contribution(1.0), 1: contribution(2.0)}
 
-    barriers.arrive("pass", 0)
+    total = reduce_numbers("x", given, WORKERS)
 
-    assert barriers.take_released() == {"pass": [0]}
-
-
-def test_nobody_waits_once_all_are_done() -> None:
-    barriers = barriers_of(2)
-    barriers.arrive("pass", 0)
-    leave(barriers, 0)
-    leave(barriers, 1)
-
-    assert barriers.take_released() == {}
+    assert given[0].values.tolist() == [1.0]
+    assert total is not None
+    assert not total.flags.writeable
 
 
-def test_who_gives_up_is_told_who_is_missing_and_counts_as_not_come() -> None:
-    barriers = barriers_of(4)
-    barriers.arrive("pass", 0)
-    barriers.arrive("pass", 2)
-
-    barriers.give_up("pass", 0)
-
-    barriers.arrive("pass", 1)
-    barriers.arrive("pass", 3)
-    assert barriers.take_released() == {}
-    assert barriers.missing("pass") == [0]
-    barriers.arrive("pass", 0)
-    assert barriers.take_released() == {"pass": [0, 1, 2, 3]}
+def test_barrier_without_numbers_comes_to_none() -> None:
+    assert reduce_numbers("x", {0: None, 1: None}, WORKERS) is None
 
 
-def test_coming_again_is_the_same_as_waiting_on() -> None:
-    barriers = barriers_of(2)
-    barriers.arrive("pass", 0)
-    barriers.arrive("pass", 0)
-    assert barriers.take_released() == {}
-    assert barriers.missing("pass") == [1]
-
-    barriers.arrive("pass", 1)
-
-    assert barriers.take_released() == {"pass": [0, 1]}
-
-
-@pytest.mark.parametrize("worker", [1, 2, -1])
-def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> None:
-    barriers = barriers_of(2)
-    leave(barriers, 1)
-
-    with pytest.raises(ProtocolError, match=rf"worker {worker} came to barrier 'pass'.*\[0\]"):
-        barriers.arrive("pass", worker)
-
-    assert barriers.missing("pass") == [0]
-    barriers.arrive("pass", 0)
-    assert barriers.take_released() == {"pass": [0]}
-
-
-def test_workers_that_wait_for_each_other_at_different_barriers_are_stuck() -> None:
-    barriers = barriers_of(3)
-    barriers.arrive("pass", 0)
-    barriers.arrive("loss", 1)
-    assert barriers.take_stuck() == {}  # worker 2 may come to either
-
-    leave(barriers, 2)
-
-    assert barriers.take_released() == {}
-    assert barriers.take_stuck() == {"pass": [0], "loss": [1]}
-    assert barriers.take_stuck() == {}
-
-
-def test_nobody_who_waits_is_not_stuck() -> None:
-    assert barriers_of(1).take_stuck() == {}
-
-
-def test_worker_at_more_barriers_than_it_can_have_lost_calls_is_refused() -> None:
-    barriers = barriers_of(2)
-    for number in range(MAX_BARRIERS):
-        barriers.arrive(f"barrier-{number}", 0)
+@pytest.mark.parametrize(
+    ("second", "told"),
+    [
+        (contribution(1.0, 2.0, 3.0), "worker 1 3 numbers for SUM"),
+        (contribution(1.0, 2.0, op=ReduceOp.MAX), "worker 1 2 numbers for MAX"),
+        (None, "worker 1 nothing"),
+    ],
+    ids=["other-length", "other-op", "no-numbers"],
+)
+def test_numbers_that_do_not_fit_are_named_with_who_gave_them(second, told) -> None:
+    given = {1: second, 0: contribution(1.0, 2.0)}
 
     with pytest.raises(
-        ProtocolError, match="'one-more' while it waits at 8 others, as 'barrier-0'"
+        ProtocolError, match=f"all_reduce 'x' .* worker 0 2 numbers for SUM, {told};"
     ):
-        barriers.arrive("one-more", 0)
-
-    barriers.arrive("barrier-0", 0)
-    barriers.arrive("one-more", 1)
-    barriers.give_up("barrier-1", 0)
-    barriers.arrive("one-more", 0)
-    assert barriers.take_released() == {"one-more": [0, 1]}
+        reduce_numbers("x", given, WORKERS)
 
 
-def test_barrier_at_which_nobody_waits_any_more_is_forgotten() -> None:
-    barriers = barriers_of(2)
-    for number in range(100):
-        barriers.arrive(f"barrier-{number}", 0)
-        barriers.give_up(f"barrier-{number}", 0)
-    barriers.arrive("last", 1)
-    leave(barriers, 1)
+class ForgottenWhenRead(Outcome):
+    """An outcome whose numbers another thread forgets as soon as they are read."""
 
-    assert not barriers._waiting
+    @property
+    def _values(self):
+        values, self._kept = self._kept, None
+        return values
 
-
-def test_long_name_of_a_barrier_is_refused() -> None:
-    barriers = barriers_of(1)
-
-    with pytest.raises(ProtocolError, match=r"barrier 'x{100}'... has 101 characters"):
-        barriers.arrive("x" * (MAX_NAME_CHARACTERS + 1), 0)
-
-    assert not barriers._waiting
+    @_values.setter
+    def _values(self, values):
+        self._kept = values
 
 
-def barriers_of(num_workers: int) -> Barriers:
-    return Barriers(Membership(Members(num_workers)))
+def test_answer_that_is_repeated_while_its_numbers_are_forgotten_has_numbers() -> None:
+    outcome = ForgottenWhenRead(5, lambda: np.array([3.0]), num_values=1, remember=False)
+    outcome.answer()
 
+    answer = outcome.answer(brought=np.array([1.0]))
 
-def leave(barriers: Barriers, worker: int) -> None:
-    barriers._members.leave(worker)
-    barriers.leave(worker)
-
-
-def come_all(num_workers: int) -> Barriers:
-    barriers = barriers_of(num_workers)
-    for worker in range(num_workers):
-        barriers.arrive("pass", worker)
-    return barriers
+    assert isinstance(answer, Reduced)
+    assert answer.values.tolist() == [3.0]
 
 
 PASSED = [(1, "start"), (2, "pass"), (3, "pass"), (4, "end")]

@@ -12,9 +12,10 @@ import pytest
 
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import Future, PushId, Version
+from ctr_ps.protos.store import Future, Version
 from ctr_ps.ps_server.coordination.coordinator import Coordinator
 from ctr_ps.ps_server.coordination.pending_calls import answer_all
+from tests.support.stores import push_id
 
 SIZES = (16, 32, 64)
 
@@ -38,23 +39,11 @@ def instructions(work: Callable[[], object]) -> int:
     return number
 
 
-def push_id(worker: int, sequence: int) -> PushId:
-    return PushId(
-        worker=worker,
-        incarnation=0,
-        sequence=sequence,
-        step=sequence,
-        examples=1,
-        batches=1,
-        pulled=sequence,
-    )
-
-
 def in_sync(workers: Coordinator, num_workers: int, step: Version) -> None:
     """All push their parts, and wait for rows and dense parameters of the next step."""
     waiting: list[Future[None]] = []
     for worker in range(num_workers):
-        entered = workers.pushes.enter_part(Gradients(), push_id(worker, step), step)
+        entered = workers.pushes.enter_part(Gradients(), push_id(worker, step, pulled=step), step)
         waiting += [workers.pushes.at_version(step + 1, lambda: None) for _ in range(2)]
     assert entered.complete is not None
     answer_all(workers.pushes.step_applied(entered.complete).answers)
@@ -65,8 +54,8 @@ def in_sync(workers: Coordinator, num_workers: int, step: Version) -> None:
 def in_async(workers: Coordinator, num_workers: int, step: Version) -> None:
     """All push a batch, to be applied on arrival."""
     for worker in range(num_workers):
-        workers.pushes.begin_arrival(push_id(worker, step))
-        answer_all(workers.pushes.arrival_applied(push_id(worker, step)))
+        workers.pushes.begin_arrival(push_id(worker, step, pulled=step))
+        answer_all(workers.pushes.arrival_applied(push_id(worker, step, pulled=step)))
 
 
 def in_bounded_staleness(workers: Coordinator, num_workers: int, step: Version) -> None:

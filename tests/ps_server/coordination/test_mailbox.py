@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.errors import ProtocolError
-from ctr_ps.protos.limits import MAX_EXCHANGES, MAX_NAME_CHARACTERS
+from ctr_ps.protos.limits import MAX_EXCHANGES
 from ctr_ps.protos.role import Members
 from ctr_ps.protos.store import Message
 from ctr_ps.ps_server.coordination.mailbox import Mailbox
@@ -275,19 +275,6 @@ def test_empty_messages_are_bounded_by_their_number(monkeypatch) -> None:
 
     mailbox.post("exchange", message(3, None))
     assert taken(mailbox) == [b""] * 3
-
-
-def test_long_name_of_an_exchange_is_refused() -> None:
-    mailbox = Mailbox(Membership(Members(2)))
-    longest = "x" * MAX_NAME_CHARACTERS
-
-    with pytest.raises(ProtocolError, match=r"exchange 'x{100}'... has 101 characters"):
-        mailbox.post(longest + "x", message(0))
-    with pytest.raises(ProtocolError, match=r"exchange 'x{100}'... has 101 characters"):
-        mailbox.acknowledge(longest + "x", 1, 0)
-
-    mailbox.post(longest, message(0))
-    assert taken_of(mailbox, longest) == [b"rows"]
 
 
 @given(

@@ -178,7 +178,7 @@ def test_silent_worker_is_lost_after_its_lease() -> None:
     assert members.pass_time(2.0) == []
     members.hear_of(Member(1, 6))
     assert members.pass_time(2.0) == [0]
-    members.lose(0)
+    members.lost.add(0)
     assert members.pass_time(0.5) == [], "said once"
     assert members.lost == {0}
     assert members.silent_s == {0: 4.5, 1: 2.5}
@@ -188,8 +188,8 @@ def test_silent_worker_is_lost_after_its_lease() -> None:
 
 def test_lost_worker_that_calls_is_back() -> None:
     members = job_that_waits()
-    members.lose(0)
-    members.lose(1)
+    members.lost.add(0)
+    members.lost.add(1)
 
     members.hear_of(Member(0, 5))
 
@@ -200,21 +200,21 @@ def test_lost_worker_that_calls_is_back() -> None:
 
 def test_worker_that_is_back_and_ends_its_lease_gives_its_place_to_who_waits() -> None:
     members = job_that_waits()
-    members.lose(0)
+    members.lost.add(0)
     members.hear_of(Member(0, 5))
     members.join(Member(0, 50), {}, WAIT, only_asks=True)
 
     members.end_lease(0)
 
     assert members.pass_time(0.25) == [0]
-    members.lose(0)
+    members.lost.add(0)
     assert members.may_join(Member(0, 50))
 
 
 def test_worker_that_is_back_and_leaves_may_call_after_a_restart() -> None:
     """The answer to its departure was lost, so it leaves once more."""
     members = job_that_waits()
-    members.lose(0)
+    members.lost.add(0)
     members.hear_of(Member(0, 5))
     members.leave(0)
 
@@ -233,7 +233,7 @@ def test_worker_that_has_left_is_never_lost() -> None:
 
 def test_process_takes_the_place_of_a_lost_one() -> None:
     members = job_that_waits()
-    members.lose(0)
+    members.lost.add(0)
 
     members.join(Member(0, 50), {}, WAIT)
 
@@ -264,7 +264,7 @@ def test_process_waits_until_the_one_before_it_is_lost() -> None:
 
     members.join(Member(0, 50), {}, WAIT, only_asks=True)
     assert not members.may_join(Member(0, 50))
-    members.lose(0)
+    members.lost.add(0)
 
     assert members.may_join(Member(0, 50))
     assert members.state().incarnations[0] == 5, "it may be alive for another server"
@@ -274,7 +274,7 @@ def test_process_waits_until_the_one_before_it_is_lost() -> None:
 
 def test_process_that_is_back_keeps_its_place_from_who_asked_for_it() -> None:
     members = job_that_waits()
-    members.lose(0)
+    members.lost.add(0)
     members.join(Member(0, 50), {}, WAIT, only_asks=True)
     assert members.may_join(Member(0, 50))
 
@@ -307,7 +307,7 @@ def test_process_that_ends_its_lease_is_lost_at_once() -> None:
     members.end_lease(1)
 
     assert members.pass_time(0.25) == [0]
-    members.lose(0)
+    members.lost.add(0)
     members.join(Member(0, 50), {}, WAIT)
     assert members.may_join(Member(0, 50))
     assert members.pass_time(0.25) == []
@@ -336,7 +336,7 @@ def test_process_whose_place_has_a_living_one_is_refused() -> None:
 def test_process_with_other_terms_takes_no_place() -> None:
     members = Membership(Members(1))
     members.join(Member(0, 5), {"mode": "sync"}, WAIT)
-    members.lose(0)
+    members.lost.add(0)
 
     with pytest.raises(JobError, match=r"worker 0 has .* mode = geo"):
         members.join(Member(0, 50), {"mode": "geo"}, WAIT)
@@ -348,7 +348,7 @@ def test_worker_the_others_went_on_without_is_told_so() -> None:
     members = Membership(Members(2))
     lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.CONTINUE)
     members.join(Member(0, 5), {}, lease)
-    members.lose(0)
+    members.lost.add(0)
     members.leave(0)
 
     with pytest.raises(ProtocolError, match="the others have gone on without it"):

@@ -1,5 +1,7 @@
 """Pushes that arrive in chunks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,23 +9,16 @@ from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import DenseGrad
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import BlockState, PushId, StateChunk
+from ctr_ps.protos.store import BlockState, StateChunk
 from ctr_ps.ps_server.coordination import push_assembly
 from ctr_ps.ps_server.coordination.push_assembly import WINDOW, PushAssembler
+from tests.support import stores
 
 WORKERS = Members(4)
 
 
 def push_id(sequence=0, worker=0, incarnation=7):
-    return PushId(
-        worker=worker,
-        incarnation=incarnation,
-        sequence=sequence,
-        step=0,
-        examples=1,
-        batches=1,
-        pulled=0,
-    )
+    return replace(stores.push_id(worker, sequence), incarnation=incarnation)
 
 
 def part(number, of):

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.role import Members
-from ctr_ps.protos.store import PushId
 from ctr_ps.ps_server.coordination.membership import Membership
 from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
+from tests.support.stores import push_id
 
 NOTHING = np.empty(0, np.float32)
 
@@ -47,15 +47,6 @@ def test_any_interleaving_completes_the_same_steps(
     assert steps.version == max(num_steps)
 
 
-def test_parts_come_in_worker_order_whoever_was_first() -> None:
-    steps = StepAggregator(Membership(Members(3)))
-    for worker in (2, 0, 1):
-        assert take_all(steps) == []
-        add(steps, worker, 0)
-
-    assert take_all(steps) == [[(0, 0), (1, 0), (2, 0)]]
-
-
 def test_worker_may_be_one_step_ahead() -> None:
     steps = StepAggregator(Membership(Members(2)))
     add(steps, 0, 0)
@@ -64,23 +55,6 @@ def test_worker_may_be_one_step_ahead() -> None:
 
     assert take_all(steps) == [[(0, 0), (1, 0)]]
     assert steps.behind(1) == [1]
-
-
-def test_leaving_completes_a_step_that_waited_for_it() -> None:
-    steps = StepAggregator(Membership(Members(2)))
-    add(steps, 0, 0)
-    steps.leave(1, 0)
-
-    assert take_all(steps) == [[(0, 0)]]
-
-
-def test_parts_sent_before_leaving_count() -> None:
-    steps = StepAggregator(Membership(Members(2)))
-    add(steps, 1, 0)
-    steps.leave(1, 1)
-    add(steps, 0, 0)
-
-    assert take_all(steps) == [[(0, 0), (1, 0)]]
 
 
 def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
@@ -220,7 +194,7 @@ def test_a_heter_trainers_gradient_is_over_the_examples_that_it_says() -> None:
     of_worker = Gradients(sparse={"table": sparse})
     of_heter = Gradients(dense={"dense": DenseGrad(np.ones(2, np.float32), 7)})
 
-    step = CompleteStep(0, [of_worker, of_heter], [push_id(0, 4), push_id(2, 0)])
+    step = CompleteStep(0, [of_worker, of_heter], [push_id(0, 0, 4), push_id(2, 0, 0)])
 
     assert step.sum().sparse["table"].examples == 4
     assert step.sum().dense["dense"].examples == 7
@@ -231,14 +205,8 @@ def part(worker: int, step: int) -> Gradients:
     return Gradients(dense={f"{worker} {step}": DenseGrad(NOTHING, 1)})
 
 
-def push_id(worker: int, examples: int = 1) -> PushId:
-    return PushId(
-        worker=worker, incarnation=0, sequence=0, step=0, examples=examples, batches=1, pulled=0
-    )
-
-
 def add(steps: StepAggregator, worker: int, step: int) -> None:
-    steps.add(push_id(worker), step, part(worker, step))
+    steps.add(push_id(worker, 0), step, part(worker, step))
 
 
 def take_all(steps: StepAggregator) -> list[list[tuple[int, int]]]:
@@ -291,8 +259,8 @@ def test_parts_of_the_next_steps_are_taken_while_one_is_applied() -> None:
 def test_sum_of_a_step_is_over_the_examples_of_all_its_workers() -> None:
     ones, nothing = DenseGrad(np.ones(2, np.float32), 8), Gradients()
     steps = StepAggregator(Membership(Members(2)))
-    steps.add(push_id(0, 8), 0, Gradients(dense={"block": ones}))
-    steps.add(push_id(1, 24), 0, nothing)
+    steps.add(push_id(0, 0, 8), 0, Gradients(dense={"block": ones}))
+    steps.add(push_id(1, 0, 24), 0, nothing)
     step = steps.take_complete_step()
 
     assert step is not None

@@ -1,8 +1,9 @@
-"""Group commit: an fsync for all records that were appended during the one before."""
+"""Group commit: an fsync for all records that were appended during the one before; and after a kill."""
 
 import errno
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -13,10 +14,17 @@ import pytest
 from ctr_ps.protos.errors import LogError
 from ctr_ps.protos.futures import Future, WaitingFuture
 from ctr_ps.ps_server.durability import update_log
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
+from tests.support import append_target, processes
 from tests.support.threads import run_together
-from tests.support.update_logs import append_all, last_segment, new_log, read_records
+from tests.support.update_logs import (
+    append_all,
+    last_segment,
+    new_log,
+    read_records,
+    resumed_log,
+)
 
 LIMIT_S = 10.0
 SOON_S = 0.02  # for what must not happen: too short a wait hides a fault, but never makes one
@@ -209,3 +217,27 @@ def test_machine_that_dies_during_an_fsync_loses_only_what_was_not_acknowledged(
     found = [bytes(record.payload).decode() for record in read_records(folder)]
     assert acknowledged <= len(found) <= 8
     assert found == [str(number) for number in range(len(found))]
+
+
+@pytest.mark.parametrize("sync", LogSync, ids=lambda sync: sync.value)
+@pytest.mark.parametrize("run", range(4))
+def test_acknowledged_records_survive_a_kill(folder: Path, sync: LogSync, run: int) -> None:
+    command = [sys.executable, "-m", "tests.support.append_target", folder, sync.value]
+
+    with processes.started(command) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(random.Random(run).randrange(10, 200))]
+        process.kill()
+        lines += process.stdout.readlines()
+        process.wait(processes.LIMIT_S)
+    acknowledged = {line.strip() for line in lines if line.endswith("\n")}
+    found = [bytes(record.payload).split()[0].decode() for record in read_records(folder)]
+
+    assert acknowledged <= set(found), lines[-3:]
+    for thread in range(append_target.THREADS):
+        own = [name for name in found if name.startswith(f"{thread}:")]
+        assert own == [f"{thread}:{number}" for number in range(len(own))]
+        # One more may have been written and not yet acknowledged.
+        assert len(own) <= sum(name.startswith(f"{thread}:") for name in acknowledged) + 1
+    with resumed_log(folder, sync=sync) as log:
+        log.begin_segment([])

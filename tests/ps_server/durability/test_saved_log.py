@@ -1,8 +1,10 @@
-"""What is read of a log that was cut short, altered, or has lost files."""
+"""What is read of a log that was cut short, altered, or has lost files; and who may use its folder."""
 
 import logging
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -11,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import LogError
-from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.durability.segment_format import (
+from ctr_ps.ps_server.durability.saved_log import LogFolder, read_log
+from ctr_ps.ps_server.durability.segments import (
     MARKER,
     SEGMENT_HEADER_BYTES,
     Record,
@@ -21,6 +23,7 @@ from ctr_ps.ps_server.durability.segment_format import (
     checksum_of,
 )
 from ctr_ps.ps_server.durability.update_log import LogSync
+from tests.support.processes import LIMIT_S, started
 from tests.support.update_logs import (
     append_all,
     last_segment,
@@ -214,7 +217,7 @@ def test_later_record_is_found_across_the_blocks_of_the_search(
     flip(segment, ends(segment)[2])
 
     for size in range(len(MARKER), 60):
-        monkeypatch.setattr("ctr_ps.ps_server.durability.saved_log._SCAN_BYTES", size)
+        monkeypatch.setattr("ctr_ps.ps_server.durability.segments._SCAN_BYTES", size)
         with pytest.raises(LogError, match="record 5 follows"):
             read_records(folder)
 
@@ -287,3 +290,120 @@ def test_record_of_an_earlier_run_counts_as_acknowledged(folder: Path, sync: Log
 
     with pytest.raises(LogError, match="is incomplete or altered, and record"):
         read_records(folder, 2)
+
+
+# The folder
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "jobs" / "log"
+
+
+def test_folder_without_log_is_empty(place: Path) -> None:
+    with closing(read_log(place)) as saved:
+        assert saved.segments == ()
+
+
+def test_nobody_else_may_read_folder_and_files(place: Path) -> None:
+    with new_log(place) as log:
+        log.begin_segment([])
+
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.iterdir()}
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert modes == dict.fromkeys(["LOCK", "segment-00000001.log", "segment-00000002.log"], 0o600)
+
+
+def test_second_user_of_a_folder_is_refused_and_told_who_has_it(place: Path) -> None:
+    with closing(LogFolder(place)), pytest.raises(LogError) as refused:
+        LogFolder(place)
+
+    assert str(refused.value).startswith(
+        f"the update log {place} is in use by process {os.getpid()}"
+    )
+
+
+def test_other_process_is_refused_until_the_first_dies(place: Path) -> None:
+    command = ["-m", "tests.support.append_target", place, LogSync.OS.value]
+
+    with started([sys.executable, *command]) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(LogError, match=rf"{place} is in use by process \d+:"):
+            read_log(place)
+        process.kill()
+        process.wait(LIMIT_S)
+
+    assert read_records(place)
+
+
+@pytest.mark.parametrize("end", ["close", "delete"])
+def test_folder_is_free_when_the_log_ended(place: Path, end: str) -> None:
+    with new_log(place) as log:
+        getattr(log, end)()
+
+        read_log(place).close()
+
+
+def test_folder_is_free_when_it_could_not_be_read(place: Path) -> None:
+    with new_log(place) as log:
+        log.begin_segment([])
+        log.begin_segment([])
+    (place / "segment-00000002.log").unlink()
+
+    for _ in range(2):
+        with pytest.raises(LogError, match="lacks segments"):
+            read_log(place)
+
+
+@pytest.mark.parametrize("below", ["", "log", "logs/0"])
+def test_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / below
+
+    with pytest.raises(LogError) as refused:
+        read_log(path)
+
+    assert str(refused.value) == (
+        f"cannot open the update log {path}: {tmp_path}/file is a file, expected a folder, or a path at "
+        "which one can be made"
+    )
+
+
+def test_link_that_leads_nowhere_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(LogError, match=rf"{tmp_path}/link is not a folder, expected a folder"):
+        read_log(tmp_path / "link")
+
+
+def test_folder_that_cannot_be_made_is_named_with_the_one_it_would_be_in() -> None:
+    with pytest.raises(LogError) as refused:
+        read_log(Path("/proc/none/log"))
+
+    assert str(refused.value) == (
+        "cannot make the folder of the update log /proc/none/log in /proc: No such file or directory; "
+        "expected a folder that this user may write to"
+    )
+
+
+def test_missing_segment_is_named(place: Path) -> None:
+    with new_log(place) as log:
+        for _ in range(4):
+            log.begin_segment([])
+    (place / "segment-00000002.log").unlink()
+    (place / "segment-00000004.log").unlink()
+
+    with pytest.raises(LogError, match=r"lacks segments \[2, 4\] of 1 to 5"):
+        read_log(place)
+
+
+def test_segment_that_was_never_published_is_ignored_and_removed(place: Path) -> None:
+    with new_log(place) as log:
+        append_all(log, [])
+    (place / "segment-00000002.next").write_bytes(b"half a head")
+
+    assert read_records(place) == []
+    with resumed_log(place) as log:
+        assert sorted(path.name for path in place.iterdir()) == ["LOCK", "segment-00000001.log"]
+        assert log.begin_segment([]) == 2

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ctr_ps.protos.errors import LogError
 from ctr_ps.protos.futures import Answered
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.durability.segment_format import MARKER, Record
+from ctr_ps.ps_server.durability.segments import MARKER, Record
 from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
 from tests.support.threads import run_together
 from tests.support.update_logs import (

@@ -14,7 +14,7 @@ from ctr_ps.protos.errors import OverloadedError, ProtocolError
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import Missing, PushId
+from ctr_ps.protos.store import Missing
 from ctr_ps.protos.wire import calls
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.grpc_status import METADATA_KEY
@@ -23,7 +23,7 @@ from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
 from tests.support.cluster import cluster
-from tests.support.stores import INCARNATION, member
+from tests.support.stores import member, push_id
 
 TABLE = TableSpec(
     name="t",
@@ -38,18 +38,8 @@ LARGE_BYTES = 12 * LARGE.size
 
 def push(sequence: int, keys: np.ndarray = LARGE) -> PushGrad:
     grad = SparseGrad(keys, np.ones((keys.size, 1), np.float32), 1)
-    push_id = PushId(
-        worker=0,
-        incarnation=INCARNATION,
-        sequence=sequence,
-        step=0,
-        examples=1,
-        batches=1,
-        pulled=0,
-    )
-    return PushGrad(
-        chunk=PushChunk([("t", grad)], []), push_id=push_id, shard_map_epoch=FIRST_EPOCH
-    )
+    chunk = PushChunk([("t", grad)], [])
+    return PushGrad(chunk=chunk, push_id=push_id(0, sequence), shard_map_epoch=FIRST_EPOCH)
 
 
 PULL = PullSparse(keys={"t": LARGE[:1]}, missing=Missing.ZEROS, shard_map_epoch=FIRST_EPOCH)

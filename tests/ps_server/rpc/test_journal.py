@@ -35,12 +35,7 @@ from ctr_ps.ps_server.durability.saved_log import read_log
 from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL
 from ctr_ps.ps_server.rpc.handlers import Handlers
-from ctr_ps.ps_server.rpc.journal import (
-    CompletedState,
-    UpdateJournal,
-    state_records,
-)
-from ctr_ps.ps_server.rpc.recovery import recover
+from ctr_ps.ps_server.rpc.journal import UpdateJournal, state_records
 from ctr_ps.ps_server.settings import LogSync
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
@@ -66,14 +61,12 @@ def test_calls_are_carried_out_while_the_log_is_synced(
 ) -> None:
     """A log of minutes takes seconds to sync; only what comes meanwhile is synced while calls wait."""
     store = ParameterStore()
-    head = state_records(store.engine.state(), CompletedState(), base="")
-    log = UpdateLog.create(read_log(tmp_path), sync=LogSync.OS, head=head)
-    journal = UpdateJournal(log, CompletedState, wait_limit_s=LIMIT_S)
+    handlers, log = begun_log(tmp_path, store)
     carried_out = threading.Event()
     found: list[bool] = []
 
     def call() -> None:
-        with journal.written(NEW_JOB, b""):
+        with handlers.engine.journal.written(NEW_JOB, b""):
             carried_out.set()
 
     thread = threading.Thread(target=call)
@@ -84,7 +77,6 @@ def test_calls_are_carried_out_while_the_log_is_synced(
             found.append(carried_out.wait(LIMIT_S))
 
     monkeypatch.setattr(log, "sync", sync)
-    store.engine.journal = journal
     store.engine.snapshot("token")
     thread.join()
     log.close()
@@ -95,12 +87,8 @@ def test_calls_are_carried_out_while_the_log_is_synced(
 
 def test_snapshot_that_is_asked_for_twice_begins_one_segment(tmp_path: Path) -> None:
     """A second one would have pushes that came since, which the checkpoint has not."""
-    store = ParameterStore()
-    head = state_records(store.engine.state(), CompletedState(), base="")
-    log = UpdateLog.create(read_log(tmp_path), sync=LogSync.OS, head=head)
-    handlers = Handlers(store.engine)
-    handlers.engine.journal = UpdateJournal(log, CompletedState, wait_limit_s=LIMIT_S)
-    store.join(0, INCARNATION, terms={}).result()
+    handlers, log = begun_log(tmp_path, ParameterStore())
+    join(handlers, member()).result()
     snapshot = requests.Snapshot(token="token", member=member())
 
     handlers.start(calls.SNAPSHOT, snapshot).result()
@@ -152,28 +140,17 @@ def test_snapshot_is_taken_while_a_call_waits_until_it_is_saved(
 
 def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) -> None:
     """A server that went on without the checkpoint it had loaded would have fresh rows."""
-    first = ParameterStore()
-    head = state_records(first.engine.state(), CompletedState(), base="")
-    log = UpdateLog.create(read_log(tmp_path / "log"), sync=LogSync.OS, head=head)
-    handlers = Handlers(first.engine)
-    handlers.engine.journal = UpdateJournal(log, CompletedState, wait_limit_s=LIMIT_S)
-    handlers.start(calls.JOIN, requests.Join(member=member(), terms={})).result()
+    handlers, log = begun_log(tmp_path / "log", ParameterStore())
+    join(handlers, member()).result()
     load = requests.Load(url=f"{tmp_path}/away", member=member(), number=1)
     with pytest.raises(CheckpointError):
         handlers.start(calls.LOAD, load)
     log.close()
 
-    store = ParameterStore()
-    replay = Handlers(store.engine).replay
     with pytest.raises(
         LogError, match=r"Load of the update log cannot be carried out again: .*away"
     ):
-        recover(
-            store.engine,
-            read_log(tmp_path / "log"),
-            replay=replay,
-            restore_completed=lambda _: None,
-        )
+        recovered(tmp_path / "log", ParameterStore())
 
 
 def begin_segment(handlers: Handlers, log: UpdateLog, store: ParameterStore) -> None:
@@ -386,8 +363,8 @@ def test_place_has_the_same_process_after_a_restart(events: str, tmp_path: Path)
             each.engine.job.require_place(OLD if holder is NEW else NEW)
 
 
-def recovered_store(folder: Path) -> ParameterStore:
-    store = in_process()
+def recovered_store(folder: Path, **settings: int) -> ParameterStore:
+    store = in_process(**settings)
     recovered(folder, store)
     return store
 
@@ -431,19 +408,12 @@ def test_push_that_was_refused_for_want_of_memory_is_refused_again(tmp_path: Pat
     settings = {"memory_limit": 1}
     handlers, log = begun_log(tmp_path, in_process(**settings))
     join(handlers, member()).result()
-    push = requests.PushGrad(
-        chunk=PushChunk(
-            [("deep", SparseGrad(KEYS, np.ones((KEYS.size, DEEP.dim), np.float32), 1))], []
-        ),
-        push_id=push_id(),
-        shard_map_epoch=FIRST_EPOCH,
-    )
     with pytest.raises(OverloadedError):
-        handlers.start(calls.PUSH_GRAD, push)
+        handlers.start(calls.PUSH_GRAD, push_of_all(0))
     log.close()
 
-    store = in_process(**settings)
-    recovered(tmp_path, store)
+    store = recovered_store(tmp_path, **settings)
+
     assert store.status().tables["deep"].rows == 0
 
 

@@ -11,12 +11,12 @@ import pytest
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import PlaceLostError, ProtocolError
 from ctr_ps.protos.placement import FIRST_EPOCH
-from ctr_ps.protos.store import Lease, Member, PushId, Version, WorkerLoss
+from ctr_ps.protos.store import Lease, Member, Version, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import state_records
-from tests.support.stores import in_process
+from tests.support.stores import in_process, push_id
 from tests.support.update_logs import begun_log, recovered
 
 OLD, NEW = Member(0, 11), Member(0, 22)
@@ -32,15 +32,7 @@ def push(
 ) -> Version:
     request = requests.PushGrad(
         chunk=PushChunk([], []),
-        push_id=PushId(
-            worker=member.worker,
-            incarnation=member.incarnation,
-            sequence=sequence,
-            step=sequence,
-            examples=1,
-            batches=1,
-            pulled=0,
-        ),
+        push_id=replace(push_id(member.worker, sequence), incarnation=member.incarnation),
         at=at,
         shard_map_epoch=FIRST_EPOCH,
     )

@@ -18,7 +18,7 @@ from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import CALLS, Call
 from ctr_ps.protos.wire.security.access import Access
 from ctr_ps.ps_server.coordination.push_ledger import progress_of
-from ctr_ps.ps_server.durability.segment_format import Record
+from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import state_records
 from ctr_ps.ps_server.store import ParameterStore

@@ -4,9 +4,9 @@ import asyncio
 import errno
 import re
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -36,12 +36,12 @@ from ctr_ps.protos.store import Lease, Member, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.grpc_status import error_of
+from ctr_ps.ps_server.coordination.coordinator import Coordinator
 from ctr_ps.ps_server.durability.saved_log import read_log
-from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc import server as server_module
 from ctr_ps.ps_server.rpc.health import SERVICE, why_not_serving
 from ctr_ps.ps_server.rpc.recovery import Progress
-from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server, serve
+from ctr_ps.ps_server.rpc.server import ALL_LEFT, Server
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
@@ -68,6 +68,27 @@ def ask(channel: grpc.aio.Channel, call: Call, argument: Any) -> Any:
     return method(call.request.encode(argument), timeout=10)
 
 
+async def serve(
+    store: ParameterStore,
+    settings: ServerSettings,
+    on_start: Callable[[int], None] = lambda _: None,
+) -> str:
+    return await Server(store.engine, settings, address=FREE).run(on_start)
+
+
+@asynccontextmanager
+async def served(
+    store: ParameterStore, **changes: Any
+) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
+    """A server that serves a store, and a channel to it; it is stopped after the block."""
+    server = Server(store.engine, settings(**changes), address=FREE)
+    port = await server.start()
+    await server.recover()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield server, channel
+    await server.stop()
+
+
 def leave(channel: grpc.aio.Channel, worker: int) -> Any:
     return ask(channel, calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
@@ -76,12 +97,7 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
     async def body() -> None:
         started = asyncio.get_running_loop().create_future()
         serving = asyncio.create_task(
-            serve(
-                joined(ParameterStore(num_workers=2)).engine,
-                settings(),
-                lambda _, port: started.set_result(port),
-                address=FREE,
-            )
+            serve(joined(ParameterStore(num_workers=2)), settings(), started.set_result)
         )
         async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
             await leave(channel, 0)
@@ -95,16 +111,13 @@ def test_server_ends_when_all_workers_are_done_and_answers_the_last():
 def test_server_that_stays_is_ready_for_the_next_job():
     async def body() -> None:
         store = ParameterStore(num_workers=1)
-        server = Server(store.engine, settings(stay=True), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, stay=True) as (server, channel):
             for _ in range(2):
                 joined(store)
                 await leave(channel, 0)
                 assert store.status().left == frozenset()
-        server.end("told to")
-        assert await server.wait() == "told to"
-        await server.stop()
+            server.end("told to")
+            assert await server.wait() == "told to"
 
     run(body())
 
@@ -113,9 +126,7 @@ def test_server_that_stays_is_ready_for_the_next_job():
 def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: bool, caplog):
     async def body() -> None:
         store = joined(ParameterStore(num_workers=2))
-        server = Server(store.engine, settings(stay=stays, linger_s=0.1), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, stay=stays, linger_s=0.1) as (server, channel):
             await ask(
                 channel, calls.ABORT, requests.Abort(member=member(1), reason="the disk is gone")
             )
@@ -127,13 +138,12 @@ def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: b
                 )
             with pytest.raises(grpc.aio.AioRpcError, match=r"Restart the servers"):
                 await ask(channel, calls.JOIN, requests.Join(member=Member(0, 9), terms={}))
-        if stays:
-            server.end("told to")
-            assert await server.wait() == "told to"
-        else:
-            with pytest.raises(AbortedError, match="the disk is gone"):
-                await server.wait()
-        await server.stop()
+            if stays:
+                server.end("told to")
+                assert await server.wait() == "told to"
+            else:
+                with pytest.raises(AbortedError, match="the disk is gone"):
+                    await server.wait()
 
     run(body())
     assert ("restart this server before the next job" in caplog.text) == stays
@@ -141,14 +151,7 @@ def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: b
 
 def test_server_without_a_call_ends():
     with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
-        run(
-            serve(
-                joined(ParameterStore()).engine,
-                settings(idle_limit_s=0.05),
-                lambda *_: None,
-                address=FREE,
-            )
-        )
+        run(serve(joined(ParameterStore()), settings(idle_limit_s=0.05)))
 
 
 def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
@@ -158,7 +161,7 @@ def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
         store.abort(0, "the disk is gone")
 
     with pytest.raises(AbortedError, match="the disk is gone"):
-        run(serve(store.engine, settings(idle_limit_s=0.05, linger_s=1e3), fail, address=FREE))
+        run(serve(store, settings(idle_limit_s=0.05, linger_s=1e3), fail))
 
 
 def test_calls_put_the_idle_limit_off():
@@ -192,16 +195,13 @@ def test_calls_put_the_idle_limit_off():
 
 def test_health_checks_are_no_sign_of_life():
     async def body() -> None:
-        server = Server(joined(ParameterStore()).engine, settings(idle_limit_s=0.2), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(joined(ParameterStore()), idle_limit_s=0.2) as (server, channel):
             waiting = asyncio.create_task(server.wait())
             while not waiting.done():
                 request = health_pb2.HealthCheckRequest()
                 await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
             with pytest.raises(IdleError):
                 await waiting
-        await server.stop()
 
     run(body())
 
@@ -296,7 +296,7 @@ def test_server_that_recovers_is_there_and_says_how_far_it_is(monkeypatch, tmp_p
         server, endpoint = await logging_server(tmp_path)
         recovery = asyncio.create_task(server.recover())
         progress = await asyncio.to_thread(held.progress.get, timeout=10)
-        progress.text, progress.done = "recovering: 40 % of its update log", 17
+        progress.text, progress._done = "recovering: 40 % of its update log", 17
 
         async with grpc.aio.insecure_channel(endpoint) as channel:
             watch = health_pb2_grpc.HealthStub(channel).Watch(
@@ -517,11 +517,8 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
 
     async def life(*, is_over: bool) -> None:
         store = ParameterStore(num_workers=2, has_update_log=True)
-        server = Server(store.engine, settings(update_log=str(log)), address=FREE)
-        port = await server.start()
-        await server.recover()
         barrier = requests.Barrier(name="b", member=member(), step=0, number=1)
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=str(log)) as (server, channel):
             if not is_over:
                 await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
                 server._is_job_over = True
@@ -534,7 +531,6 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
                         grpc.aio.AioRpcError, match="worker 0 has not joined this job"
                     ):
                         await ask(channel, call, argument)
-        await server.stop()
 
     run(life(is_over=False))
     assert not list(log.glob("segment-*"))
@@ -561,10 +557,7 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=has_log)
         log = str(tmp_path) if has_log else None
-        server = Server(store.engine, settings(update_log=log), address=FREE)
-        port = await server.start()
-        await server.recover()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=log) as (server, channel):
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
             monkeypatch.setattr(store.engine.parameters, "create_table", fail)
             for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
@@ -574,9 +567,8 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
                 expected = TransportError if has_log else NoMemoryError
                 assert type(told) is expected
                 assert (refused.value.code() is grpc.StatusCode.UNAVAILABLE) == has_log
-        with pytest.raises(NoMemoryError, match=r"no memory left \(.*MiB in use"):
-            await server.wait()
-        await server.stop()
+            with pytest.raises(NoMemoryError, match=r"no memory left \(.*MiB in use"):
+                await server.wait()
         monkeypatch.undo()
         assert bool(list(tmp_path.glob("segment-*"))) == has_log
 
@@ -598,22 +590,19 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
 
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(
-            store.engine, settings(update_log=str(tmp_path), stay=True, linger_s=600), address=FREE
-        )
-        port = await server.start()
-        await server.recover()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=str(tmp_path), stay=True, linger_s=600) as (
+            server,
+            channel,
+        ):
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
             monkeypatch.setattr(store.engine.parameters, "apply", fail)
             monkeypatch.setattr(
-                store.engine._applier, "_inline_values", -1
+                store.engine.applier, "_inline_values", -1
             )  # as a large step, in a thread
             with pytest.raises(grpc.aio.AioRpcError, match="no memory left"):
                 await ask(channel, calls.PUSH_GRAD, step)
             with pytest.raises(NoMemoryError, match="step 0 could not be applied: no memory left"):
                 await server.wait()
-        await server.stop()
 
     run(body())
     assert list(tmp_path.glob("segment-*"))
@@ -625,7 +614,7 @@ def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
 
     async def body() -> None:
         await make_log(tmp_path)
-        monkeypatch.setattr(Engine, "join", fail)
+        monkeypatch.setattr(Coordinator, "join", fail)
         server, _ = await logging_server(tmp_path)
         with pytest.raises(NoMemoryError, match="Unable to allocate"):
             await server.recover()
@@ -720,10 +709,7 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
 
     async def body() -> None:
         store = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(store.engine, settings(update_log=str(log), stay=True), address=FREE)
-        port = await server.start()
-        await server.recover()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(store, update_log=str(log), stay=True) as (server, channel):
             await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}, lease=lease))
             abort = requests.Abort(
                 member=member(), reason="it is enough", comes_again=error.comes_again
@@ -733,7 +719,6 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
             assert ("start all servers and workers again" in store.engine.job.failure) == is_kept
 
             await leave(channel, 0)  # it is not in the log
-        await server.stop()
 
         again = ParameterStore(num_workers=1, has_update_log=True)
         server = Server(again.engine, settings(update_log=str(log)), address=FREE)
@@ -754,14 +739,11 @@ def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
     lease = Lease(seconds=1.0, on_worker_loss=WorkerLoss.CONTINUE)
 
     async def body() -> None:
-        server = Server(ParameterStore(num_workers=2).engine, settings(), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        async with served(ParameterStore(num_workers=2)) as (server, channel):
             for worker in range(2):
                 joins = requests.Join(member=member(worker), terms={}, lease=lease)
                 await ask(channel, calls.JOIN, joins)
             await leave(channel, 0)
             assert await server.wait() == ALL_LEFT
-        await server.stop()
 
     run(body())

@@ -25,8 +25,7 @@ from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.grpc_status import METADATA_KEY
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
-from ctr_ps.ps_server.engine.journal import NoJournal
-from ctr_ps.ps_server.rpc.activity import Activity
+from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.service import INLINE_VALUES, abort_with
 from ctr_ps.ps_server.rpc.service import Service as RpcService
@@ -64,10 +63,10 @@ class Service:
                 optimizer=OptimizerSpec(name="sgd", params={"learning_rate": 1.0}),
             )
         )
-        self.activity = Activity(lambda: 0.0)
+        self.now = 0.0
         self.num_times_all_left = 0
         self.handlers = Handlers(self.store.engine, self._on_all_left)
-        self.service = RpcService(self.handlers, self.activity)
+        self.service = RpcService(self.handlers, clock=lambda: self.now)
 
     def _on_all_left(self) -> None:
         self.num_times_all_left += 1
@@ -138,14 +137,16 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
     assert "ZeroDivisionError: a secret" in caplog.text
 
 
-def test_failed_call_is_no_longer_in_flight():
+def test_idle_time_counts_from_the_start_and_from_the_last_answer():
     service = Service()
+    service.now = 7.0
+    assert service.service.idle_s == 7.0
 
-    with pytest.raises(AbortedError):
+    with pytest.raises(AbortedError):  # which is an answer, too
         asyncio.run(service.push(at=5))
 
-    service.activity._clock = lambda: 9.0
-    assert service.activity.idle_s == 9.0
+    service.now = 9.0
+    assert service.service.idle_s == 2.0
 
 
 def test_pushes_are_taken_while_a_pull_waits_for_them():
@@ -156,7 +157,7 @@ def test_pushes_are_taken_while_a_pull_waits_for_them():
         waiting = [asyncio.create_task(service.pull(at=1)) for _ in range(200)]
         await service.push(worker=0, at=0)
         assert not any(task.done() for task in waiting)
-        assert service.activity.idle_s == 0.0
+        assert service.service.idle_s == 0.0
         await service.push(worker=1, at=0)
         for response in await asyncio.gather(*waiting):
             np.testing.assert_array_equal(response.rows["t"], -1.0)
@@ -247,7 +248,7 @@ def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     """They wait for the same sync of the update log."""
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
-    service.store.engine.journal = journal = NoJournal()
+    service.store.engine.journal = journal = Journal()
     journal.durable = lambda: durable
 
     async def body() -> None:
@@ -264,7 +265,7 @@ def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
 def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
-    journal = NoJournal()
+    journal = Journal()
     journal.durable = lambda: durable
     service.store.engine.journal = journal
 

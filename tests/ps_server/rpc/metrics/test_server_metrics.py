@@ -17,7 +17,6 @@ from ctr_ps.protos.placement import FIRST_EPOCH
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Lease, Missing, SaveRequest, TableStatus, WorkerLoss
 from ctr_ps.protos.wire import calls, requests
-from ctr_ps.ps_server.rpc.activity import Activity
 from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
@@ -42,7 +41,7 @@ METHOD = "ctr_ps.v1.ParameterServer/{}"
 class Server:
     """A store, its service without a network, and its metrics."""
 
-    def __init__(self, num_workers: int = 1, *, per_worker: bool = False) -> None:
+    def __init__(self, num_workers: int = 1) -> None:
         self.store = joined(ParameterStore(num_workers=num_workers))
         self.store.create_table(
             TableSpec(
@@ -56,14 +55,10 @@ class Server:
         self.backlog = Backlog(max_calls=1)
         self.hot_keys = HotKeys()
         self.service = Service(
-            Handlers(self.store.engine), Activity(), backlog=self.backlog, hot_keys=self.hot_keys
+            Handlers(self.store.engine), backlog=self.backlog, hot_keys=self.hot_keys
         )
         self.metrics = ServerMetrics(
-            self.store.engine,
-            self.service.counts,
-            self.backlog,
-            lambda: None,
-            per_worker=per_worker,
+            self.store.engine, self.service.counts, self.backlog, lambda: None
         )
 
     async def call(self, call: calls.Call, argument: object) -> None:
@@ -276,7 +271,7 @@ def test_figures_of_a_table_are_each_of_their_own() -> None:
 
 
 def test_workers_are_counted_by_state() -> None:
-    server = Server(num_workers=3, per_worker=True)
+    server = Server(num_workers=3)
     server.store.leave(1, step=0)
 
     def states() -> dict[str, float]:
@@ -287,7 +282,6 @@ def test_workers_are_counted_by_state() -> None:
     assert states() == {"present": 2, "left": 1, "lost": 0, "missing": 0}
     server.store.engine.pass_time(5.0)
     assert value(server.scrape(), "ctr_ps_silence_max_seconds") == 5.0
-    assert value(server.scrape(), "ctr_ps_job_worker_silence_seconds", worker="2") == 5.0
 
 
 def test_silence_is_that_of_the_worker_that_is_silent_for_longest() -> None:
@@ -309,23 +303,7 @@ def test_lease_is_there_where_workers_have_one() -> None:
     assert value(server.scrape(), "ctr_ps_lease_seconds") == 30.0
 
 
-def test_each_worker_has_its_own_step_and_examples() -> None:
-    server = Server(num_workers=2, per_worker=True)
-
-    async def body() -> None:
-        for sequence in range(3):
-            await server.push(10, worker=0, sequence=sequence)
-        await server.push(10, worker=1, sequence=0)
-
-    asyncio.run(body())
-    samples = server.scrape()
-
-    for worker, step, examples in (("0", 2, 3), ("1", 0, 1)):
-        assert value(samples, "ctr_ps_job_worker_step", worker=worker) == step
-        assert value(samples, "ctr_ps_job_worker_examples_total", worker=worker) == examples
-
-
-def test_workers_have_no_labels_unless_asked_for() -> None:
+def test_workers_have_no_labels() -> None:
     server = Server(num_workers=3)
     asyncio.run(server.push(10))
 
@@ -366,14 +344,13 @@ def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None
         size_bytes = num_appended = appended_bytes = num_waiting = 0
         replay_s = 0.0
 
-    server = Server(per_worker=True)
+    server = Server()
     server.metrics = ServerMetrics(
         server.store.engine,
         server.service.counts,
         server.backlog,
         Log,
         lambda: Replayed(calls=0, load_s=0.0, replay_s=0.0),
-        per_worker=True,
     )
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
     asyncio.run(server.push(10))
@@ -521,8 +498,7 @@ def test_page_shows_the_mean_of_calls_and_the_share_of_it_that_was_waiting() -> 
     for seconds in (0.5, 3.5):
         pulls.ended("OK", seconds)
     pulls.waits.add(1.0)
-    pulls.received(2**20)
-    pulls.sent(3 * 2**20)
+    pulls.received_bytes, pulls.sent_bytes = 2**20, 3 * 2**20
 
     (pull,) = rows_of(server.status(), "Calls")
 

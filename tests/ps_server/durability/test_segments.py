@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ctr_ps.protos.errors import LogError
-from ctr_ps.ps_server.durability.segment_format import (
+from ctr_ps.ps_server.durability.segments import (
     MARKER,
     MAX_KIND_BYTES,
     MAX_PAYLOAD_BYTES,
