@@ -10,7 +10,6 @@ must not reach the others.
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -61,8 +60,7 @@ from ctr_ps.ps_server.checkpoint.publish import require_writable
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
 from ctr_ps.ps_worker.cluster import state_transfer
-from ctr_ps.ps_worker.cluster.join import join_servers
-from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker
+from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker, join_servers
 from ctr_ps.ps_worker.cluster.routing import Positions, Routing
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
@@ -91,12 +89,7 @@ class ClusterClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -285,13 +278,12 @@ class ClusterClient:
         """See `protos.store.Store`."""
         pending = [
             self._transport.call(server, calls.PUSH_GRAD, self._push_request(chunk, push_id, at))
-            for server, chunks in enumerate(self._split_push(gradients))
+            for server, chunks in enumerate(
+                self._routing.split_push(gradients, bfloat16=self._bfloat16)
+            )
             for chunk in chunks
         ]
         return Combined(lambda: min(self._acknowledged(pending, push_id, at)))
-
-    def _split_push(self, gradients: Gradients) -> list[list[PushChunk]]:
-        return self._routing.split_push(gradients, bfloat16=self._bfloat16)
 
     def _push_request(
         self, chunk: PushChunk, push_id: PushId, at: Version | None
@@ -311,7 +303,8 @@ class ClusterClient:
         """See `protos.store.Store`; in a call each where a message has no room for all."""
         self._routing.require_lengths(into)
         pulls = self._routing.split_pull(keys)
-        pushes, pieces = self._split_push(gradients), self._routing.split_pieces(into)
+        pushes = self._routing.split_push(gradients, bfloat16=self._bfloat16)
+        pieces = self._routing.split_pieces(into)
         if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of) or any(
             self._routing.answer_bytes(positions, into, server) > MAX_NUMBERS_BYTES
             for server, (positions,) in enumerate(pulls)
@@ -516,15 +509,12 @@ class ClusterClient:
         """See `protos.store.Store`."""
         parts = results(self._call_all(calls.GET_DIGEST, None))
         shards = {shard: digest for part in parts for shard, digest in part.items()}
-        return model_digest(self._dense_vectors(), shards)
-
-    def _dense_vectors(self) -> dict[str, Values]:
         vectors = {
             name: np.empty(spec.length, np.float32) for name, spec in self._routing.blocks.items()
         }
         if vectors:
             self.pull_dense(vectors).result()
-        return vectors
+        return model_digest(vectors, shards)
 
     @property
     def num_retries(self) -> int:

@@ -17,8 +17,8 @@ from typing import Any
 import grpc
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.cluster.delays import Delays
 from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
+from ctr_ps.ps_worker.cluster.slow_calls import Delays
 from ctr_ps.ps_worker.extras.chaos import CHAOS
 from ctr_ps.ps_worker.extras.chaos.fates import Chaos, Fate, Fates
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.wire.heter import HETER_CALLS
-from ctr_ps.ps_worker.cluster.retry import BUDGET_S
+from ctr_ps.ps_worker.cluster.slow_calls import BUDGET_S
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.heter.dense_part import module_of
 from ctr_ps.ps_worker.extras.heter.front_model import FrontModel

@@ -33,8 +33,8 @@ from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ctr_ps.ps_server.rpc.health import why_not_serving
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
-from ctr_ps.ps_worker.cluster.join import abort_on_each
-from ctr_ps.ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
+from ctr_ps.ps_worker.cluster.joined_worker import abort_on_each
+from ctr_ps.ps_worker.cluster.slow_calls import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
 
@@ -383,8 +383,8 @@ def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
 
 def test_closing_ends_the_pause_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """It raises what the last try did."""
-    monkeypatch.setattr("ctr_ps.ps_worker.cluster.retry.FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr("ctr_ps.ps_worker.cluster.retry.LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.slow_calls.FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.slow_calls.LONGEST_PAUSE_S", 60.0)
     with failing_server(1) as (service, endpoint), transport_to(endpoint, retry_s=60) as transport:
         call = transport.call(0, calls.PULL_SPARSE, pull_of())
         while not transport.later.num_due:
