@@ -13,10 +13,13 @@ itself, and a worker pulls rows after its own gradients are applied
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
+
+import numpy as np
 
 from ctr_ps.protos.errors import WaitTimeoutError
 from ctr_ps.protos.futures import Shared
@@ -24,9 +27,9 @@ from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Coordination, Future, Member, Missing, Parameters, Pulled, Version
 from ctr_ps.ps_worker.communicators.background import Background
-from ctr_ps.ps_worker.communicators.dense_mirror import DenseMirror
+from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.merging import GradientMerger, MergedPush
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
@@ -47,12 +50,58 @@ _FAR = 2**40
 """The clock of a worker that nobody waits for."""
 
 
-class AsyncCommunicator:
+class DenseMirror:
+    """A worker's copies of the dense parameters. Thread-safe; one receiver.
+
+    receiver:  buffer = mirror.spare() ... fill ... mirror.publish(buffer)
+    trainer:   with mirror.lend() as params: ...          the newest published, unchanged while lent
+
+    Training threads never wait for a transfer, and never see half of one.
+    """
+
+    def __init__(self, num_params: int) -> None:
+        self._num_params = num_params
+        self._lock = threading.Lock()
+        self._lent: dict[int, int] = {}
+        self._buffers = [np.zeros(num_params, np.float32)]
+        self._current = 0
+
+    def spare(self) -> int:
+        """Returns the number of a buffer that is not lent."""
+        with self._lock:
+            for number in range(len(self._buffers)):
+                if number != self._current and not self._lent.get(number):
+                    return number
+            # At most one more than there are training threads.
+            self._buffers.append(np.zeros(self._num_params, np.float32))
+            return len(self._buffers) - 1
+
+    def buffer(self, number: int) -> Values:
+        """Returns a buffer by its number."""
+        return self._buffers[number]
+
+    def publish(self, number: int) -> None:
+        """Makes a filled buffer the one to lend."""
+        with self._lock:
+            self._current = number
+
+    @contextmanager
+    def lend(self) -> Iterator[Values]:
+        """Lends the newest parameters."""
+        with self._lock:
+            number = self._current
+            self._lent[number] = self._lent.get(number, 0) + 1
+        try:
+            yield self._buffers[number]
+        finally:
+            with self._lock:
+                self._lent[number] -= 1
+
+
+class AsyncCommunicator(Communicator):
     """The worker's side of asynchronous training. Thread-safe."""
 
-    is_lockstep = False
     is_overlapped = True
-    version = 0
 
     def __init__(
         self,
@@ -68,11 +117,11 @@ class AsyncCommunicator:
         # clocks on which workers other than 0 wait for the first batches; None: no waiting
         clocks: Coordination | None = None,
     ) -> None:
+        super().__init__(member)
         self._store = store
         self._worker = member.worker
         self._start_clocks = clocks
         self._has_begun = False
-        self.push_ids = PushIds(member)
         self._num_params = num_params
         self._mirror = DenseMirror(num_params)
         self._merges = (max_merge_var_num, max_merge_dense_num)
@@ -91,9 +140,6 @@ class AsyncCommunicator:
         self._receive()
         self._background.start("sender", self._send_forever)
         self._background.start("receiver", self._receive_forever)
-
-    def begin(self, thread_num: int) -> None:
-        """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Requests embeddings as they are now; in step, as they are when the result is requested."""
@@ -129,10 +175,8 @@ class AsyncCommunicator:
                 )
         self._has_begun = True
 
-    @contextmanager
-    def params(self) -> Iterator[Values]:
-        with self._mirror.lend() as values:
-            yield values
+    def params(self) -> AbstractContextManager[Values]:
+        return self._mirror.lend()
 
     def push(
         self,
@@ -148,19 +192,16 @@ class AsyncCommunicator:
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._applied = max(self._applied, pulled)
-            if self._applied >= BATCHES_IN_STEP:
-                self._merge()
-            is_first = self._merger.due() is None
-            self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
+            merger = self._merger
+            merges = merger.sparse_batches, merger.dense_batches
+            if self._applied >= BATCHES_IN_STEP and merges != self._merges:
+                merger.sparse_batches, merger.dense_batches = self._merges
+                self._changed.notify_all()  # waits for a full group may be over
+            is_first = merger.due() is None
+            merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
             # Otherwise the sender has its time, and a needless wake-up costs other threads their turn.
-            if is_first or self._merger.is_full:
+            if is_first or merger.is_full:
                 self._changed.notify_all()
-
-    def _merge(self) -> None:
-        merger = self._merger
-        if (merger.sparse_batches, merger.dense_batches) != self._merges:
-            merger.sparse_batches, merger.dense_batches = self._merges
-            self._changed.notify_all()  # waits for a full group may be over
 
     def flush(self) -> None:
         """Sends the queue, and returns when all of it is applied."""

@@ -12,16 +12,12 @@ parallel parameter server", NIPS 2013.
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.store import Coordination, Future, Member, Parameters, Pulled, Version
+from ctr_ps.protos.store import Coordination, Future, Member, Pulled, Store, Version
 from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
 from ctr_ps.ps_worker.communicators.merging import MergedPush
-
-
-class ClockedParameters(Parameters, Coordination, Protocol):
-    """The facets of a store that this mode uses."""
 
 
 class BoundedStalenessCommunicator(AsyncCommunicator):
@@ -29,7 +25,7 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
 
     def __init__(
         self,
-        store: ClockedParameters,
+        store: Store,
         *,
         member: Member,
         max_staleness: int,  # steps that this worker may run ahead of the slowest
@@ -50,7 +46,6 @@ class BoundedStalenessCommunicator(AsyncCommunicator):
             max_merge_dense_num=max_merge_dense_num,
             **settings,
         )
-        self._worker = member.worker
         self._max_staleness = max_staleness
         self._is_alone = is_alone
         self._most_merged = (max_merge_var_num, max_merge_dense_num)

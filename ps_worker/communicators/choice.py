@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def communicator_of(
-    job: Job,  # has the mode and its settings
+    job: Job,
     store: Store,
     model: Model,
     specs: ModelSpecs,
@@ -32,13 +32,15 @@ def communicator_of(
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
 
+    In process there is nothing to gain from sending in the background; a heter trainer takes each step with
+    fresh parameters, and its clock stands still.
+
     Args:
         job: Says which mode, and how.
         store: The parameters.
         model: Computes the gradients; on a CPU trainer, the part of it in front of the cut.
         specs: Of its parameters.
-        role: Of this process. In process there is nothing to gain from sending in the background; a heter
-            trainer takes each step with fresh parameters, and its clock stands still.
+        role: Of this process.
         member: This process, in its worker's place.
         num_training: Workers that have rows to train on; None: all.
         batches_before: See `GeoCommunicator`.

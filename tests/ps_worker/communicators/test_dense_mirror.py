@@ -1,4 +1,4 @@
-from ctr_ps.ps_worker.communicators.dense_mirror import DenseMirror
+from ctr_ps.ps_worker.communicators.asynchronous import DenseMirror
 
 
 def test_lent_parameters_stay_as_they_are_while_new_ones_are_published() -> None:

@@ -13,7 +13,7 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Missing
 from ctr_ps.ps_server.table.sparse_table import SparseTable
-from ctr_ps.ps_worker.communicators.replica import Replica
+from ctr_ps.ps_worker.communicators.geo import Replica
 from tests.support.training import together
 
 RATE = 0.5
