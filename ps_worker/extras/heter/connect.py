@@ -11,8 +11,7 @@ from ctr_ps.protos.wire.heter import HETER_CALLS
 from ctr_ps.ps_worker.cluster.slow_calls import BUDGET_S
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.heter.dense_part import module_of
-from ctr_ps.ps_worker.extras.heter.front_model import FrontModel
-from ctr_ps.ps_worker.extras.heter.trainers import HeterTrainers
+from ctr_ps.ps_worker.extras.heter.trainers import FrontModel, HeterTrainers
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run.plan import ModelPlan
 

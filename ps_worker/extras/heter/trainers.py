@@ -1,12 +1,19 @@
-"""The heter trainers of a job, as a CPU trainer calls them.
+"""The model of a CPU trainer: the layers before the cut, and calls to heter trainers for the rest.
 
 worker w --> heter trainer w % H --lost--> the next one, asynchronously; else an error that names it
 """
 
 import logging
 import secrets
+import sys
 import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from ctr_ps.ctr_model.batch import Batch
+from ctr_ps.ctr_model.lookup import Lookup
+from ctr_ps.ctr_model.models.model import EmbeddingTable, Model, StepResult, Workspace
+from ctr_ps.ctr_model.parameters import Floats, ModelInputError, Segment
 from ctr_ps.protos.errors import TransportError, UsageError, counted
 from ctr_ps.protos.futures import Future
 from ctr_ps.protos.gradients import Values
@@ -14,6 +21,10 @@ from ctr_ps.protos.limits import MAX_NUMBERS_BYTES
 from ctr_ps.protos.store import Member, ReduceOp
 from ctr_ps.protos.wire.heter import ATTEND, TRAIN, Attend, LayerOutputs, Train, Trained
 from ctr_ps.ps_worker.cluster.transport import Transport
+from ctr_ps.ps_worker.extras.heter.dense_part import module_of
+
+if TYPE_CHECKING:
+    from ctr_ps.ctr_model.torch.halves import FrontHalf
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +40,7 @@ class HeterTrainers:
     def __init__(self, transport: Transport, *, worker: int, takes_over: bool) -> None:
         """Uses `transport`, whose servers are the heter trainers, and closes it in the end.
 
-        Args:
-            transport: To all of them.
-            worker: Index of this worker.
-            takes_over: Whether another one takes over from one that is lost.
+        `takes_over`: another one takes over from one that is lost.
         """
         self._transport = transport
         self._takes_over = takes_over
@@ -67,7 +75,8 @@ class HeterTrainers:
         )
         try:
             while True:
-                heter = self._current()
+                with self._lock:
+                    heter = self._alive[0]
                 try:
                     return self._transport.call(heter, TRAIN, batch).result()
                 except TransportError as error:
@@ -81,7 +90,7 @@ class HeterTrainers:
 
         Args:
             number: Of the barrier among those of the job.
-            name: Of the barrier.
+            name: Its name.
             size: Of an all-reduce: how many numbers each member brings.
             op: How they are reduced; None: a barrier.
 
@@ -89,7 +98,7 @@ class HeterTrainers:
             TransportError: As `train` does.
         """
         barrier = Attend(member=self._member, number=number, name=name, size=size, op=op)
-        # Where one may take over from another, each waits for all workers (joining.py).
+        # Where one may take over from another, each waits for all workers (inbox.py).
         with self._lock:
             told = self._alive if self._takes_over else self._alive[:1]
         calls: list[tuple[int, Future[None]]] = [
@@ -104,10 +113,6 @@ class HeterTrainers:
     def close(self) -> None:
         """Ends the connections; calls that are on their way fail."""
         self._transport.close()
-
-    def _current(self) -> int:
-        with self._lock:
-            return self._alive[0]
 
     def _lose(self, heter: int, error: TransportError) -> None:
         """A heter trainer does not answer; raises unless another one takes over."""
@@ -140,3 +145,73 @@ def _require_size(dense: Values, outputs: LayerOutputs) -> None:
             f"them of {largest}, more than the {MAX_NUMBERS_BYTES} of a message: lower train.batch_size, or "
             f"let a Front return less (docs/heterogeneous.md)"
         )
+
+
+class FrontModel:
+    """A `Model` that trains without dense parameters: heter trainers have them. It does not predict."""
+
+    segments: tuple[Segment, ...] = ()
+    num_params = 0
+
+    def __init__(self, model: Model, trainers: HeterTrainers) -> None:
+        """Cuts the model.
+
+        Raises:
+            UsageError: If it cannot be cut.
+        """
+        self._model = module_of(model)
+        self._trainers = trainers
+        self.tables: tuple[EmbeddingTable, ...] = model.tables
+        self.workspace(1)
+
+    def workspace(self, max_batch_size: int) -> "_Workspace":
+        """Returns the layers before the cut for one thread; see `Model`."""
+        from ctr_ps.ctr_model.torch.halves import FrontHalf
+
+        try:
+            return _Workspace(FrontHalf(self._model))
+        except ValueError as error:
+            raise UsageError(f"the model cannot be cut for heter trainers: {error}") from error
+
+    def predict(
+        self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
+    ) -> Floats:
+        """Raises ModelInputError: evaluation takes the whole model."""
+        raise ModelInputError("half a model cannot predict: take the whole one")
+
+    def gradient(
+        self,
+        params: Floats,
+        batch: Batch,
+        lookups: Mapping[str, Lookup],
+        workspace: Workspace,
+        dense_grad: Floats,
+        sparse_grads: Mapping[str, Floats],
+    ) -> StepResult:
+        """Computes the gradients of the rows; a heter trainer those of the dense parameters. See `Model`.
+
+        Raises:
+            UsageError: If the examples have weights.
+            CtrPsError: If the heter trainer fails; see `HeterTrainers.train`.
+        """
+        if not isinstance(workspace, _Workspace):
+            raise ModelInputError("the workspace belongs to another model")
+        if batch.weights is not None:
+            raise UsageError(
+                "heter trainers take no sample weights: give batches without weights, or train without heter "
+                "trainers"
+            )
+        step = workspace.front.forward(batch, lookups)
+        sent = step.activations
+        answer = self._trainers.train(sent.dense, sent.labels, sent.outputs)
+        step.backward(answer.grads, sparse_grads)
+        return StepResult(answer.loss, answer.probabilities)
+
+
+class _Workspace:
+    """The layers before the cut, for one thread."""
+
+    max_batch_size = sys.maxsize
+
+    def __init__(self, front: "FrontHalf") -> None:
+        self.front = front
