@@ -17,7 +17,7 @@ from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.keys import unique_keys
-from ctr_ps.ps_worker.torch.keys import keys_of
+from ctr_ps.ps_worker.torch.prefetch import keys_of
 from ctr_ps.ps_worker.torch.tables import TableModule
 
 OptimizerChoice = str | Mapping[str, str | float]

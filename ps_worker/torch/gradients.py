@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ctr_ps.protos.errors import UsageError
@@ -128,10 +127,3 @@ class PendingGradients:
         self._tables.clear()
         self._num_backwards = 0
         self.num_bytes = 0
-
-
-def leaf_with(grad: SparseGrad) -> Tensor:
-    """Returns a leaf without values whose `.grad` is the memory of a gradient's values."""
-    leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
-    leaf.grad = torch.from_numpy(grad.values)
-    return leaf

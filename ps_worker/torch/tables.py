@@ -1,4 +1,4 @@
-"""Tables of embeddings in a training loop: looked up by modules, pushed by an optimizer."""
+"""Tables of embeddings in a training loop: looked up by modules, pushed by their optimizer."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
@@ -357,3 +357,55 @@ class Tables:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Restores to no tables: a module saved as a whole is detached."""
         return type(None), ()
+
+
+class PushOptimizer:
+    """Has the methods of a torch.optim.Optimizer; its parameters are the looked-up rows.
+
+    Learning rates and schedules are those of `open_tables`: no learning rate scheduler works on it.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def step(self, closure: Callable[[], object] | None = None) -> object:
+        """Pushes the gradients since the last step, summed by key; see `Tables.push`.
+
+        `closure` is called first, with gradients enabled; its result is returned.
+        """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        self._tables.push()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients since the last step; `set_to_none` has no effect."""
+        self._tables.pending.clear()
+
+    def rows(self) -> list[Tensor]:
+        """Returns a tensor per table whose `.grad` float32[N, D] is the waiting gradient.
+
+        Writes to `.grad` change the push. So all gradients are clipped together by
+        `torch.nn.utils.clip_grad_norm_([*model.parameters(), *optimizer.rows()], 1.0)`. The tensors have no
+        values, and are valid until the next backward().
+        """
+        leaves = []
+        for grad in self._tables.pending.merged().values():
+            leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
+            leaf.grad = torch.from_numpy(grad.values)  # the same memory
+            leaves.append(leaf)
+        return leaves
+
+    def state_dict(self) -> dict[str, object]:
+        """Returns the names of the tables and of the checkpoint of their rows and optimizer state.
+
+        Raises UsageError after steps since the last `Tables.save` or `load`.
+        """
+        return self._tables.state()
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Checks that the rows are those of the state's checkpoint, which `Tables.load` has read.
+
+        Raises CheckpointError for other rows or tables.
+        """
+        self._tables.require_state(state)
