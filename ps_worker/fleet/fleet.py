@@ -18,6 +18,7 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import RoleError, UsageError
 from ctr_ps.protos.metrics.metrics_port import metrics_address
 from ctr_ps.protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.store import (
     InferenceDtype,
     InferenceSettings,
@@ -53,6 +54,13 @@ from ctr_ps.ps_worker.run.termination import Place, Termination
 _MOST_LISTS = 16
 
 R = TypeVar("R", ServerRole, WorkerRole, HeterRole)
+
+_WHOSE: Mapping[type[Role], tuple[str, str]] = {
+    ServerRole: ("servers", "is_server"),
+    WorkerRole: ("workers", "is_worker"),
+    HeterRole: ("heter trainers", "is_heter_worker"),
+}
+"""Who has a role, and the function that says whether this process does."""
 
 
 class Fleet:
@@ -112,7 +120,6 @@ class Fleet:
             wait_timeout_s: How long it waits for other workers.
 
         Raises:
-            UsageError: If this process is a worker of a run already.
             RoleError: If there is a role, but it is not described whole.
         """
         if self._run is not None:
@@ -149,7 +156,7 @@ class Fleet:
 
     def worker_index(self) -> int:
         """Index of this worker, from 0."""
-        return self._worker_role("fleet.worker_index()").worker_index
+        return self._role_as(WorkerRole, "fleet.worker_index()").worker_index
 
     def worker_num(self) -> int:
         """Number of workers."""
@@ -157,7 +164,7 @@ class Fleet:
 
     def server_index(self) -> int:
         """Index of this server, from 0."""
-        return self._server_role("fleet.server_index()").server_index
+        return self._role_as(ServerRole, "fleet.server_index()").server_index
 
     def server_num(self) -> int:
         """Number of servers; 0 without a cluster."""
@@ -170,11 +177,7 @@ class Fleet:
     def server_endpoints(self, to_string: Literal[True]) -> str: ...
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Where workers reach each server, as host:port; none without a cluster.
-
-        Args:
-            to_string: As one text, with commas.
-        """
+        """Where workers reach each server, as host:port, or with commas; none without a cluster."""
         endpoints = self._known_role("fleet.server_endpoints()").endpoints
         return ",".join(endpoints) if to_string else list(endpoints)
 
@@ -187,12 +190,8 @@ class Fleet:
         )
 
     def split_files(self, files: Sequence[str | Path]) -> list[str]:
-        """Returns those of `files` that this worker reads; each goes to one worker, by size.
-
-        Raises:
-            DataError: If one is not there.
-        """
-        role = self._worker_role("fleet.split_files()")
+        """Returns those of `files` that this worker reads; each goes to one worker, by size."""
+        role = self._role_as(WorkerRole, "fleet.split_files()")
         paths = [str(file) for file in files]
         own = split_files(paths, role.worker_index, role.num_workers)
         self._note_files(paths)
@@ -203,15 +202,9 @@ class Fleet:
     ) -> list[FileSplit]:
         """Returns the parts of `files` that this worker reads; with more workers than files, files are split.
 
-        Args:
-            files: The same for all workers, none twice.
-            schema: Of their rows.
-            format: As `fleet.QueueDataset` takes it.
-
-        Raises:
-            DataError: If one is not there, or cannot be read.
+        All workers give the same files, none twice; `format` is as `fleet.QueueDataset` takes it.
         """
-        role = self._worker_role("fleet.file_splits()")
+        role = self._role_as(WorkerRole, "fleet.file_splits()")
         paths = [str(file) for file in files]
         own = file_splits(
             lambda path: reader_of(path, schema, BadRows(), format),
@@ -256,11 +249,7 @@ class Fleet:
         return self._limits
 
     def minimize(self, task: Task) -> None:
-        """Sets the model to train.
-
-        Raises:
-            UsageError: If the run has begun.
-        """
+        """Sets the model to train; raises UsageError if the run has begun."""
         self._known_role("minimize()")
         if self._run is not None or self._is_over:
             raise UsageError("minimize() comes before fleet.init_worker(), not after it")
@@ -269,11 +258,7 @@ class Fleet:
         self._task = task
 
     def require_task(self, model: Model) -> None:
-        """Refuses a model other than the minimized one.
-
-        Raises:
-            UsageError: If no model was minimized, or another one.
-        """
+        """Raises UsageError if no model was minimized, or another one."""
         if self._task is None or self._task.model is not model:
             raise UsageError(
                 "fleet.distributed_optimizer(...).minimize(model) with the same model before training it"
@@ -281,7 +266,7 @@ class Fleet:
 
     def init_server(self, model_dir: str | Path | None = None) -> None:
         """Prepares a server, with the parameters of the checkpoint `model_dir` or fresh ones."""
-        self._server_role("fleet.init_server()")
+        self._role_as(ServerRole, "fleet.init_server()")
         self._server_load = None if model_dir is None else str(model_dir)
         self._is_server_ready = True
 
@@ -304,15 +289,12 @@ class Fleet:
             wait_limit_s: Seconds that a worker may wait for others; None: `wait_timeout_s` of `init`.
             memory_limit: Bytes of tables from which on pushes may not create rows.
             checkpoint_roots: Folders to which saving and loading is limited.
-
-        Raises:
-            UsageError: If a limit is not a number of seconds or bytes.
         """
-        role = self._server_role("fleet.run_server()")
+        role = self._role_as(ServerRole, "fleet.run_server()")
         if not self._is_server_ready:
             raise UsageError("fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
-        from ctr_ps.ps_worker.fleet.serving import serve
+        from ctr_ps.ps_server.rpc.run import run_server
 
         settings = ServerSettings(
             load=self._server_load,
@@ -324,29 +306,21 @@ class Fleet:
             checkpoint_roots=tuple(str(root) for root in checkpoint_roots),
         )
         self._is_over = True
-        serve(role, settings)
+        with errors_as_exit_codes():
+            configure_logs()
+            exit_code = run_server(role, settings)
+        if exit_code:
+            raise SystemExit(exit_code)
 
     def init_heter_worker(self) -> None:
-        """Prepares a heter trainer.
-
-        Raises:
-            UsageError: If there is nothing to train yet, or this process is none.
-        """
-        self._heter_role("fleet.init_heter_worker()")
-        if self._task is None:
-            raise UsageError(
-                "fleet.distributed_optimizer(...).minimize(model) before fleet.init_heter_worker()"
-            )
+        """Prepares a heter trainer; raises UsageError if there is nothing to train yet."""
+        self._role_as(HeterRole, "fleet.init_heter_worker()")
+        self._known_task("fleet.init_heter_worker()")
         self._is_server_ready = True
 
     def run_heter_worker(self) -> None:
-        """Trains dense parameters for the workers until all have left, as `ps-worker heter` does.
-
-        Raises:
-            UsageError: If `init_heter_worker` was not called.
-            CtrPsError: If anything goes wrong; says what.
-        """
-        role = self._heter_role("fleet.run_heter_worker()")
+        """Trains dense parameters for the workers until all have left, as `ps-worker heter` does."""
+        role = self._role_as(HeterRole, "fleet.run_heter_worker()")
         if self._task is None or not self._is_server_ready:
             raise UsageError("fleet.init_heter_worker() before fleet.run_heter_worker()")
         # Late, so that others do not load the shell of a heter trainer.
@@ -370,40 +344,35 @@ class Fleet:
         """Waits for the servers, and declares the model to them.
 
         Raises:
-            UsageError: If there is nothing to train yet, or this process is no worker.
+            UsageError: If there is nothing to train yet.
             CtrPsError: If servers do not answer, or hold another model.
         """
-        role = self._worker_role("fleet.init_worker()")
-        if self._task is None:
-            raise UsageError(
-                "fleet.distributed_optimizer(...).minimize(model) before fleet.init_worker()"
-            )
+        role = self._role_as(WorkerRole, "fleet.init_worker()")
+        task = self._known_task("fleet.init_worker()")
         if self._run is not None or self._is_over:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
+        job = task.job
         if role.heter_endpoints:
-            require_heter(self._task.job, self._task.model)
-        self._task.precompile(is_in_process=role.is_in_process)
+            require_heter(job, task.model)
+        task.precompile(is_in_process=role.is_in_process)
         self._has_called = True
         with ExitStack() as opened:
             store = opened.enter_context(
-                open_store(role, self._task.job.cluster, disturb=faults_of(os.environ))
+                open_store(role, job.cluster, disturb=faults_of(os.environ))
             )
-            job = self._task.job
             heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
-            plan = model_plan_of(self._task.model, job, role, new_pass_trainer=new_pass_trainer)
+            plan = model_plan_of(task.model, job, role, new_pass_trainer=new_pass_trainer)
             run = Run(store, before_the_cut(plan, heter), heter=heter)
             self._run = opened.enter_context(run)
             opened.enter_context(metrics_port(run, metrics_address(None)))
             self._resources = opened.pop_all()
 
     def run_of(self, call: str) -> Run:
-        """Returns this worker's part in the run; `call` needs it, for errors.
+        """Returns this worker's part in the run, which `call` needs.
 
-        Raises:
-            RoleError: If this process is a server.
-            UsageError: If the run has not begun, or is over; says which call is missing before `call`.
+        Raises UsageError if it has not begun, or is over, which says what is missing before `call`.
         """
-        self._worker_role(call)
+        self._role_as(WorkerRole, call)
         if self._is_over:
             raise UsageError(f"fleet.stop_worker() was called: {call} comes before it")
         if self._run is None:
@@ -426,9 +395,7 @@ class Fleet:
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; on worker 0 only.
 
-        Raises:
-            RoleError: On another worker.
-            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        Raises CheckpointError if it cannot be written; an older checkpoint there stays as it was.
         """
         self._first_run("fleet.save_persistables()").save(
             SaveRequest(url=str(dirname), attachments=self._attachments())
@@ -451,8 +418,6 @@ class Fleet:
                 (`minimize(life=...)`).
 
         Raises:
-            UsageError: If there is no such dtype.
-            RoleError: On another worker.
             CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
         """
         settings = InferenceSettings(dtype=dtype, min_score=min_score)
@@ -473,7 +438,6 @@ class Fleet:
             resume: Resume the run that saved it; `data_position` then says where.
 
         Raises:
-            RoleError: On another worker.
             UsageError: If training has begun, or if a part of a model is to resume.
             CheckpointError: If it is not a checkpoint, or does not fit; nothing was replaced.
         """
@@ -526,9 +490,6 @@ class Fleet:
 
         Returns:
             What was removed and what is left, by table; of a dry run what would be.
-
-        Raises:
-            RoleError: On another worker.
         """
         return self._first_run("fleet.shrink()").shrink(threshold, dry_run=dry_run)
 
@@ -555,25 +516,22 @@ class Fleet:
             raise UsageError(f"fleet.init() before {call}")
         return self._role
 
-    def _worker_role(self, call: str) -> WorkerRole:
-        return self._role_of(WorkerRole, call, "workers", "is_worker")
-
-    def _heter_role(self, call: str) -> HeterRole:
-        return self._role_of(HeterRole, call, "heter trainers", "is_heter_worker")
-
-    def _server_role(self, call: str) -> ServerRole:
-        return self._role_of(ServerRole, call, "servers", "is_server")
-
-    def _role_of(self, kind: type[R], call: str, whose: str, test: str) -> R:
+    def _role_as(self, kind: type[R], call: str) -> R:
         role = self._known_role(call)
         if not isinstance(role, kind):
+            whose, test = _WHOSE[kind]
             raise RoleError(
                 f"{call} is for {whose}, and this process is {_named(role)}: call it where fleet.{test}()"
             )
         return role
 
+    def _known_task(self, call: str) -> Task:
+        if self._task is None:
+            raise UsageError(f"fleet.distributed_optimizer(...).minimize(model) before {call}")
+        return self._task
+
     def _first_run(self, call: str) -> Run:
-        role = self._worker_role(call)
+        role = self._role_as(WorkerRole, call)
         if role.worker_index != 0:
             raise RoleError(
                 f"{call} is for worker 0, and this process is worker {role.worker_index}: call it where "

@@ -16,12 +16,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A model and how to train it.
-
-    Attributes:
-        model: What to train.
-        job: How; its sections [train], [optimizer], [life], [strategy] and [cluster] count.
-    """
+    """A model to train, by the sections [train], [optimizer], [life], [strategy] and [cluster] of a job."""
 
     model: Model
     job: Job

@@ -18,11 +18,7 @@ if TYPE_CHECKING:  # an extra, which only a model that was built with it needs
 
 
 def module_of(model: Model) -> "TorchModel":
-    """Returns a model that can be cut: one that is a module of PyTorch.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """Returns a model that can be cut: one that is a module of PyTorch; raises UsageError if it is none."""
     if module_class_of(model) is None:
         raise UsageError(
             f"heter trainers train the dense part of a module of PyTorch, and the model is a "

@@ -42,11 +42,7 @@ class Joining(Generic[B]):
         self._attending: dict[int, Attend] = {}
 
     def add(self, worker: int, batch: B) -> None:
-        """Takes a batch of a CPU trainer.
-
-        Raises:
-            ProtocolError: If it may not have one now.
-        """
+        """Takes a batch of a CPU trainer; raises ProtocolError if it may not have one now."""
         if worker not in self.waits_for:
             raise ProtocolError(
                 f"worker {worker} sent a batch to a heter trainer that serves the workers "

@@ -154,11 +154,7 @@ class FrontModel:
     num_params = 0
 
     def __init__(self, model: Model, trainers: HeterTrainers) -> None:
-        """Cuts the model.
-
-        Raises:
-            UsageError: If it cannot be cut.
-        """
+        """Cuts the model; raises UsageError if it cannot be cut."""
         self._model = module_of(model)
         self._trainers = trainers
         self.tables: tuple[EmbeddingTable, ...] = model.tables

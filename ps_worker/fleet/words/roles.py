@@ -31,24 +31,15 @@ class RoleMaker(Protocol):
     def role(self) -> ProcessRole | None:
         """Returns the role; None: no cluster, everything in this process.
 
-        Raises:
-            RoleError: If there is a role, but it is not described whole.
+        Raises RoleError if there is a role, but it is not described whole.
         """
-        ...
 
 
 class PaddleCloudRoleMaker:
     """Reads the role from the variables that Paddle's operators and `ps-launch` set (protos/role.py)."""
 
     def __init__(self, is_collective: bool = False) -> None:
-        """Reads nothing yet.
-
-        Args:
-            is_collective: As in Paddle; there is no collective training here.
-
-        Raises:
-            RoleError: If `is_collective`.
-        """
+        """Raises RoleError if `is_collective`: there is no collective training here."""
         _refuse_collective(is_collective)
 
     def role(self) -> ProcessRole | None:
@@ -87,7 +78,12 @@ class UserDefinedRoleMaker:
             RoleError: Names the argument that is wrong.
         """
         _refuse_collective(is_collective)
-        role = _known_role(role)
+        try:
+            role = Role(role)  # Paddle's are plain numbers
+        except ValueError:
+            raise RoleError(
+                f"role is {role!r}, expected fleet.Role.WORKER, SERVER or HETER_WORKER"
+            ) from None
         endpoints = require_endpoints(list(server_endpoints), "server_endpoints")
         if worker_num is None:
             worker_num = len(worker_endpoints)
@@ -129,16 +125,6 @@ class UserDefinedRoleMaker:
     def role(self) -> ProcessRole:
         """See `RoleMaker`."""
         return self._role
-
-
-def _known_role(role: object) -> Role:
-    """Returns the role; Paddle's are plain numbers."""
-    try:
-        return Role(role)
-    except ValueError:
-        raise RoleError(
-            f"role is {role!r}, expected fleet.Role.WORKER, SERVER or HETER_WORKER"
-        ) from None
 
 
 def _refuse_collective(is_collective: bool) -> None:

@@ -4,11 +4,7 @@ import difflib
 from typing import Any
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_worker.job.fleet_words import (
-    FLEET_WORDS,
-    IGNORED,
-    require_options,
-)
+from ctr_ps.ps_worker.job.fleet_words import FLEET_WORDS, IGNORED, require_options
 from ctr_ps.ps_worker.job.sections.strategy import SETTINGS, StrategySection
 
 _KNOWN = (*FLEET_WORDS, *IGNORED, *StrategySection.model_fields)

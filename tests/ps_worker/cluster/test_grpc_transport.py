@@ -498,7 +498,7 @@ def test_servers_that_come_back_are_waited_for_longer(retry_s, servers_recover, 
     transport = GrpcTransport(["127.0.0.1:1"], retry_s=retry_s)
     transport.servers_recover = servers_recover
 
-    assert transport._budget_s == expected
+    assert transport.call(0, calls.GET_STATUS, None)._retry.budget_s == expected
     transport.close()
 
 

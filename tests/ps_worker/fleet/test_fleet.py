@@ -11,7 +11,6 @@ from ctr_ps.protos.errors import JobError, RoleError, UsageError
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.fleet import serving
 from ctr_ps.ps_worker.fleet.fleet import Fleet
 from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.fleet.words.roles import Role, UserDefinedRoleMaker
@@ -252,7 +251,8 @@ def test_run_server_needs_init_server(server: Fleet) -> None:
 
 def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr(serving, "serve", lambda *call: told.append(call))
+    monkeypatch.setattr("ctr_ps.ps_worker.fleet.fleet.configure_logs", lambda: None)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.run.run_server", lambda *call: told.append(call))
     role = role_maker(Role.SERVER, 1)
     server.init(role, wait_timeout_s=7.0)
     server.init_server("model")
