@@ -41,13 +41,9 @@ def connect(
     retry_s: float | None = None,
     disturb: Disturb | None = None,
 ) -> ClusterClient:
-    """Returns a client once all servers answer; see `GrpcTransport`.
+    """Returns a client once all servers answer; see `GrpcTransport`, and `wait_for_servers` for errors.
 
     `endpoints` are in the order that all processes of the job share.
-
-    Raises:
-        TransportError: If servers do not answer within the time-out; lists them.
-        ProtocolError: If a server is not the one that this list says it is.
     """
     transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, disturb=disturb)
     try:

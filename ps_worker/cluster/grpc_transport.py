@@ -348,10 +348,6 @@ class GrpcTransport:
     """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe.
 
     Attributes:
-        servers_recover: See `Transport`.
-        retries: How often calls were sent again.
-        clock: In seconds.
-        log: Of calls that take long.
         later: Where calls wait that are sent again.
         changed: Held while an answer changes; notified when a failed call is sent again, or ends.
     """
@@ -375,12 +371,10 @@ class GrpcTransport:
             retry_s: For how long a call is sent again whose server is unavailable, in seconds; None: for as
                 long as a restart takes where servers keep an update log, else for a moment.
             calls: Those that servers of this kind answer, by name.
-            credentials: None: those of this process's environment.
+            credentials: None: those of this process's environment; a file that cannot be used is a
+                UsageError.
             disturb: Puts faults into the calls of a test.
             clock: In seconds.
-
-        Raises:
-            UsageError: If a file of the credentials cannot be used.
         """
         self.servers_recover = False
         self._retry_s = retry_s

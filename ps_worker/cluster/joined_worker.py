@@ -181,13 +181,7 @@ class Acknowledgements:
 
 
 class JoinedWorker:
-    """A worker that has joined through a client. It comes to one barrier at a time.
-
-    Attributes:
-        member: The worker's process.
-        lease: As it joined.
-        acknowledgements: Of its pushes.
-    """
+    """A worker that has joined, with its methods of `protos.store.Store`; it comes to one barrier at a time."""
 
     def __init__(self, transport: Transport, member: Member, lease: Lease | None) -> None:
         self.member = member
@@ -216,12 +210,10 @@ class JoinedWorker:
             renewals.pop(server).result()
 
     def confirm_place(self) -> None:
-        """See `protos.store.Store`."""
         request = requests.Renew(member=self.member, acknowledged=self.acknowledgements.told())
         results_of_all_ended(call_all(self._transport, calls.RENEW, request))
 
     def barrier(self, name: str, *, step: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
         request = self._barrier_request(name, step)
         pending = call_all(self._transport, calls.BARRIER, request)
         return Combined(lambda: self._common_version(request, results(pending)))
@@ -290,12 +282,10 @@ class JoinedWorker:
         return self._transport.call(0, calls.ADVANCE, request)
 
     def leave(self, *, step: Version) -> None:
-        """See `protos.store.Store`."""
         request = requests.Leave(member=self.member, step=step)
         results(call_all(self._transport, calls.LEAVE, request))
 
     def abort(self, reason: str, *, comes_again: bool) -> None:
-        """See `protos.store.Store`."""
         request = requests.Abort(member=self.member, reason=reason, comes_again=comes_again)
         pending = call_all(self._transport, calls.ABORT, request)
         ended = wait_for_all(pending, ABORT_S)

@@ -22,11 +22,8 @@ def open_store(
 ) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
 
-    Where that fails, the servers that do answer tell the others, who wait for this worker.
-
-    Raises:
-        TransportError: If servers do not answer within `limits.connect_timeout_s`; lists them.
-        ProtocolError: If a server is not the one that the list of endpoints says it is.
+    Where that fails, the servers that do answer tell the others, who wait for this worker; see
+    `cluster.connect.wait_for_servers` for errors.
     """
     if role.is_in_process:
         from ctr_ps.ps_server.store import ParameterStore

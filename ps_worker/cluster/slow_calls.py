@@ -68,10 +68,7 @@ class Retry:
     ) -> float | None:
         """The call failed at time `now`; returns the seconds until it is sent again, None: never.
 
-        Args:
-            now: In seconds.
-            asked_s: The pause that an overloaded server asks for.
-            progress: How far a server has come that recovers.
+        An overloaded server asks for a pause of `asked_s`; one that recovers says how far it has come.
         """
         if self.since is None or now - self.last >= FORGET_S:
             self.since, self.progress = now, -1

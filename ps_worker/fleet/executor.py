@@ -50,11 +50,6 @@ class Executor:
             fetch_period: Seconds between two of its calls.
             start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to resume, as
                 `fleet.data_position()` says; None: at the start of its next pass.
-
-        Raises:
-            UsageError: If `start` is of other data, or the dataset has no order; or if `fetch_handler` is no
-                function, as where a program comes before the dataset.
-            CtrPsError: If something goes wrong; says what.
         """
         if fetch_handler is not None and not callable(fetch_handler):
             raise UsageError(
@@ -171,15 +166,11 @@ class DistributedOptimizer:
             seed: Of the initial values of all parameters.
             log_every_s: Seconds between two log lines of training.
             life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
-            non_finite: What becomes of a batch whose loss or gradient is not finite: "fail" or "skip", as a
-                job's `train.non_finite`.
-            compute: Precision of matrix products in training: "float32" or "bfloat16", as a job's
-                `train.compute`.
-            clip_norm: Largest norm of a batch's gradient, as a job's `train.clip_norm`; also that of
-                `grad_clip` of the optimizers. 0: any.
-            dropout: Of the outputs of hidden layers, as a job's `train.dropout`.
-            base_rate: At which a fresh model starts, as a job's `train.base_rate`; "data": that of the first
-                rows of worker 0's dataset of files, or list of batches.
+            non_finite: As a job's `train.non_finite`, and so on for the others.
+            compute: "float32" or "bfloat16".
+            clip_norm: Also that of `grad_clip` of the optimizers. 0: any.
+            dropout: Of the outputs of hidden layers.
+            base_rate: "data": that of the first rows of worker 0's dataset of files, or list of batches.
 
         Raises:
             UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.

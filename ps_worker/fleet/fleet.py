@@ -226,10 +226,8 @@ class Fleet:
     def agree_on(self, data: object, call: str) -> None:
         """Has the servers compare what this worker trains on first with what the others do.
 
-        The settings of its dataset, and the files that `split_files` and `file_splits` have divided.
-
-        Raises:
-            JobError: If they differ; the job ends for all.
+        The settings of its dataset, and the files that `split_files` and `file_splits` have divided. Raises
+        JobError if they differ; the job ends for all.
         """
         run = self.run_of(call)
         if self._has_agreed or run.num_workers == 1:
@@ -282,13 +280,8 @@ class Fleet:
     ) -> None:
         """Serves until all workers have left, as `ps-server` does; ends the process if that goes wrong.
 
-        Args:
-            bind: See `ps_server.settings.ServerSettings`, as for the others.
-            stay: Serve the next job when all workers have left.
-            idle_limit_s: Seconds without a call after which the process ends, with exit code 9.
-            wait_limit_s: Seconds that a worker may wait for others; None: `wait_timeout_s` of `init`.
-            memory_limit: Bytes of tables from which on pushes may not create rows.
-            checkpoint_roots: Folders to which saving and loading is limited.
+        Arguments are those of `ps_server.settings.ServerSettings`; without `wait_limit_s`, `wait_timeout_s`
+        of `init` counts.
         """
         role = self._role_as(ServerRole, "fleet.run_server()")
         if not self._is_server_ready:
@@ -469,10 +462,8 @@ class Fleet:
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
 
-        Every worker calls it before it trains; the first call waits for all workers.
-
-        Returns:
-            What `executor.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
+        Every worker calls it before it trains; the first call waits for all workers. The result is `start` of
+        `executor.train_from_dataset`; its `epoch` is the pass. None: at the start.
         """
         earlier = self.run_of("fleet.data_position()").earlier_progress
         return DataPosition.from_json(earlier.position) if earlier and earlier.position else None
@@ -482,14 +473,8 @@ class Fleet:
     ) -> Mapping[str, Shrunk]:
         """Ends a pass over the data, as a day: rows age, and expired rows are removed; on worker 0 only.
 
-        What expires is said by `minimize(life=...)`; without that, only `threshold` removes rows.
-
-        Args:
-            threshold: Also removes the rows whose weights have an L2 norm of at most this.
-            dry_run: Returns what would be removed, and changes nothing.
-
-        Returns:
-            What was removed and what is left, by table; of a dry run what would be.
+        What expires is said by `minimize(life=...)`; `threshold` also removes the rows whose weights have an
+        L2 norm of at most this. Returns by table what was removed and what is left; a dry run, what would be.
         """
         return self._first_run("fleet.shrink()").shrink(threshold, dry_run=dry_run)
 

@@ -74,11 +74,6 @@ class Optimizer:
     _name: ClassVar[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Checks what only scripts have; the rest is checked as that of a job.
-
-        Raises:
-            UsageError: If an argument has no counterpart, or is not a number; says what to write.
-        """
         where = f"fleet.optimizer.{type(self).__name__}"
         known = self.__signature__.parameters
         for name in kwargs.keys() - known.keys():

@@ -101,9 +101,7 @@ def _end_job_by_sigterm(fleet: Fleet) -> Termination:
 def _exit_code(error: BaseException | None, *, was_told: bool) -> int | None:
     """Returns the exit code of a script that ended by `error`; None: Python's.
 
-    Args:
-        error: Uncaught; None: there is none.
-        was_told: Whether there was a SIGTERM, of which calls that fail are a consequence.
+    Where there was a SIGTERM, calls that fail are a consequence of it.
     """
     if was_told and isinstance(error, AbortedError | TransportError | ScriptEndedError):
         return EXIT_CODE

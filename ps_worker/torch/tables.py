@@ -165,11 +165,7 @@ class Tables:
         Args:
             loader: Any iterable. Rows are requested by the training process, not by a DataLoader's workers.
             keys_of_batch: Returns the keys of a batch by table, int64 or uint64 of any shape; omitted ones
-                are pulled by the lookup.
-
-        Raises:
-            UsageError: With a batch, if `keys_of_batch` returns something else, or keys of a table that no
-                attached module has.
+                are pulled by the lookup. Anything else is a UsageError with the batch.
         """
         return self._prefetcher.batches(loader, keys_of_batch)
 
@@ -177,11 +173,8 @@ class Tables:
         """Pushes the waiting gradients, and returns when the servers have them.
 
         In sync mode this is the worker's part of the step, even without gradients; the next lookup waits for
-        the others' parts. In async mode nothing is pushed without gradients.
-
-        Raises:
-            GradientError: If a gradient is infinite or not a number; nothing was pushed, all still wait.
-            CtrPsError: If servers do not answer, or another worker has aborted the job.
+        the others' parts. In async mode nothing is pushed without gradients. Raises GradientError if a
+        gradient is infinite or not a number; nothing was pushed, all still wait.
         """
         self._require_open()
         sparse: Mapping[str, SparseGrad] = self.pending.merged()

@@ -40,9 +40,6 @@ def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, i
     """Returns the update of weights and state by a gradient that is summed over a number of examples.
 
     Its last argument is the step of the schedule.
-
-    Raises:
-        SpecError: If the optimizer does not exist, or a hyper-parameter is wrong.
     """
     tuning = Tuning(spec)
     update = UPDATES[spec.name]
@@ -202,13 +199,9 @@ class PassTable:
         return GatheredRows(places, self._values.index_select(0, places), self._spec.dim)
 
     def update(self, rows: GatheredRows, grad: Tensor | None, examples: float, step: int) -> None:
-        """Applies a gradient to rows that were gathered; None is zeros.
+        """Applies a gradient float32[N, D], summed over examples, to rows that were gathered; None is zeros.
 
-        Args:
-            rows: As `gather` returned them.
-            grad: float32[N, D], summed over examples.
-            examples: Their number, each counted as its weight.
-            step: Of the optimizer's schedule.
+        Examples count as their weights; `step` is that of the optimizer's schedule.
         """
         weights, state = rows.values[:, : rows.dim], rows.values[:, rows.dim :]
         grad = torch.zeros_like(weights) if grad is None else grad

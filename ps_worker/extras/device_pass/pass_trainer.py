@@ -100,8 +100,21 @@ class PassTrainer:
         self._batches = self._store.status().batches
         limit = self._memory_bytes or memory_of(self._device)
         block = self._pulled_block()
+        if limit is not None and block.size_bytes > limit:
+            raise UsageError(
+                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
+                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
+            )
+        preparation = Preparation(
+            batches,
+            self._store,
+            tables=self._tables,
+            specs=self._specs,
+            pass_batches=self._pass_batches,
+            table_bytes=None if limit is None else limit - block.size_bytes,
+        )
         before: dict[str, PassRows] = {}
-        with self._preparation(batches, block, limit) as preparation:
+        with preparation:
             ahead = preparation.begin({})
             while (prepared := ahead.result()).batches and not is_told_to_end():
                 ahead = preparation.begin(prepared.keys)
@@ -158,21 +171,6 @@ class PassTrainer:
     def _pulled_block(self) -> PassBlock:
         state = self._store.pull_state({}, [self._dense.name]).result()
         return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
-
-    def _preparation(self, batches: Batches, block: PassBlock, limit: int | None) -> Preparation:
-        if limit is not None and block.size_bytes > limit:
-            raise UsageError(
-                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
-                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
-            )
-        return Preparation(
-            batches,
-            self._store,
-            tables=self._tables,
-            specs=self._specs,
-            pass_batches=self._pass_batches,
-            table_bytes=None if limit is None else limit - block.size_bytes,
-        )
 
     def _steps(
         self,

@@ -61,14 +61,10 @@ class DensePart:
     def train(
         self, params: Values, batches: Sequence[Train]
     ) -> tuple[Values, int, Sequence[Trained]]:
-        """Computes the gradient of the loss summed over the examples of all batches.
+        """Computes the gradient of the loss summed over the examples of all batches, joined in their order.
 
         A batch whose loss or gradients are not finite is left out of the sum, and answered with such a loss:
         what becomes of it is decided by its CPU trainer (training/non_finite.py).
-
-        Args:
-            params: float32[P].
-            batches: Joined in this order.
 
         Returns:
             The dense gradient float32[P], which the next call overwrites; the number of examples in it; the

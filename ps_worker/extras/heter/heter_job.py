@@ -46,17 +46,12 @@ def train_heter(
     on_joined: Callable[[Run], None] = lambda _: None,
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Trains the dense part of a model until all CPU trainers have left; returns figures.
+    """Trains the dense part of a module of PyTorch until all CPU trainers have left; returns figures.
 
-    Args:
-        plan: What to train, a module of PyTorch, in the role of a heter trainer.
-        store: The parameters.
-        host: Address to serve at, with the port of its role.
-        on_joined: Called once this process has its place in the job.
-        is_told_to_end: Whether it is to end before, and the job goes on.
+    It serves at `host`, with the port of its role, and calls `on_joined` once it has its place in the job.
 
     Raises:
-        SystemExit: With the exit code of SIGTERM, if it was told to end.
+        SystemExit: With the exit code of SIGTERM, if it was told to end before: the job goes on.
         CtrPsError: If anything goes wrong; says what.
     """
     job, model, role = plan.job, plan.model, plan.role

@@ -116,13 +116,9 @@ class Inbox:
         barriers_passed: int,
         wait_limit_s: float,
     ) -> None:
-        """Takes calls from now on.
+        """Takes calls from now on, which wait for others up to a limit; the job has passed some barriers.
 
-        Args:
-            joining: Says what is trained together.
-            require: Raises ProtocolError unless a batch fits the model.
-            barriers_passed: Of the job.
-            wait_limit_s: How long a call waits for others.
+        `require` raises ProtocolError unless a batch fits the model.
         """
         self._joining = joining
         self._require = require

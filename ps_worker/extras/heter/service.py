@@ -33,11 +33,7 @@ class HeterService:
     """Serves from `start` to `close`. For the thread that trains."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        """Binds "host:port"; port 0 takes a free one.
-
-        Args:
-            address: To bind.
-            credentials: By which it knows its callers; None: it serves whoever calls, without TLS.
+        """Binds "host:port", 0: a free port; without credentials it serves whoever calls, without TLS.
 
         Raises:
             BindError: If the address cannot be bound.

@@ -86,16 +86,9 @@ class HeterTrainers:
                 self._unsettled.discard(number)
 
     def attend(self, number: int, name: str, *, size: int = 0, op: ReduceOp | None = None) -> None:
-        """Tells of a barrier that this worker comes to, when all its batches are trained on.
+        """Tells of barrier `number` of the job; this worker comes to it when all its batches are trained on.
 
-        Args:
-            number: Of the barrier among those of the job.
-            name: Its name.
-            size: Of an all-reduce: how many numbers each member brings.
-            op: How they are reduced; None: a barrier.
-
-        Raises:
-            TransportError: As `train` does.
+        In an all-reduce each member brings `size` numbers, which are reduced by `op`. Raises as `train` does.
         """
         barrier = Attend(member=self._member, number=number, name=name, size=size, op=op)
         # Where one may take over from another, each waits for all workers (inbox.py).

@@ -63,9 +63,6 @@ class _InitLater(FileDataset):
             pipe_command: As of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
                 suffixes say.
             of_paddle: Other arguments of Paddle's: only those that ask for nothing.
-
-        Raises:
-            UsageError: If it was made before, or an argument has no counterpart; says what to write.
         """
         if self._is_made:
             raise UsageError(f"{self._name} has its columns already: init() is called once")

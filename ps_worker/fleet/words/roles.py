@@ -62,7 +62,7 @@ class UserDefinedRoleMaker:
         heter_worker_endpoints: Sequence[str] = (),
         heter_worker_device: str = "cpu",
     ) -> None:
-        """Checks the arguments.
+        """Raises RoleError, which names the argument, if one is wrong.
 
         Args:
             is_collective: As in Paddle; there is no collective training here.
@@ -73,9 +73,6 @@ class UserDefinedRoleMaker:
             server_endpoints: "host:port" of each server, in the order that all processes share.
             heter_worker_endpoints: The same of each heter trainer, if there are any.
             heter_worker_device: "cpu" or "cuda", of a heter trainer.
-
-        Raises:
-            RoleError: Names the argument that is wrong.
         """
         _refuse_collective(is_collective)
         try:
