@@ -426,12 +426,12 @@ class GrpcTransport:
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
     ) -> Answer[A]:
         """See `Transport`."""
+        timeout_s = self._deadlines.of(call, argument)
+        budget_s = BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
+        if self._retry_s is not None:
+            budget_s = self._retry_s
         if ready_s is not None:
             timeout_s, budget_s = ready_s or AT_ONCE_S, 0.0
-        else:
-            timeout_s, budget_s = self._deadlines.of(call, argument), self._retry_s
-            if budget_s is None:
-                budget_s = BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
         answer = _Answer(self, server, call, argument, timeout_s=timeout_s, budget_s=budget_s)
         answer.send(wait_for_ready=bool(ready_s))
         return answer

@@ -181,7 +181,7 @@ class Acknowledgements:
 
 
 class JoinedWorker:
-    """A worker that has joined, with its methods of `protos.store.Store`; it comes to one barrier at a time."""
+    """A worker that has joined, with its methods of `protos.store.Store`. It is at one barrier at a time."""
 
     def __init__(self, transport: Transport, member: Member, lease: Lease | None) -> None:
         self.member = member

@@ -103,15 +103,6 @@ def test_what_was_trained_since_the_delta_stays_and_is_sent_next() -> None:
     np.testing.assert_allclose(delta.dense["dense"].values, [-10 * RATE] * LENGTH, rtol=1e-4)
 
 
-def test_rows_of_others_are_taken_over_and_not_sent_back() -> None:
-    replica = new_replica()
-
-    replica.merge_rows({"t": (keys_of(5), np.full((1, DIM), 3.0, np.float32))})
-
-    np.testing.assert_allclose(read(replica, 5), [[3.0] * DIM], rtol=1e-6)
-    assert rows_of(replica.take_delta()) == {}
-
-
 def test_optimizer_state_is_local_and_survives_a_merge() -> None:
     adagrad = OptimizerSpec(name="adagrad", params={"learning_rate": RATE})
     table = TableSpec(

@@ -408,23 +408,6 @@ def test_rank_0_prints_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "mine\n"
 
 
-def test_fit_is_the_whole_script() -> None:
-    model = small_model()
-    fleet.distributed_optimizer(SGD).minimize(model)
-    passes = []
-
-    class Counted:
-        def __iter__(self):
-            passes.append(None)
-            return iter(BATCHES)
-
-    fleet.Executor().fit(model, Counted(), epoch=3)
-
-    assert len(passes) == 3
-    with pytest.raises(UsageError, match=r"stop_worker.* was called"):
-        fleet.barrier_worker()
-
-
 def test_fit_refuses_what_it_cannot_go_through_again() -> None:
     model = small_model()
     executor = fleet.distributed_optimizer(SGD).minimize(model)
