@@ -6,8 +6,10 @@ from typing import Any
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member, Store
-from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
-from ctr_ps.ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
+from ctr_ps.ps_worker.communicators.asynchronous import (
+    AsyncCommunicator,
+    BoundedStalenessCommunicator,
+)
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.geo import GeoCommunicator

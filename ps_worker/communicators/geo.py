@@ -23,8 +23,7 @@ from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import Future, Member, Missing, Pulled, Store, Version
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.replica_table import ReplicaTable
-from ctr_ps.ps_worker.communicators.background import Background
-from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.communicator import Background, Communicator
 from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 

@@ -56,9 +56,7 @@ class Executor:
                 f"fetch_handler is {fetch_handler!r}, expected a function; there is no program here: "
                 f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
-        run = FLEET.run_of("training")
-        FLEET.agree_on(dataset, "training")
-        FLEET.trains_on(dataset)
+        run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
         with closing(_batches(_positioned(dataset, start))) as batches:
@@ -81,9 +79,7 @@ class Executor:
         for step in executor.steps(reader):
             print(step.loss)
         """
-        run = FLEET.run_of("training")
-        FLEET.agree_on(reader, "training")
-        FLEET.trains_on(reader)
+        run = FLEET.trains_on(reader)
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 

@@ -216,27 +216,12 @@ class Fleet:
         return own
 
     def _note_files(self, paths: Sequence[str]) -> None:
-        """Keeps the signature of files that all workers divide, for `agree_on`."""
+        """Keeps the signature of files that all workers divide, for `trains_on`."""
         is_alone = self.worker_num() == 1
         if not (is_alone or self._has_agreed or len(self._file_lists) == _MOST_LISTS):
             # By name: machines list a folder in any order, which changes nothing.
             listed = sorted(paths, key=lambda path: (PurePath(path).name, path))
             self._file_lists.append(signature_of(listed, {path: stamp_of(path) for path in paths}))
-
-    def agree_on(self, data: object, call: str) -> None:
-        """Has the servers compare what this worker trains on first with what the others do.
-
-        The settings of its dataset, and the files that `split_files` and `file_splits` have divided. Raises
-        JobError if they differ; the job ends for all.
-        """
-        run = self.run_of(call)
-        if self._has_agreed or run.num_workers == 1:
-            return
-        own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
-        settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})
-        files = {f"files {number}": each for number, each in enumerate(self._file_lists, start=1)}
-        run.agree({**settings, **files})
-        self._has_agreed = True
 
     # The run.
 
@@ -453,11 +438,25 @@ class Fleet:
             found.merge(each)
         return found
 
-    def trains_on(self, dataset: object) -> None:
-        """Notes whose values of slots are trained on, which checkpoints say."""
-        values = getattr(dataset, "slot_values", None)
+    def trains_on(self, data: object) -> Run:
+        """Returns this worker's part in the run, which trains on this data next.
+
+        Its values of slots are noted, which checkpoints say. The servers compare what workers train on first:
+        settings of the dataset, and the files that `split_files` and `file_splits` have divided. Raises
+        JobError if they differ; the job ends for all.
+        """
+        run = self.run_of("training")
+        if not self._has_agreed and run.num_workers > 1:
+            own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
+            settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})
+            run.agree(
+                {**settings, **{f"files {i}": each for i, each in enumerate(self._file_lists, 1)}}
+            )
+            self._has_agreed = True
+        values = getattr(data, "slot_values", None)
         if isinstance(values, SlotValues) and all(values is not each for each in self._values):
             self._values = [*self._values, values]
+        return run
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.

@@ -59,7 +59,14 @@ class ScriptEndedError(CtrPsError):
 
 def _watch_worker(fleet: Fleet) -> None:
     """Has this process abort the run when its script ends by an error, or without `fleet.stop_worker()`."""
-    termination = _end_job_by_sigterm(fleet)
+    termination = Termination()
+    is_main = threading.current_thread() is threading.main_thread()
+    # SIGTERM ends the job, and the script by the calls that fail then, unless the script handles it.
+    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        termination.abort_at(lambda: fleet.place)
+        termination.start()
+        # A fork has the handler and not the thread: it would outlive `Process.terminate()`.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     error: BaseException | None = None
 
     def abort_at_end() -> None:
@@ -84,18 +91,6 @@ def _watch_worker(fleet: Fleet) -> None:
     # A thread instead of atexit: that comes after threads that wait for work, and may start none for a call.
     threading.Thread(target=abort_at_end, name="abort-at-end").start()
     atexit.register(end_with_code)
-
-
-def _end_job_by_sigterm(fleet: Fleet) -> Termination:
-    """Has SIGTERM end the job, and the script by the calls that fail then, unless the script handles it."""
-    termination = Termination()
-    is_main = threading.current_thread() is threading.main_thread()
-    if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        termination.abort_at(lambda: fleet.place)
-        termination.start()
-        # A fork has the handler and not the thread: it would outlive `Process.terminate()`.
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-    return termination
 
 
 def _exit_code(error: BaseException | None, *, was_told: bool) -> int | None:

@@ -17,13 +17,6 @@
                                 v
                  PendingGradients, added by key --> PushOptimizer.step --> push
 
-| class | owns |
-| --- | --- |
-| `Tables` | the store, this worker's place in the job, the number of the step |
-| `EmbeddingBag`, `Embedding` | a table's name and the shape of its rows, and no parameters |
-| `PendingGradients` | gradients between backward() and step() |
-| `Prefetcher` | rows requested before a lookup needs them |
-
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 

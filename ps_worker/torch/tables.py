@@ -259,32 +259,6 @@ class Tables:
         self._prefetcher.clear()
         self.checkpoint = url
 
-    def state(self) -> dict[str, object]:
-        """Returns the names of these tables, and the checkpoint of their rows.
-
-        Raises UsageError if this worker has pushed since the checkpoint.
-        """
-        if self._num_pushes != self._pushes_saved:
-            raise UsageError(
-                f"rows have changed since {self.checkpoint or 'they were made'}: save them by Tables.save "
-                f"first, so that the state can name their checkpoint"
-            )
-        dims = {name: table.dim for name, table in sorted(self._declared.items())}
-        return {"tables": dims, "checkpoint": self.checkpoint, "token": self._token}
-
-    def require_state(self, state: Mapping[str, object]) -> None:
-        """Raises CheckpointError unless these are the tables of a state, with the rows of its checkpoint."""
-        own = self.state()
-        if own["tables"] != state.get("tables"):
-            raise CheckpointError(
-                f"the state is of tables {state.get('tables')}, but these are {own['tables']}"
-            )
-        if own["token"] != state.get("token"):
-            raise CheckpointError(
-                f"the state is of the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these are "
-                f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
-            )
-
     def _by_first(self, work: Callable[[], str], what: str) -> str:
         """Has worker 0 act for all; the others wait for its token, or its failure."""
         failure: CtrPsError | None = None
@@ -394,11 +368,27 @@ class PushOptimizer:
 
         Raises UsageError after steps since the last `Tables.save` or `load`.
         """
-        return self._tables.state()
+        tables = self._tables
+        if tables._num_pushes != tables._pushes_saved:
+            raise UsageError(
+                f"rows have changed since {tables.checkpoint or 'they were made'}: save them by Tables.save "
+                f"first, so that the state can name their checkpoint"
+            )
+        dims = {name: table.dim for name, table in sorted(tables._declared.items())}
+        return {"tables": dims, "checkpoint": tables.checkpoint, "token": tables._token}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Checks that the rows are those of the state's checkpoint, which `Tables.load` has read.
 
         Raises CheckpointError for other rows or tables.
         """
-        self._tables.require_state(state)
+        own = self.state_dict()
+        if own["tables"] != state.get("tables"):
+            raise CheckpointError(
+                f"the state is of tables {state.get('tables')}, but these are {own['tables']}"
+            )
+        if own["token"] != state.get("token"):
+            raise CheckpointError(
+                f"the state is of the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these are "
+                f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
+            )

@@ -150,15 +150,15 @@ def test_workers_agree_on_what_they_train_on_first(
             fleet.minimize(TASK)
             fleet.init_worker()
             stack.callback(fleet.abandon)
-        fleets[0].agree_on(dataset_of(fleets[0]), "training")
+        fleets[0].trains_on(dataset_of(fleets[0]))
         other = dataset_of(fleets[1], differs=differs)
 
         if told is None:
-            fleets[1].agree_on(other, "training")
+            fleets[1].trains_on(other)
         else:
             with pytest.raises(JobError, match=told):
-                fleets[1].agree_on(other, "training")
-        fleets[0].agree_on(dataset_of(fleets[0], differs="batch_size"), "training")  # the second
+                fleets[1].trains_on(other)
+        fleets[0].trains_on(dataset_of(fleets[0], differs="batch_size"))  # the second
 
 
 @pytest.mark.parametrize(
