@@ -43,13 +43,9 @@ def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The tables and dense blocks of a cluster, and where their rows and elements are.
+    """The declared tables and dense blocks of a cluster, by name, and where their rows and elements are.
 
-    Attributes:
-        shard_map: Servers of all shards and pieces.
-        chunk_bytes: Size of a message, about; one row, or one piece that is pulled, may exceed it.
-        tables: Specs of the declared tables, by name.
-        blocks: Specs of the declared dense blocks, by name.
+    A message has about `chunk_bytes`; one row, or one piece that is pulled, may exceed it.
     """
 
     shard_map: ShardMap

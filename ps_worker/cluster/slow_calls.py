@@ -51,9 +51,7 @@ class Retry:
     Attributes:
         budget_s: Seconds from the first failure after which no new try begins, but for one after the pause
             that an overloaded server asked for before.
-        tries: How often the call was sent.
         since: Time of the first failure, in seconds; None: it has not failed.
-        last: Time of the last one.
         progress: How far a server that recovers had come, at most; -1: it was not there, or did not say so.
     """
 

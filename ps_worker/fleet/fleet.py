@@ -110,17 +110,11 @@ class Fleet:
         rpc_timeout_s: float = 60.0,
         wait_timeout_s: float = 600.0,
     ) -> None:
-        """Sets the role of this process.
+        """Sets the role of this process, which the environment has unless a role maker is given.
 
-        Args:
-            role_maker: Gives the role; None: the environment does.
-            is_collective: As in Paddle; there is no collective training here.
-            connect_timeout_s: How long a worker waits for servers that are not up yet.
-            rpc_timeout_s: How long it waits for an answer to a pull or a push.
-            wait_timeout_s: How long it waits for other workers.
-
-        Raises:
-            RoleError: If there is a role, but it is not described whole.
+        A worker waits up to `connect_timeout_s` for servers that are not up yet, `rpc_timeout_s` for an
+        answer to a pull or a push, and `wait_timeout_s` for other workers. Raises RoleError if a role is not
+        described whole.
         """
         if self._run is not None:
             raise UsageError("fleet.stop_worker() before another fleet.init()")
@@ -387,16 +381,10 @@ class Fleet:
         dtype: InferenceDtype = "float32",
         min_score: float = 0.0,
     ) -> None:
-        """Saves an inference checkpoint, weights alone, to a folder; on worker 0 only.
+        """Saves an inference checkpoint, weights alone, to a folder of its own; on worker 0 only.
 
-        Args:
-            dirname: A folder of its own: training cannot start from it.
-            dtype: Of the rows' weights.
-            min_score: Rows of a lower score are left out; above 0 the model has to keep statistics
-                (`minimize(life=...)`).
-
-        Raises:
-            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        Training cannot start from it. Rows of a lower score than `min_score` are left out; above 0 the model
+        has to keep statistics (`minimize(life=...)`). Raises CheckpointError as `save_persistables` does.
         """
         settings = InferenceSettings(dtype=dtype, min_score=min_score)
         run = self._first_run("fleet.save_inference_model()")

@@ -28,7 +28,7 @@ def open_tables(
     cluster: Mapping[str, Any] | None = None,
     max_pending_mb: int = 1024,
 ) -> Iterator[Tables]:
-    """Opens tables as worker `worker` of `num_workers`, for joint training.
+    """Opens tables as worker `worker` of `num_workers`, for joint training, once all workers have joined.
 
     At the end of the block the worker leaves the job. An error in the block aborts the job, so that no other
     worker waits.
@@ -47,12 +47,7 @@ def open_tables(
         cluster: Time limits, as the section [cluster] of a job.
         max_pending_mb: Limit of the size of unpushed gradients.
 
-    Yields:
-        The tables, once all workers have joined.
-
     Raises:
-        RoleError: If this process has no such place.
-        UsageError: If `max_pending_mb` is less than 1.
         JobError: If a setting is wrong, or workers disagree.
         CtrPsError: If servers do not answer, or other workers do not join.
     """

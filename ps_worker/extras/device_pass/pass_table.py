@@ -158,13 +158,7 @@ UPDATES: Mapping[str, Update] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredRows:
-    """Copies of rows of a table, on the device.
-
-    Attributes:
-        places: int64[N], where they are among those of the pass.
-        values: float32[N, D + K].
-        dim: D.
-    """
+    """Copies of rows of a table, on the device: values float32[N, D + K], and places int64[N] in the pass."""
 
     places: Tensor
     values: Tensor

@@ -21,11 +21,10 @@ from ctr_ps.protos.store import Store
 from ctr_ps.protos.wire.heter import Attend
 from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ctr_ps.ps_worker.extras.heter.connect import require_heter, takes_over
+from ctr_ps.ps_worker.extras.heter.connect import heter_trainer_of, require_heter, takes_over
 from ctr_ps.ps_worker.extras.heter.dense_part import DensePart
 from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining, Waiting
 from ctr_ps.ps_worker.extras.heter.service import HeterService
-from ctr_ps.ps_worker.extras.heter.trainers import heter_trainer_of
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, errors_of_model, trained_model
 from ctr_ps.ps_worker.run.plan import ModelPlan

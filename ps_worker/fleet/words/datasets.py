@@ -56,13 +56,9 @@ class _InitLater(FileDataset):
     ) -> None:
         """Makes the dataset, as Paddle's `init`.
 
-        Args:
-            use_var: The columns, a Schema: there is no static program here whose variables they could be.
-            batch_size: B.
-            thread_num: Training threads.
-            pipe_command: As of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
-                suffixes say.
-            of_paddle: Other arguments of Paddle's: only those that ask for nothing.
+        `use_var` is a Schema: there is no static program here whose variables the columns could be.
+        `pipe_command` is that of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
+        suffixes say. Other arguments of Paddle's may only ask for nothing.
         """
         if self._is_made:
             raise UsageError(f"{self._name} has its columns already: init() is called once")

@@ -62,17 +62,11 @@ class UserDefinedRoleMaker:
         heter_worker_endpoints: Sequence[str] = (),
         heter_worker_device: str = "cpu",
     ) -> None:
-        """Raises RoleError, which names the argument, if one is wrong.
+        """Takes Paddle's arguments; raises RoleError, which names the one that is wrong.
 
-        Args:
-            is_collective: As in Paddle; there is no collective training here.
-            current_id: Index of this process among those of its role, from 0.
-            role: What it is.
-            worker_num: Workers of the job; None: as many as `worker_endpoints`.
-            worker_endpoints: As in Paddle; only their number counts, since nothing listens there.
-            server_endpoints: "host:port" of each server, in the order that all processes share.
-            heter_worker_endpoints: The same of each heter trainer, if there are any.
-            heter_worker_device: "cpu" or "cuda", of a heter trainer.
+        `current_id` counts the processes of a role from 0. Without `worker_num` there are as many workers as
+        `worker_endpoints`; nothing listens there. All processes share the order of servers and heter
+        trainers.
         """
         _refuse_collective(is_collective)
         try:
