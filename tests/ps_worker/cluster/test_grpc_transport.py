@@ -158,52 +158,21 @@ def test_call_that_is_not_answered_ends_at_its_deadline():
         transport.call(0, calls.BARRIER, END).result()
 
 
-@pytest.mark.parametrize("name", calls.CALLS)
-def test_calls_that_wait_have_longer_deadlines(name: str) -> None:
-    """Longer by what they wait for: other workers, kernels, or a pass over all rows."""
-    deadlines = Deadlines(rpc_s=1.0, wait_s=10.0, checkpoint_s=100.0)
-    now, later = (
-        requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH) for at in (None, 3)
+@pytest.mark.parametrize(("at", "expected"), [(None, 1.0), (3, 11.0)])
+def test_push_with_pulls_has_the_deadline_of_its_pulls(at: int | None, expected: float) -> None:
+    """As a part of a step it waits for other workers."""
+    pulls = requests.PushPull(
+        push=push_of(PushChunk([], [])),
+        sparse=requests.PullSparse(keys={}, missing=Missing.INITIAL, at=at, shard_map_epoch=1),
+        dense=requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH),
     )
 
-    found = deadlines.of(calls.CALLS[name], now), deadlines.of(calls.CALLS[name], later)
+    assert Deadlines(rpc_s=1.0, wait_s=10.0).of(calls.PUSH_PULL, pulls) == expected
 
-    match name:
-        case (
-            "Join"
-            | "Post"
-            | "Take"
-            | "WaitVersion"
-            | "Barrier"
-            | "AllReduce"
-            | "Advance"
-            | "Snapshot"
-            | "CreateTable"
-            | "CreateDense"
-        ):
-            assert found == (11.0, 11.0)
-        case "Save" | "Load" | "Shrink" | "GetDigest":
-            assert found == (101.0, 101.0)
-        case "PullSparse" | "PullDense":
-            assert found == (1.0, 11.0)
-        case "PushPull":
-            push, rows = push_of(PushChunk([], [])), requests.PullSparse
-            waits = [
-                deadlines.of(
-                    calls.PUSH_PULL,
-                    requests.PushPull(
-                        push=push,
-                        sparse=rows(
-                            keys={}, missing=Missing.INITIAL, at=each.at, shard_map_epoch=1
-                        ),
-                        dense=each,
-                    ),
-                )
-                for each in (now, later)
-            ]
-            assert waits == [1.0, 11.0]
-        case _:
-            assert found == (1.0, 1.0)
+
+def test_declaring_has_the_time_that_kernels_take() -> None:
+    for call in (calls.CREATE_TABLE, calls.CREATE_DENSE):
+        assert Deadlines(rpc_s=1.0, wait_s=10.0).of(call, None) == 11.0
 
 
 def test_server_that_is_not_there_is_waited_for_as_long_as_asked():

@@ -60,22 +60,16 @@ def test_process_without_a_role_is_the_only_worker(local: Fleet) -> None:
 
 
 def test_worker_knows_its_place(worker: Fleet) -> None:
-    assert (worker.is_worker(), worker.is_first_worker(), worker.is_server()) == (
-        True,
-        False,
-        False,
-    )
+    roles = [worker.is_worker(), worker.is_first_worker(), worker.is_server()]
+    assert roles == [True, False, False]
     assert (worker.worker_index(), worker.worker_num()) == (1, 3)
     assert (worker.server_num(), worker.server_endpoints()) == (2, ENDPOINTS)
     assert worker.server_endpoints(to_string=True) == ",".join(ENDPOINTS)
 
 
 def test_server_knows_its_place(server: Fleet) -> None:
-    assert (server.is_worker(), server.is_first_worker(), server.is_server()) == (
-        False,
-        False,
-        True,
-    )
+    roles = [server.is_worker(), server.is_first_worker(), server.is_server()]
+    assert roles == [False, False, True]
     assert (server.server_index(), server.worker_num()) == (1, 3)
 
 
