@@ -26,8 +26,6 @@ from ctr_ps.ps_worker.training.evaluation.evaluator import OnPredictions
 from ctr_ps.ps_worker.training.monitor import FetchHandler, Fetching
 from ctr_ps.ps_worker.training.step_loop import TrainedStep
 
-FETCH_PERIOD_S = 5.0
-
 
 class Executor:
     """Trains what was minimized; all executors of a process are of its one run."""
@@ -37,7 +35,7 @@ class Executor:
         self,
         dataset: Iterable[Batch],
         fetch_handler: FetchHandler | None = None,
-        fetch_period: float = FETCH_PERIOD_S,
+        fetch_period: float = 5.0,
         *,
         start: DataPosition | None = None,
     ) -> None:

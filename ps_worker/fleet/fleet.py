@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NoReturn, TypeVar, overload
 
 from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.models.origin import origin_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import RoleError, UsageError
 from ctr_ps.protos.metrics.metrics_port import metrics_address
@@ -48,6 +49,7 @@ from ctr_ps.ps_worker.fleet.words.unknown import called_as
 from ctr_ps.ps_worker.run.abort import abort_before_joining
 from ctr_ps.ps_worker.run.figures.worker_metrics import metrics_port
 from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.precompile import precompile_script
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.termination import Place, Termination
 
@@ -326,7 +328,15 @@ class Fleet:
         job = task.job
         if role.heter_endpoints:
             require_heter(job, task.model)
-        task.precompile(is_in_process=role.is_in_process)
+        origin = origin_of(task.model)
+        if origin is not None:  # a class of the user's own may not say for which columns it is
+            precompile_script(
+                task.model,
+                origin.schema,
+                job,
+                is_in_process=role.is_in_process,
+                new_pass_trainer=new_pass_trainer,
+            )
         self._has_called = True
         with ExitStack() as opened:
             store = opened.enter_context(

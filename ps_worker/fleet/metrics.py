@@ -40,12 +40,8 @@ def merged(metrics: ClickMetrics) -> ClickMetrics:
 def auc(stat_pos: ClickMetrics | ArrayLike, stat_neg: ArrayLike | None = None) -> float:
     """Returns the area under the ROC curve; nan where all workers together have one class only.
 
-    Args:
-        stat_pos: What an evaluation returned; or [buckets], clicks by ascending prediction.
-        stat_neg: [buckets], examples that were not clicked; not with an evaluation.
-
-    Raises:
-        UsageError: If there is one histogram only, or two of different lengths.
+    Takes what an evaluation returned; or two histograms [buckets] by ascending prediction, of clicks and of
+    examples that were not clicked. Raises UsageError unless these have the same length.
     """
     if isinstance(stat_pos, ClickMetrics):
         return merged(stat_pos).auc()

@@ -82,25 +82,20 @@ def _watch_worker(fleet: Fleet) -> None:
         fleet.abandon(error)
 
     def end_with_code() -> None:
-        code = _exit_code(error, was_told=termination.was_asked)
-        if code is not None:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)  # an exception would not change the exit code any more
+        if not isinstance(error, CtrPsError):
+            return  # with Python's exit code
+        # Where there was a SIGTERM, calls that fail are a consequence of it.
+        was_told = termination.was_asked and isinstance(
+            error, AbortedError | TransportError | ScriptEndedError
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # An exception would not change the exit code any more.
+        os._exit(EXIT_CODE if was_told else error.exit_code)
 
     # A thread instead of atexit: that comes after threads that wait for work, and may start none for a call.
     threading.Thread(target=abort_at_end, name="abort-at-end").start()
     atexit.register(end_with_code)
-
-
-def _exit_code(error: BaseException | None, *, was_told: bool) -> int | None:
-    """Returns the exit code of a script that ended by `error`; None: Python's.
-
-    Where there was a SIGTERM, calls that fail are a consequence of it.
-    """
-    if was_told and isinstance(error, AbortedError | TransportError | ScriptEndedError):
-        return EXIT_CODE
-    return error.exit_code if isinstance(error, CtrPsError) else None
 
 
 def _uncaught_error() -> BaseException | None:

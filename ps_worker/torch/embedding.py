@@ -106,10 +106,7 @@ class EmbeddingBag(Embedding):
         init_range: float = 0.01,
         optimizer: OptimizerChoice | None = None,
     ) -> None:
-        """Declares the table; options and errors are those of `Embedding`.
-
-        `mode` is "sum" or "mean" of a bag's rows, zeros for a bag without keys.
-        """
+        """Declares the table as `Embedding` does; a bag without keys is zeros in both modes."""
         if mode not in ("sum", "mean"):
             raise ValueError(f"mode is {mode!r}, expected 'sum' or 'mean'")
         super().__init__(dim, table=table, init_range=init_range, optimizer=optimizer)

@@ -79,7 +79,14 @@ class PendingGradients:
 
         Raises UsageError above the limit.
         """
-        self._require_room()
+        if self.num_bytes > self._limit_bytes:
+            self.merged()
+        if self.num_bytes > self._limit_bytes:
+            raise UsageError(
+                f"gradients of {self.num_bytes / 2**20:.0f} MB wait to be pushed, at most "
+                f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
+                f"zero_grad() after backward()"
+            )
         for gradients in self._tables.values():
             gradients.close_group()
         self._is_backward_new = True
@@ -105,16 +112,6 @@ class PendingGradients:
                 _MANY_BACKWARDS,
             )
         self._is_backward_new = False
-
-    def _require_room(self) -> None:
-        if self.num_bytes > self._limit_bytes:
-            self.merged()
-        if self.num_bytes > self._limit_bytes:
-            raise UsageError(
-                f"gradients of {self.num_bytes / 2**20:.0f} MB wait to be pushed, at most "
-                f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
-                f"zero_grad() after backward()"
-            )
 
     def merged(self) -> Mapping[str, SparseGrad]:
         """Returns the sum over all lookups, by table; writing to its values changes the push."""

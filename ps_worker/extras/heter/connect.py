@@ -105,11 +105,6 @@ def require_heter(job: Job, model: Model) -> None:
         )
 
 
-def heter_trainer_of(worker: int, num_heter: int) -> int:
-    """Returns the heter trainer that serves a worker, unless it is lost."""
-    return worker % num_heter
-
-
 class HeterTrainers:
     """Calls the heter trainers for one worker. Thread-safe."""
 
@@ -122,8 +117,8 @@ class HeterTrainers:
         self._takes_over = takes_over
         self._member = Member(worker, secrets.randbits(63))
         num_heter = len(transport.endpoints)
-        first = heter_trainer_of(worker, num_heter)
-        self._alive = [(first + i) % num_heter for i in range(num_heter)]
+        # The first one serves this worker, unless it is lost.
+        self._alive = [(worker + i) % num_heter for i in range(num_heter)]
         self._next_number = 0
         self._unsettled: set[int] = set()
         self._lock = threading.Lock()
@@ -255,9 +250,7 @@ class FrontModel:
     ) -> StepResult:
         """Computes the gradients of the rows; a heter trainer those of the dense parameters. See `Model`.
 
-        Raises:
-            UsageError: If the examples have weights.
-            CtrPsError: If the heter trainer fails; see `HeterTrainers.train`.
+        Raises UsageError if the examples have weights, and as `HeterTrainers.train` does.
         """
         if not isinstance(workspace, _Workspace):
             raise ModelInputError("the workspace belongs to another model")

@@ -32,11 +32,7 @@ class DensePart:
     """Computes dense gradients of joined batches. For one thread, but for `require`."""
 
     def __init__(self, model: Model, *, device: str = "cpu") -> None:
-        """Builds the part behind the cut on a device, "cpu" or "cuda".
-
-        Raises:
-            UsageError: If the model cannot be cut, or there is no such device.
-        """
+        """Builds the part behind the cut; raises UsageError if there is no cut or no such device."""
         module = module_of(model)
         if fault := missing_gpu(device, "heter trainer"):
             raise UsageError(f"the device {fault}")

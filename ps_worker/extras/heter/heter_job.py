@@ -21,11 +21,10 @@ from ctr_ps.protos.store import Store
 from ctr_ps.protos.wire.heter import Attend
 from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
-from ctr_ps.ps_worker.extras.heter.connect import heter_trainer_of, require_heter, takes_over
+from ctr_ps.ps_worker.extras.heter.connect import require_heter, takes_over
 from ctr_ps.ps_worker.extras.heter.dense_part import DensePart
 from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining, Waiting
 from ctr_ps.ps_worker.extras.heter.service import HeterService
-from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, errors_of_model, trained_model
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.run import Run
@@ -65,8 +64,13 @@ def train_heter(
     ):
         on_joined(run)
         part = DensePart(trained_model(job, model), device=role.device)
+        served = [
+            worker
+            for worker in range(role.num_workers)
+            if takes_over(job) or worker % len(role.heter_endpoints) == role.heter_index
+        ]
         inbox = Inbox(
-            _joining(job, role),
+            Joining(served, is_sync=job.strategy.mode == "sync", max_joined=job.heter.max_joined),
             part.require,
             barriers_passed=1,  # the start
             wait_limit_s=job.cluster.wait_timeout_s,
@@ -85,17 +89,6 @@ def train_heter(
             raise SystemExit(EXIT_CODE)
         run.leave()
     return figures
-
-
-def _joining(job: Job, role: HeterRole) -> Joining[Waiting]:
-    num_heter = len(role.heter_endpoints)
-    served = [
-        worker
-        for worker in range(role.num_workers)
-        if takes_over(job) or heter_trainer_of(worker, num_heter) == role.heter_index
-    ]
-    is_sync = job.strategy.mode == "sync"
-    return Joining(served, is_sync=is_sync, max_joined=job.heter.max_joined)
 
 
 def _train(

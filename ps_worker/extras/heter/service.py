@@ -33,12 +33,7 @@ class HeterService:
     """Serves from `start` to `close`. For the thread that trains."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        """Binds "host:port", 0: a free port; without credentials it serves whoever calls, without TLS.
-
-        Raises:
-            BindError: If the address cannot be bound.
-            UsageError: If a file of the credentials cannot be used.
-        """
+        """Binds "host:port", 0: a free port; without credentials it serves whoever calls, without TLS."""
         credentials = credentials or Credentials()
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_CALLS, "heter-calls"),

@@ -27,16 +27,3 @@ def test_buffers_are_reused_once_nobody_reads_them() -> None:
         mirror.publish(number)
 
     assert len(numbers) == 2
-
-
-def test_spare_is_never_lent_nor_current() -> None:
-    mirror = DenseMirror(1)
-    first = mirror.spare()
-    mirror.publish(first)
-
-    with mirror.lend():
-        second = mirror.spare()
-        mirror.publish(second)
-        third = mirror.spare()
-
-    assert len({first, second, third}) == 3

@@ -1,4 +1,4 @@
-"""Training in lockstep, worker side, on a store in the same process: in common steps, or at one's own pace."""
+"""Training in lockstep, worker side, on a store in the same process: in common steps, or each on its own."""
 
 import math
 from collections.abc import Mapping
