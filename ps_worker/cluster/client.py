@@ -10,7 +10,6 @@ must not reach the others.
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import numpy as np
@@ -61,8 +60,7 @@ from ctr_ps.ps_server.checkpoint.publish import require_writable
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
 from ctr_ps.ps_worker.cluster import state_transfer
-from ctr_ps.ps_worker.cluster.join import join_servers
-from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker
+from ctr_ps.ps_worker.cluster.joined_worker import JoinedWorker, join_servers
 from ctr_ps.ps_worker.cluster.routing import Positions, Routing
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
 
@@ -91,12 +89,7 @@ class ClusterClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -133,15 +126,12 @@ class ClusterClient:
         return Combined(combine)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
-        """See `protos.store.Store`."""
         self._joined(worker).renew(is_last=is_last)
 
     def confirm_place(self, worker: int) -> None:
-        """See `protos.store.Store`."""
         self._joined(worker).confirm_place()
 
     def disconnect(self) -> None:
-        """See `protos.store.Store`."""
         self.close()
 
     def _joined(self, worker: int | None = None) -> JoinedWorker:
@@ -156,7 +146,6 @@ class ClusterClient:
         return self._joined(worker).member
 
     def create_table(self, spec: TableSpec) -> None:
-        """See `protos.store.Store`."""
         results(self._call_all(calls.CREATE_TABLE, spec))
         self._routing.tables[spec.name] = spec
 
@@ -185,7 +174,6 @@ class ClusterClient:
     def pull_sparse(
         self, keys: Mapping[str, Keys], *, missing: Missing, at: Version | None = None
     ) -> Future[Pulled]:
-        """See `protos.store.Store`."""
         parts = [
             (server, positions)
             for server, parts in enumerate(self._routing.split_pull(keys))
@@ -232,7 +220,6 @@ class ClusterClient:
     def pull_dense(
         self, into: Mapping[str, Values], *, at: Version | None = None
     ) -> Future[Version]:
-        """See `protos.store.Store`."""
         self._routing.require_lengths(into)
         pending = [
             (
@@ -265,7 +252,6 @@ class ClusterClient:
         )
 
     def pull_changed(self, tables: Sequence[str], worker: int, *, max_rows: int) -> Future[Changed]:
-        """See `protos.store.Store`."""
         fitting = self._routing.changed_rows_in_message(tables)
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")
@@ -282,16 +268,14 @@ class ClusterClient:
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
-        """See `protos.store.Store`."""
         pending = [
             self._transport.call(server, calls.PUSH_GRAD, self._push_request(chunk, push_id, at))
-            for server, chunks in enumerate(self._split_push(gradients))
+            for server, chunks in enumerate(
+                self._routing.split_push(gradients, bfloat16=self._bfloat16)
+            )
             for chunk in chunks
         ]
         return Combined(lambda: min(self._acknowledged(pending, push_id, at)))
-
-    def _split_push(self, gradients: Gradients) -> list[list[PushChunk]]:
-        return self._routing.split_push(gradients, bfloat16=self._bfloat16)
 
     def _push_request(
         self, chunk: PushChunk, push_id: PushId, at: Version | None
@@ -311,7 +295,8 @@ class ClusterClient:
         """See `protos.store.Store`; in a call each where a message has no room for all."""
         self._routing.require_lengths(into)
         pulls = self._routing.split_pull(keys)
-        pushes, pieces = self._split_push(gradients), self._routing.split_pieces(into)
+        pushes = self._routing.split_push(gradients, bfloat16=self._bfloat16)
+        pieces = self._routing.split_pieces(into)
         if any(len(parts) > 1 for of in (pushes, pulls, pieces) for parts in of) or any(
             self._routing.answer_bytes(positions, into, server) > MAX_NUMBERS_BYTES
             for server, (positions,) in enumerate(pulls)
@@ -346,7 +331,6 @@ class ClusterClient:
         return Combined(rows), Combined(read)
 
     def pull_state(self, keys: Mapping[str, Keys], blocks: Sequence[str]) -> Future[ModelState]:
-        """See `protos.store.Store`."""
         parts = state_transfer.parts_of_pull(self._routing, keys, blocks)
         pending = [
             self._transport.call(part.server, calls.PULL_STATE, part.request) for part in parts
@@ -358,7 +342,6 @@ class ClusterClient:
         )
 
     def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
-        """See `protos.store.Store`."""
         epoch = self._shard_map.epoch
         pending = [
             self._transport.call(
@@ -382,12 +365,10 @@ class ClusterClient:
     # Steps, barriers and messages
 
     def wait_version(self, at: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
         pending = self._call_all(calls.WAIT_VERSION, requests.WaitVersion(at=at))
         return Combined(lambda: min(results(pending)))
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
         return self._joined(worker).barrier(name, step=step)
 
     def all_reduce(
@@ -423,23 +404,18 @@ class ClusterClient:
         )
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
-        """See `protos.store.Store`."""
         request = requests.Take(exchange=exchange, member=self._member(worker), received=received)
         return self._transport.call(self._shard_map.server_of_receiver(worker), calls.TAKE, request)
 
     def leave(self, worker: int, *, step: Version) -> None:
-        """See `protos.store.Store`."""
         self._joined(worker).leave(step=step)
 
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
-        """See `protos.store.Store`."""
         self._joined(worker).abort(reason, comes_again=comes_again)
 
     # Checkpoints and status
 
     def require_writable(self, root: str) -> None:
-        """See `protos.store.Store`."""
-
         def check_servers(folder: str, token: str) -> None:
             request = requests.CheckFolder(folder=folder, token=token)
             results_of_all_ended(self._call_all(calls.CHECK_FOLDER, request))
@@ -475,7 +451,6 @@ class ClusterClient:
         )
 
     def load(self, url: str, *, only: Collection[str] = (), token: str = "") -> None:
-        """See `protos.store.Store`."""
         # Read here first, every byte: what is damaged is refused before any server has replaced its part.
         checkpoint = Checkpoint.open(url)
         checkpoint.require_token(token)
@@ -494,7 +469,6 @@ class ClusterClient:
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
     ) -> None:
-        """See `protos.store.Store`."""
         request = requests.Resume(
             version=version, progress=progress, batches=batches, member=self._member()
         )
@@ -503,7 +477,6 @@ class ClusterClient:
     def shrink(
         self, *, max_norm: float | None = None, dry_run: bool = False
     ) -> Mapping[str, Shrunk]:
-        """See `protos.store.Store`."""
         request = requests.Shrink(
             max_norm=max_norm,
             dry_run=dry_run,
@@ -513,18 +486,14 @@ class ClusterClient:
         return merge_shrunk(results(self._call_all(calls.SHRINK, request)))
 
     def digest(self) -> str:
-        """See `protos.store.Store`."""
         parts = results(self._call_all(calls.GET_DIGEST, None))
         shards = {shard: digest for part in parts for shard, digest in part.items()}
-        return model_digest(self._dense_vectors(), shards)
-
-    def _dense_vectors(self) -> dict[str, Values]:
         vectors = {
             name: np.empty(spec.length, np.float32) for name, spec in self._routing.blocks.items()
         }
         if vectors:
             self.pull_dense(vectors).result()
-        return vectors
+        return model_digest(vectors, shards)
 
     @property
     def num_retries(self) -> int:
@@ -532,6 +501,5 @@ class ClusterClient:
         return self._transport.retries
 
     def status(self) -> StoreStatus:
-        """See `protos.store.Store`."""
         parts = results(self._call_all(calls.GET_STATUS, None))
         return merge_status([part.store for part in parts])

@@ -14,13 +14,13 @@ from ctr_ps.protos.errors import (
     UsageError,
 )
 from ctr_ps.protos.role import HeterRole, WorkerRole
-from ctr_ps.protos.store import Member, ServerStatus
+from ctr_ps.protos.store import Member
 from ctr_ps.protos.wire.calls import GET_STATUS
 from ctr_ps.protos.wire.requests import Join
 from ctr_ps.protos.wire.security.credentials import TLS_CA
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, Disturb, GrpcTransport
-from ctr_ps.ps_worker.cluster.join import ABORT_S, abort_on_each
+from ctr_ps.ps_worker.cluster.joined_worker import ABORT_S, abort_on_each
 from ctr_ps.ps_worker.cluster.transport import Transport
 
 logger = logging.getLogger(__name__)
@@ -41,18 +41,9 @@ def connect(
     retry_s: float | None = None,
     disturb: Disturb | None = None,
 ) -> ClusterClient:
-    """Returns a client once all servers answer.
+    """Returns a client once all servers answer; see `GrpcTransport`, and `wait_for_servers` for errors.
 
-    Args:
-        endpoints: host:port of every server, in the order that all processes of the job share.
-        connect_timeout_s: How long to wait for servers that are not up yet.
-        deadlines: How long calls may take.
-        retry_s: See `GrpcTransport`.
-        disturb: See `GrpcTransport`.
-
-    Raises:
-        TransportError: If servers do not answer within the time-out; lists them.
-        ProtocolError: If a server is not the one that this list says it is.
+    `endpoints` are in the order that all processes of the job share.
     """
     transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, disturb=disturb)
     try:
@@ -128,14 +119,24 @@ def wait_for_servers(
 
 
 def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[int, TransportError]:
-    """Asks servers who they are; returns those that did not answer within `wait_s`."""
+    """Asks servers who they are; returns those that did not answer within `wait_s`.
+
+    Raises ProtocolError if one is not the server that its place in the list says.
+    """
     calls = {server: transport.call(server, GET_STATUS, None, ready_s=wait_s) for server in servers}
     failures = {}
     for server, call in calls.items():
         try:
-            _require_identity(transport.endpoints, server, call.result())
+            status = call.result()
         except TransportError as failure:
             failures[server] = failure
+            continue
+        if (status.server_index, status.num_servers) != (server, len(transport.endpoints)):
+            raise ProtocolError(
+                f"{transport.endpoints[server]} is server {status.server_index} of {status.num_servers}, but "
+                f"this worker's list has it as server {server} of {len(transport.endpoints)}: all processes "
+                f"need the same list of servers"
+            )
     return failures
 
 
@@ -150,12 +151,3 @@ def _why(transport: Transport, server: int) -> str:
     if any(sign in why for sign in _SIGNS_OF_TLS):
         return f"{why}; does one side speak TLS and the other not ({TLS_CA})?"
     return why
-
-
-def _require_identity(endpoints: Sequence[str], server: int, status: ServerStatus) -> None:
-    if (status.server_index, status.num_servers) != (server, len(endpoints)):
-        raise ProtocolError(
-            f"{endpoints[server]} is server {status.server_index} of {status.num_servers}, but this "
-            f"worker's list has it as server {server} of {len(endpoints)}: all processes need the same "
-            f"list of servers"
-        )

@@ -1,7 +1,7 @@
 """Calls to servers over gRPC: the only place on the worker's side that knows it.
 
-Every call has a deadline. One whose server is unavailable is sent again when its time has come (retry.py),
-whoever waits for which answer.
+Every call has a deadline. One whose server is unavailable is sent again when its time has come
+(slow_calls.py), whoever waits for which answer.
 """
 
 import logging
@@ -31,10 +31,14 @@ from ctr_ps.protos.wire.security.credentials import (
     WatchedFiles,
     open_channel,
 )
-from ctr_ps.ps_worker.cluster import call_log
-from ctr_ps.ps_worker.cluster.call_log import CallLog
-from ctr_ps.ps_worker.cluster.delays import Delays
-from ctr_ps.ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, Retry
+from ctr_ps.ps_worker.cluster import slow_calls
+from ctr_ps.ps_worker.cluster.slow_calls import (
+    BUDGET_S,
+    BUDGET_WITH_LOG_S,
+    CallLog,
+    Delays,
+    Retry,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +285,7 @@ class _Answer(Generic[A]):
             rpc = self._rpc
             try:
                 if rpc is not None:
-                    limit_s = None if began is None else call_log.FIRST_WAIT_S
+                    limit_s = None if began is None else slow_calls.FIRST_WAIT_S
                     return self._call.answer.decode(rpc.result(timeout=limit_s))
             except _TIME_IS_UP:
                 if began is not None and self._awaited is not None:
@@ -344,10 +348,6 @@ class GrpcTransport:
     """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe.
 
     Attributes:
-        servers_recover: See `Transport`.
-        retries: How often calls were sent again.
-        clock: In seconds.
-        log: Of calls that take long.
         later: Where calls wait that are sent again.
         changed: Held while an answer changes; notified when a failed call is sent again, or ends.
     """
@@ -371,12 +371,10 @@ class GrpcTransport:
             retry_s: For how long a call is sent again whose server is unavailable, in seconds; None: for as
                 long as a restart takes where servers keep an update log, else for a moment.
             calls: Those that servers of this kind answer, by name.
-            credentials: Of this process; None: those of its environment.
+            credentials: None: those of this process's environment; a file that cannot be used is a
+                UsageError.
             disturb: Puts faults into the calls of a test.
             clock: In seconds.
-
-        Raises:
-            UsageError: If a file of the credentials cannot be used.
         """
         self.servers_recover = False
         self._retry_s = retry_s
@@ -385,7 +383,7 @@ class GrpcTransport:
         self.log = CallLog(clock)
         self.later = Delays(SENDS_AGAIN)
         self.changed = threading.Condition(threading.Lock())
-        self._closed = threading.Event()
+        self.is_closed = False  # nothing is sent any more
         self.endpoints: Sequence[str] = tuple(endpoints)
         self._deadlines = deadlines or Deadlines()
         self._calls = calls
@@ -394,7 +392,7 @@ class GrpcTransport:
         self._watched = WatchedFiles(self._credentials.files())
         self._connecting = threading.Lock()
         self._old: _Connection | None = None  # with calls that may not be answered yet
-        self._connection = self._connect()
+        self.connection = self._connect()  # by which calls are sent
 
     def _connect(self) -> _Connection:
         metadata = self._credentials.metadata()
@@ -416,52 +414,33 @@ class GrpcTransport:
     def has_newer(self, connection: _Connection) -> bool:
         """Whether there is a newer connection: one is made if the credentials' files have changed."""
         with self._connecting:
-            if not self._closed.is_set() and connection is self._connection:
+            if not self.is_closed and connection is self.connection:
                 newer = self._watched.read_again("credentials", self._connect)
                 if newer is not None:
                     if self._old is not None:
                         self._old.close()
-                    self._old, self._connection = self._connection, newer
-            return connection is not self._connection
+                    self._old, self.connection = self.connection, newer
+            return connection is not self.connection
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
     ) -> Answer[A]:
         """See `Transport`."""
-        answer = _Answer(
-            self,
-            server,
-            call,
-            argument,
-            timeout_s=self._deadlines.of(call, argument)
-            if ready_s is None
-            else ready_s or AT_ONCE_S,
-            budget_s=self._budget_s if ready_s is None else 0.0,
-        )
+        timeout_s = self._deadlines.of(call, argument)
+        budget_s = BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
+        if self._retry_s is not None:
+            budget_s = self._retry_s
+        if ready_s is not None:
+            timeout_s, budget_s = ready_s or AT_ONCE_S, 0.0
+        answer = _Answer(self, server, call, argument, timeout_s=timeout_s, budget_s=budget_s)
         answer.send(wait_for_ready=bool(ready_s))
         return answer
 
-    @property
-    def _budget_s(self) -> float:
-        if self._retry_s is not None:
-            return self._retry_s
-        return BUDGET_WITH_LOG_S if self.servers_recover else BUDGET_S
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing is sent any more."""
-        return self._closed.is_set()
-
-    @property
-    def connection(self) -> _Connection:
-        """By which calls are sent."""
-        return self._connection
-
     def close(self) -> None:
         """See `Transport`."""
-        self._closed.set()
+        self.is_closed = True
         with self._connecting:
-            self._connection.close()
+            self.connection.close()
             if self._old is not None:
                 self._old.close()
         self.later.close()

@@ -1,12 +1,25 @@
-"""A worker's part in a job on all servers of a cluster: its place, its barriers, its end.
+"""A worker's part in a job on all servers of a cluster: joining it on all or none, its barriers, its end.
+
+    ask all: is the place free? --> one past, one job --> take it on server 0 --> then on the others
 
 Every server counts the barriers of a worker and hears which of its pushes all servers have; the first one
-alone reduces numbers and compares clocks.
+alone reduces numbers and compares clocks. A process without a place may end a job from outside.
 """
 
+import logging
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from ctr_ps.protos.errors import ProtocolError, TransportError
+from ctr_ps.protos.errors import (
+    AbortedError,
+    CtrPsError,
+    JobError,
+    ProtocolError,
+    TransportError,
+    comes_again,
+)
 from ctr_ps.protos.futures import (
     Answer,
     Combined,
@@ -18,29 +31,157 @@ from ctr_ps.protos.futures import (
 )
 from ctr_ps.protos.store import (
     LONGEST_RENEWAL_S,
+    Acknowledged,
+    Joined,
     Lease,
     Member,
     Numbers,
+    PushId,
     Reduced,
     ReduceOp,
     Version,
     WorkerLoss,
+    abort_reason,
     require_numbers,
 )
 from ctr_ps.protos.wire import calls, requests
-from ctr_ps.ps_worker.cluster.acknowledgements import Acknowledgements
-from ctr_ps.ps_worker.cluster.join import ABORT_S
 from ctr_ps.ps_worker.cluster.transport import Transport, call_all
+
+logger = logging.getLogger(__name__)
+
+ABORT_S = 5.0
+"""For a server that is away to hear of an abort: less than the grace of a worker that is told to end."""
+
+
+def join_servers(transport: Transport, join: requests.Join) -> Future[Joined]:
+    """Takes a worker's place on all servers; see `protos.store.Coordination.join`."""
+    asked = call_all(transport, calls.JOIN, replace(join, only_asks=True))
+
+    def combine() -> Joined:
+        try:
+            parts = results(asked)
+            _require_one_past(transport.endpoints, parts)
+            parts = _take_place(transport, join)
+        except CtrPsError as error:
+            # Some servers alone may know. Where lost workers are waited for, another process may come.
+            waits = join.lease is not None and join.lease.on_worker_loss is WorkerLoss.WAIT
+            if isinstance(error, AbortedError | JobError) or (
+                isinstance(error, TransportError) and not waits
+            ):
+                abort_on_each(transport, join, error, ready_s=ABORT_S)
+            raise
+        return Joined(
+            jobs_before=parts[0].jobs_before,
+            barriers_passed=max(part.barriers_passed for part in parts),
+            has_update_log=all(part.has_update_log for part in parts),
+            version=min(part.version for part in parts),
+        )
+
+    return Combined(combine)
+
+
+def abort_on_each(
+    transport: Transport, join: requests.Join, error: BaseException, *, ready_s: float
+) -> None:
+    """Ends the job by an error of a process without a place, on each server where it can take one.
+
+    A server that is not there, or does not answer, is waited for `ready_s` seconds.
+    """
+    abort = requests.Abort(
+        member=join.member, reason=abort_reason(error), comes_again=comes_again(error)
+    )
+    joining = call_all(transport, calls.JOIN, join, ready_s=ready_s)
+    for server, joined in enumerate(joining):
+        try:
+            joined.result()
+            transport.call(server, calls.ABORT, abort, ready_s=ready_s).result()
+        except (AbortedError, JobError):  # it has ended there, or goes on without this process
+            continue
+        except CtrPsError as failure:
+            logger.warning("the others could not be told of the error: %s", failure)
+
+
+def _take_place(transport: Transport, join: requests.Join) -> list[Joined]:
+    """Joins on all servers; where one refuses, gives back the place on the others."""
+    # In this order: of several that come for a place, the first server has one, and so have all.
+    first = transport.call(0, calls.JOIN, join).result()
+    others = range(1, len(transport.endpoints))
+    try:
+        return [
+            first,
+            *results_of_all_ended([transport.call(server, calls.JOIN, join) for server in others]),
+        ]
+    except ProtocolError:
+        renew = requests.Renew(member=join.member, is_last=True)
+        given_back = call_all(transport, calls.RENEW, renew, ready_s=LONGEST_RENEWAL_S)
+        # Those on which it has no place refuse; on one that does not answer its lease expires.
+        with suppress(CtrPsError):
+            results_of_all_ended(given_back)
+        raise
+
+
+def _require_one_past(endpoints: Sequence[str], joined: Sequence[Joined]) -> None:
+    """Raises ProtocolError if servers have served different numbers of jobs, or are at different points.
+
+    A process goes from barrier to barrier when all servers say so, and nobody trains before the first; else
+    one server has recovered an earlier job, and another started fresh.
+    """
+    jobs = [each.jobs_before for each in joined]
+    if len(set(jobs)) > 1:
+        served = ", ".join(map("{} {}".format, endpoints, jobs))
+        raise ProtocolError(
+            f"servers have served different numbers of jobs before this one ({served}), so some were "
+            f"restarted and their parameters do not belong together: restart all of them"
+        )
+    passed = [each.barriers_passed for each in joined]
+    versions = [each.version for each in joined]
+    is_possible = min(passed) > 0 or max(passed) == 0 or len(set(versions)) == 1
+    if max(passed) - min(passed) <= 1 and is_possible:
+        return
+    points = "; ".join(
+        f"{endpoint} barrier {number}, version {version}"
+        for endpoint, number, version in zip(endpoints, passed, versions, strict=True)
+    )
+    raise ProtocolError(
+        f"this process finds the servers at points that no job has in common ({points}): one went on "
+        f"with an update log of another job. Stop all servers, remove their update logs, and start the "
+        f"job again from its checkpoint"
+    )
+
+
+class Acknowledgements:
+    """Which pushes of one process all servers have acknowledged, so that none may lose them. Thread-safe.
+
+    pushes acknowledged   0 1 2 . 4      answers may come in any order
+    told to servers             ^        all of them, without a gap
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pushes = 0
+        self._ahead: set[int] = set()
+        self._steps: Version = 0
+
+    def note(self, push_id: PushId, at: Version | None) -> None:
+        """All servers have acknowledged a push, the part of step `at` or applied on arrival."""
+        with self._lock:
+            if at is not None:
+                self._steps = max(self._steps, at + 1)
+                return
+            if push_id.sequence >= self._pushes:
+                self._ahead.add(push_id.sequence)
+            while self._pushes in self._ahead:
+                self._ahead.remove(self._pushes)
+                self._pushes += 1
+
+    def told(self) -> Acknowledged:
+        """Returns what servers are told."""
+        with self._lock:
+            return Acknowledged(pushes=self._pushes, steps=self._steps)
 
 
 class JoinedWorker:
-    """A worker that has joined through a client. It comes to one barrier at a time.
-
-    Attributes:
-        member: The worker's process.
-        lease: As it joined.
-        acknowledgements: Of its pushes.
-    """
+    """A worker that has joined, with its methods of `protos.store.Store`. It is at one barrier at a time."""
 
     def __init__(self, transport: Transport, member: Member, lease: Lease | None) -> None:
         self.member = member
@@ -69,12 +210,10 @@ class JoinedWorker:
             renewals.pop(server).result()
 
     def confirm_place(self) -> None:
-        """See `protos.store.Store`."""
         request = requests.Renew(member=self.member, acknowledged=self.acknowledgements.told())
         results_of_all_ended(call_all(self._transport, calls.RENEW, request))
 
     def barrier(self, name: str, *, step: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
         request = self._barrier_request(name, step)
         pending = call_all(self._transport, calls.BARRIER, request)
         return Combined(lambda: self._common_version(request, results(pending)))
@@ -143,12 +282,10 @@ class JoinedWorker:
         return self._transport.call(0, calls.ADVANCE, request)
 
     def leave(self, *, step: Version) -> None:
-        """See `protos.store.Store`."""
         request = requests.Leave(member=self.member, step=step)
         results(call_all(self._transport, calls.LEAVE, request))
 
     def abort(self, reason: str, *, comes_again: bool) -> None:
-        """See `protos.store.Store`."""
         request = requests.Abort(member=self.member, reason=reason, comes_again=comes_again)
         pending = call_all(self._transport, calls.ABORT, request)
         ended = wait_for_all(pending, ABORT_S)

@@ -22,16 +22,8 @@ def open_store(
 ) -> Iterator[Store]:
     """Opens the worker's store; leaving the context closes the connections to servers.
 
-    Where that fails, the servers that do answer tell the others, who wait for this worker.
-
-    Args:
-        role: Of this process.
-        limits: How long to wait for servers and workers.
-        disturb: See `GrpcTransport`.
-
-    Raises:
-        TransportError: If servers do not answer within `limits.connect_timeout_s`; lists them.
-        ProtocolError: If a server is not the one that the list of endpoints says it is.
+    Where that fails, the servers that do answer tell the others, who wait for this worker; see
+    `cluster.connect.wait_for_servers` for errors.
     """
     if role.is_in_process:
         from ctr_ps.ps_server.store import ParameterStore
@@ -42,12 +34,11 @@ def open_store(
     from ctr_ps.ps_worker.cluster.connect import abort_unjoined, connect
     from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 
-    deadlines = Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s)
     try:
         client = connect(
             role.endpoints,
             connect_timeout_s=limits.connect_timeout_s,
-            deadlines=deadlines,
+            deadlines=Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
             retry_s=limits.retry_s,
             disturb=disturb,
         )

@@ -43,13 +43,9 @@ def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The tables and dense blocks of a cluster, and where their rows and elements are.
+    """The declared tables and dense blocks of a cluster, by name, and where their rows and elements are.
 
-    Attributes:
-        shard_map: Servers of all shards and pieces.
-        chunk_bytes: Size of a message, about; one row, or one piece that is pulled, may exceed it.
-        tables: Specs of the declared tables, by name.
-        blocks: Specs of the declared dense blocks, by name.
+    A message has about `chunk_bytes`; one row, or one piece that is pulled, may exceed it.
     """
 
     shard_map: ShardMap
@@ -193,28 +189,19 @@ class Routing:
         """
         self._check(gradients)
         positions = self.positions({name: grad.keys for name, grad in gradients.sparse.items()})
-        return [
-            split_push(
-                self._part_of_server(gradients, positions, server),
-                self.chunk_bytes,
-                bfloat16=bfloat16,
-            )
-            for server in self.shard_map.servers
-        ]
-
-    def _part_of_server(
-        self, gradients: Gradients, positions: Mapping[str, list[Positions]], server: int
-    ) -> Gradients:
-        return Gradients(
-            sparse={
+        chunks = []
+        for server in self.shard_map.servers:
+            sparse = {
                 table: grad.take(positions[table][server])
                 for table, grad in gradients.sparse.items()
-            },
-            dense={
+            }
+            dense = {
                 block: DenseGrad(grad.values[self.piece(block, server)], grad.examples)
                 for block, grad in gradients.dense.items()
-            },
-        )
+            }
+            part = Gradients(sparse=sparse, dense=dense)
+            chunks.append(split_push(part, self.chunk_bytes, bfloat16=bfloat16))
+        return chunks
 
     def _check(self, gradients: Gradients) -> None:
         for table, grad in gradients.sparse.items():

@@ -87,7 +87,15 @@ def joined(
     Raises:
         ProtocolError: If an answer is not what was asked for.
     """
-    rows = {table: _empty_rows(routing.table(table), column) for table, column in keys.items()}
+    rows = {}
+    for table, column in keys.items():
+        spec = routing.table(table)
+        rows[table] = RowStates(
+            keys=column,
+            weights=np.empty((column.size, spec.dim), np.float32),
+            state=np.empty((column.size, _state_width(spec)), np.float32),
+            optimizer=spec.optimizer.name,
+        )
     stretches: dict[str, list[BlockState]] = {}
     for part, chunk in answers:
         _require_columns(part, chunk)
@@ -111,39 +119,32 @@ def split_push(routing: Routing, state: ModelState) -> list[list[StateChunk]]:
         ProtocolError: If shapes do not fit the specs, keys are there twice, or numbers are not finite.
     """
     _require_whole(routing, state)
-    for table, rows in state.rows.items():
-        require_unique(f"push of rows of table {table!r}", rows.keys, ProtocolError)
+    for table, whole_rows in state.rows.items():
+        require_unique(f"push of rows of table {table!r}", whole_rows.keys, ProtocolError)
     require_finite_state(state)
     routes = routing.positions({table: rows.keys for table, rows in state.rows.items()})
-    return [
-        split_state(_part_of_server(routing, state, routes, server), routing.chunk_bytes)
-        for server in routing.shard_map.servers
-    ]
-
-
-def _part_of_server(
-    routing: Routing, state: ModelState, routes: Mapping[str, Sequence[Positions]], server: int
-) -> ModelState:
-    rows = {table: rows_at(whole, routes[table][server]) for table, whole in state.rows.items()}
-    blocks = {}
-    for block, whole in state.blocks.items():
-        piece = routing.piece(block, server)
-        blocks[block] = stretch_of(whole, piece.start, piece.stop)
-    return ModelState(rows, blocks)
+    chunks = []
+    for server in routing.shard_map.servers:
+        rows = {table: rows_at(whole, routes[table][server]) for table, whole in state.rows.items()}
+        blocks = {}
+        for block, whole in state.blocks.items():
+            piece = routing.piece(block, server)
+            blocks[block] = stretch_of(whole, piece.start, piece.stop)
+        chunks.append(split_state(ModelState(rows, blocks), routing.chunk_bytes))
+    return chunks
 
 
 def _require_whole(routing: Routing, state: ModelState) -> None:
     """Raises ProtocolError unless shapes fit the specs: a server sees its own part alone."""
-    tables = {table: routing.table(table) for table in state.rows}
-    blocks = {block: routing.block(block) for block in state.blocks}
     for table, rows in state.rows.items():
-        spec = tables[table]
+        spec = routing.table(table)
         expected = ((rows.keys.size, spec.dim), (rows.keys.size, _state_width(spec)))
         _require_shapes(f"table {table!r}", (rows.weights.shape, rows.state.shape), expected)
     for block, values in state.blocks.items():
-        length, slots = blocks[block].length, optimizer_of(blocks[block].optimizer).num_slots
+        dense = routing.block(block)
+        slots = optimizer_of(dense.optimizer).num_slots
         shapes = values.weights.shape, values.element_state.shape
-        _require_shapes(f"dense block {block!r}", shapes, ((length,), (slots, length)))
+        _require_shapes(f"dense block {block!r}", shapes, ((dense.length,), (slots, dense.length)))
 
 
 def _require_shapes(
@@ -157,15 +158,6 @@ def _require_shapes(
 
 def _state_width(spec: TableSpec) -> int:
     return optimizer_of(spec.optimizer).state_width(spec.dim)
-
-
-def _empty_rows(spec: TableSpec, keys: Keys) -> RowStates:
-    return RowStates(
-        keys=keys,
-        weights=np.empty((keys.size, spec.dim), np.float32),
-        state=np.empty((keys.size, _state_width(spec)), np.float32),
-        optimizer=spec.optimizer.name,
-    )
 
 
 def _require_columns(part: PartOfPull, chunk: StateChunk) -> None:

@@ -29,19 +29,14 @@ class Transport(Protocol):
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None
     ) -> Answer[A]:
-        """Starts a call; it is on its way when this returns.
+        """Starts a call; it is on its way, and its argument may be reused, when this returns.
 
-        The answer raises what the server raised, or TransportError if the server cannot be reached or
-        does not answer in time. It is sent again until then, whether or not anybody waits for its answer.
+        The answer raises what the server raised, or TransportError if the server cannot be reached or does
+        not answer in time. It is sent again until then, whether or not anybody waits for its answer.
 
-        Args:
-            server: Which to call.
-            call: A row of `protos.wire.calls`.
-            argument: What the call is given; may be reused when this returns.
-            ready_s: Seconds for the call in which a server that is not there yet is waited for. None: such a
-                server is an error at once, and the call's own deadline counts. 0: it is one, too, which says
-                why, where one that was waited for says only that the time ran out; the call is not sent
-                again.
+        With `ready_s`, a server that is not there yet is waited for during so many seconds of the call. None:
+        such a server is an error at once, and the call's own deadline counts. 0: it is one, too, which says
+        why, where one that was waited for says only that the time ran out; the call is not sent again.
         """
         ...
 

@@ -13,20 +13,32 @@ itself, and a worker pulls rows after its own gradients are applied
 """
 
 import logging
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
 
 from ctr_ps.protos.errors import WaitTimeoutError
 from ctr_ps.protos.futures import Shared
 from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.store import Coordination, Future, Member, Missing, Parameters, Pulled, Version
-from ctr_ps.ps_worker.communicators.background import Background
-from ctr_ps.ps_worker.communicators.dense_mirror import DenseMirror
+from ctr_ps.protos.store import (
+    Coordination,
+    Future,
+    Member,
+    Missing,
+    Parameters,
+    Pulled,
+    Store,
+    Version,
+)
+from ctr_ps.ps_worker.communicators.communicator import Background, Communicator
 from ctr_ps.ps_worker.communicators.merging import GradientMerger, MergedPush
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
@@ -47,12 +59,58 @@ _FAR = 2**40
 """The clock of a worker that nobody waits for."""
 
 
-class AsyncCommunicator:
+class DenseMirror:
+    """A worker's copies of the dense parameters. Thread-safe; one receiver.
+
+    receiver:  buffer = mirror.spare() ... fill ... mirror.publish(buffer)
+    trainer:   with mirror.lend() as params: ...          the newest published, unchanged while lent
+
+    Training threads never wait for a transfer, and never see half of one.
+    """
+
+    def __init__(self, num_params: int) -> None:
+        self._num_params = num_params
+        self._lock = threading.Lock()
+        self._lent: dict[int, int] = {}
+        self._buffers = [np.zeros(num_params, np.float32)]
+        self._current = 0
+
+    def spare(self) -> int:
+        """Returns the number of a buffer that is not lent."""
+        with self._lock:
+            for number in range(len(self._buffers)):
+                if number != self._current and not self._lent.get(number):
+                    return number
+            # At most one more than there are training threads.
+            self._buffers.append(np.zeros(self._num_params, np.float32))
+            return len(self._buffers) - 1
+
+    def buffer(self, number: int) -> Values:
+        """Returns a buffer by its number."""
+        return self._buffers[number]
+
+    def publish(self, number: int) -> None:
+        """Makes a filled buffer the one to lend."""
+        with self._lock:
+            self._current = number
+
+    @contextmanager
+    def lend(self) -> Iterator[Values]:
+        """Lends the newest parameters."""
+        with self._lock:
+            number = self._current
+            self._lent[number] = self._lent.get(number, 0) + 1
+        try:
+            yield self._buffers[number]
+        finally:
+            with self._lock:
+                self._lent[number] -= 1
+
+
+class AsyncCommunicator(Communicator):
     """The worker's side of asynchronous training. Thread-safe."""
 
-    is_lockstep = False
     is_overlapped = True
-    version = 0
 
     def __init__(
         self,
@@ -68,11 +126,11 @@ class AsyncCommunicator:
         # clocks on which workers other than 0 wait for the first batches; None: no waiting
         clocks: Coordination | None = None,
     ) -> None:
+        super().__init__(member)
         self._store = store
         self._worker = member.worker
         self._start_clocks = clocks
         self._has_begun = False
-        self.push_ids = PushIds(member)
         self._num_params = num_params
         self._mirror = DenseMirror(num_params)
         self._merges = (max_merge_var_num, max_merge_dense_num)
@@ -91,9 +149,6 @@ class AsyncCommunicator:
         self._receive()
         self._background.start("sender", self._send_forever)
         self._background.start("receiver", self._receive_forever)
-
-    def begin(self, thread_num: int) -> None:
-        """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Requests embeddings as they are now; in step, as they are when the result is requested."""
@@ -129,10 +184,8 @@ class AsyncCommunicator:
                 )
         self._has_begun = True
 
-    @contextmanager
-    def params(self) -> Iterator[Values]:
-        with self._mirror.lend() as values:
-            yield values
+    def params(self) -> AbstractContextManager[Values]:
+        return self._mirror.lend()
 
     def push(
         self,
@@ -148,19 +201,16 @@ class AsyncCommunicator:
         with self._changed:
             self._background.wait_until(lambda: self._merger.pending_batches < self._queue_size)
             self._applied = max(self._applied, pulled)
-            if self._applied >= BATCHES_IN_STEP:
-                self._merge()
-            is_first = self._merger.due() is None
-            self._merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
+            merger = self._merger
+            merges = merger.sparse_batches, merger.dense_batches
+            if self._applied >= BATCHES_IN_STEP and merges != self._merges:
+                merger.sparse_batches, merger.dense_batches = self._merges
+                self._changed.notify_all()  # waits for a full group may be over
+            is_first = merger.due() is None
+            merger.add(gradients, examples, time.monotonic(), pulled=pulled, numbers=numbers)
             # Otherwise the sender has its time, and a needless wake-up costs other threads their turn.
-            if is_first or self._merger.is_full:
+            if is_first or merger.is_full:
                 self._changed.notify_all()
-
-    def _merge(self) -> None:
-        merger = self._merger
-        if (merger.sparse_batches, merger.dense_batches) != self._merges:
-            merger.sparse_batches, merger.dense_batches = self._merges
-            self._changed.notify_all()  # waits for a full group may be over
 
     def flush(self) -> None:
         """Sends the queue, and returns when all of it is applied."""
@@ -237,3 +287,111 @@ class AsyncCommunicator:
         number = self._mirror.spare()
         self._store.pull_dense({DENSE_BLOCK: self._mirror.buffer(number)}).result()
         self._mirror.publish(number)
+
+
+class BoundedStalenessCommunicator(AsyncCommunicator):
+    """Asynchronous training in which no worker runs far ahead of the slowest. Thread-safe.
+
+    step c may begin  <=>  every worker that trains has finished at least c - max_staleness steps
+
+    A step is a batch; it is finished when every server has acknowledged all of its gradients. So step c reads
+    rows and dense parameters with all gradients of steps before c - max_staleness, and `max_staleness = 0` is
+    a barrier before each step. Workers that are done, or wait in a barrier, delay no other.
+
+    The stale synchronous parallel model of Ho et al., "More effective distributed ML via a stale synchronous
+    parallel parameter server", NIPS 2013.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        member: Member,
+        max_staleness: int,  # steps that this worker may run ahead of the slowest
+        max_merge_var_num: int,  # capped by the bound
+        max_merge_dense_num: int,  # capped by the bound
+        # there are no other workers and no calls to wait for, so each training thread has a step in
+        # flight; the lower limit counts
+        is_alone: bool = False,
+        **settings: Any,  # other arguments of `AsyncCommunicator`
+    ) -> None:
+        self._clocks: Coordination = store
+        self._receiving = threading.Lock()
+        self._restart()
+        super().__init__(
+            store,
+            member=member,
+            max_merge_var_num=max_merge_var_num,
+            max_merge_dense_num=max_merge_dense_num,
+            **settings,
+        )
+        self._max_staleness = max_staleness
+        self._is_alone = is_alone
+        self._most_merged = (max_merge_var_num, max_merge_dense_num)
+        self.begin(thread_num=1)
+
+    def begin(self, thread_num: int) -> None:
+        """Adapts to the number of threads, so that no two steps of this worker wait for each other."""
+        with self._changed:
+            self._bound = self._max_staleness
+            if self._is_alone:
+                self._bound = min(self._bound, thread_num - 1)
+            # A thread that pulls ahead has begun two steps; those of all threads must be within the bound.
+            self.is_overlapped = self._bound >= 2 * thread_num
+            # Batches waiting to be merged are unfinished, and so is one of each thread that pulls ahead.
+            ahead = thread_num - 1 if self.is_overlapped else 0
+            longest = max(1, self._bound - ahead)
+            sparse, dense = self._most_merged
+            self._merges = (min(sparse, longest), min(dense, longest))
+
+    def _restart(self) -> None:
+        self._begun = 0
+        self._acknowledged_sparse = self._acknowledged_dense = 0
+        self._slowest = 0  # known steps that every worker has finished
+        self._slowest_in_dense = 0  # the same at the last request of dense parameters
+
+    @property
+    def _finished(self) -> int:
+        return min(self._acknowledged_sparse, self._acknowledged_dense)
+
+    def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
+        """Requests embeddings, once no worker is more than the bound behind."""
+        with self._changed:
+            needed = self._begun - self._bound
+            self._begun += 1
+            self._background.wait_until(lambda: self._finished >= needed)
+            finished, is_near = self._finished, self._slowest >= needed
+        if not is_near:
+            self._learn_slowest(finished, at_least=needed)
+        if self._slowest_in_dense < needed:
+            self._receive()
+        return super().pull(keys)
+
+    def rejoin(self, version: Version) -> None:
+        """Restarts the count of steps: the servers do so after a barrier."""
+        with self._changed:
+            self._restart()
+        super().rejoin(version)
+
+    def _acknowledge(self, push: MergedPush) -> None:
+        with self._changed:
+            before = self._finished
+            self._acknowledged_sparse += push.batches
+            self._acknowledged_dense += push.dense_batches
+            finished = self._finished
+            self._changed.notify_all()
+        if finished > before:
+            self._learn_slowest(finished, at_least=0)
+
+    def _receive(self) -> None:
+        # Called by the receiver thread, or by a training thread that needs newer parameters.
+        with self._receiving:
+            slowest = self._slowest
+            super()._receive()
+            self._slowest_in_dense = slowest
+
+    def _learn_slowest(self, finished: int, *, at_least: int) -> None:
+        """Reports this worker's clock, and waits until the slowest has finished `at_least` steps."""
+        slowest = self._clocks.advance(self._worker, finished, at_least=at_least).result()
+        with self._changed:
+            self._slowest = max(self._slowest, slowest)

@@ -6,8 +6,10 @@ from typing import Any
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.role import HeterRole, WorkerRole
 from ctr_ps.protos.store import Member, Store
-from ctr_ps.ps_worker.communicators.asynchronous import AsyncCommunicator
-from ctr_ps.ps_worker.communicators.bounded_staleness import BoundedStalenessCommunicator
+from ctr_ps.ps_worker.communicators.asynchronous import (
+    AsyncCommunicator,
+    BoundedStalenessCommunicator,
+)
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.geo import GeoCommunicator
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def communicator_of(
-    job: Job,  # has the mode and its settings
+    job: Job,
     store: Store,
     model: Model,
     specs: ModelSpecs,
@@ -32,16 +34,9 @@ def communicator_of(
 ) -> Communicator:
     """Returns the communicator of the job's mode, for a store where all is declared.
 
-    Args:
-        job: Says which mode, and how.
-        store: The parameters.
-        model: Computes the gradients; on a CPU trainer, the part of it in front of the cut.
-        specs: Of its parameters.
-        role: Of this process. In process there is nothing to gain from sending in the background; a heter
-            trainer takes each step with fresh parameters, and its clock stands still.
-        member: This process, in its worker's place.
-        num_training: Workers that have rows to train on; None: all.
-        batches_before: See `GeoCommunicator`.
+    In process there is nothing to gain from sending in the background; a heter trainer takes each step with
+    fresh parameters, and its clock stands still. `num_training` workers have rows to train on; None: all. The
+    model of a CPU trainer is the part in front of the cut.
     """
     strategy, num_params, num_workers = job.strategy, model.num_params, role.num_workers
     is_in_process, is_heter_trainer = role.is_in_process, isinstance(role, HeterRole)
@@ -57,12 +52,10 @@ def communicator_of(
             return HalfAsyncCommunicator(store, member=member, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(
-                _sent_as(strategy.bounded_staleness, store),
                 member=member,
                 num_params=num_params,
-                max_staleness=strategy.bounded_staleness.max_staleness,
                 is_alone=is_in_process and num_workers == 1,
-                **_sending(strategy.bounded_staleness, job),
+                **_sending(strategy.bounded_staleness, job, store),
             )
         case "geo":
             return GeoCommunicator(
@@ -78,11 +71,10 @@ def communicator_of(
             )
         case _:
             return AsyncCommunicator(
-                _sent_as(strategy.async_, store),
                 member=member,
                 num_params=num_params,
                 clocks=store if num_workers > 1 and not role.heter_endpoints else None,
-                **_sending(strategy.async_, job),
+                **_sending(strategy.async_, job, store),
             )
 
 
@@ -100,15 +92,10 @@ def _tell_of_wire_dtype(job: Job, *, sends: bool) -> None:
         )
 
 
-def _sent_as(settings: AsyncSettings, store: Store) -> Store:
-    return store.with_bfloat16() if settings.wire_dtype == "bfloat16" else store
-
-
-def _sending(settings: AsyncSettings, job: Job) -> dict[str, Any]:
+def _sending(settings: AsyncSettings, job: Job, store: Store) -> dict[str, Any]:
+    """Returns the arguments of an asynchronous communicator that say how it sends."""
     return {
-        "max_merge_var_num": settings.max_merge_var_num,
-        "max_merge_dense_num": settings.max_merge_dense_num,
-        "send_queue_size": settings.send_queue_size,
-        "max_delay_ms": settings.max_delay_ms,
+        **settings.model_dump(exclude={"wire_dtype"}),
+        "store": store.with_bfloat16() if settings.wire_dtype == "bfloat16" else store,
         "stall_limit_s": job.cluster.wait_timeout_s,
     }

@@ -6,18 +6,20 @@
 The trainer passes gradients as sums over examples (protos/gradients.py) and never waits on the store itself.
 """
 
-from collections.abc import Mapping, Sequence
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
 
+from ctr_ps.protos.errors import ProtocolError, WaitTimeoutError
 from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.store import Future, Pulled, Version
+from ctr_ps.protos.store import Future, Member, Pulled, Version
 from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 
-class Communicator(Protocol):
-    """One mode of training. Thread-safe where `is_lockstep` is False.
+class Communicator(ABC):
+    """One mode of training; what is not said here it does at once. Thread-safe where `is_lockstep` is False.
 
     Attributes:
         is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
@@ -26,30 +28,26 @@ class Communicator(Protocol):
         push_ids: Numbers the worker's batches, in the order of its data.
     """
 
-    @property
-    def is_lockstep(self) -> bool: ...
+    is_lockstep = False
+    is_overlapped = False
+    version: Version = 0
 
-    @property
-    def is_overlapped(self) -> bool: ...
+    def __init__(self, member: Member) -> None:
+        """Numbers batches from 0; `member` is this process, in its worker's place."""
+        self.push_ids = PushIds(member)
 
-    @property
-    def version(self) -> Version: ...
-
-    @property
-    def push_ids(self) -> PushIds: ...
-
-    def begin(self, thread_num: int) -> None:
+    def begin(self, thread_num: int) -> None:  # noqa: B027
         """Called with the number of threads before training."""
-        ...
 
+    @abstractmethod
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Requests the embeddings of a batch's unique keys, by table."""
-        ...
 
+    @abstractmethod
     def params(self) -> AbstractContextManager[Values]:
         """Lends the dense parameters, float32[P], which do not change while the context is open."""
-        ...
 
+    @abstractmethod
     def push(
         self,
         gradients: Gradients,
@@ -75,16 +73,70 @@ class Communicator(Protocol):
         Raises:
             CtrPsError: If this push failed, or an earlier one in the background.
         """
-        ...
 
-    def flush(self) -> None:
+    def flush(self) -> None:  # noqa: B027
         """Returns when every gradient is acknowledged; raises as `push` does."""
-        ...
 
-    def rejoin(self, version: Version) -> None:
+    def rejoin(self, version: Version) -> None:  # noqa: B027
         """Continues at `version`, after a barrier."""
-        ...
+
+    def close(self) -> None:  # noqa: B027
+        """Stops background threads without sending anything more."""
+
+
+class Background:
+    """Threads that send and receive while others train, with one condition and the first error of any."""
+
+    def __init__(self, *, stall_limit_s: float, stalled: str) -> None:
+        # held while shared state is read or written; notified on changes
+        self.changed = threading.Condition()
+        self.is_closed = False  # the threads must end
+        self._stall_limit_s = stall_limit_s
+        self._stalled = stalled
+        self._error: BaseException | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self, name: str, work: Callable[[], None]) -> None:
+        """Runs `work` in a thread; the next call of a training thread raises its error."""
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                with self.changed:
+                    self._error = self._error or error
+                    self.changed.notify_all()
+
+        thread = threading.Thread(target=run, name=f"communicator-{name}", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def require_health(self) -> None:
+        """Raises the first error of the background threads, if any."""
+        if self._error is not None:
+            raise self._error
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until another thread makes `condition` true; the caller holds `changed`.
+
+        Raises the first error of the background threads, or WaitTimeoutError at the limit.
+        """
+        arrived = self.changed.wait_for(
+            lambda: self._error is not None or condition(), self._stall_limit_s
+        )
+        self.require_health()
+        if not arrived:
+            raise WaitTimeoutError(
+                f"{self._stalled} within {self._stall_limit_s:g} s; see the logs"
+            )
 
     def close(self) -> None:
-        """Stops background threads without sending anything more."""
-        ...
+        """Stops the threads; waiting threads get an error."""
+        with self.changed:
+            self.is_closed = True
+            self._error = self._error or ProtocolError(
+                "the communicator is closed and sends nothing more: make a new one"
+            )
+            self.changed.notify_all()
+        for thread in self._threads:
+            thread.join()

@@ -13,25 +13,19 @@ import numpy as np
 from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Member, Missing, Parameters, Pulled, Version
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 
-class DirectCommunicator:
+class DirectCommunicator(Communicator):
     """Each push is applied before it returns. Thread-safe."""
 
-    is_lockstep = False
-    is_overlapped = False
-    version = 0
-
     def __init__(self, store: Parameters, *, member: Member, num_params: int) -> None:
+        super().__init__(member)
         self._store = store
-        self.push_ids = PushIds(member)
         self._num_params = num_params
         self._local = threading.local()
-
-    def begin(self, thread_num: int) -> None:
-        """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         return self._store.pull_sparse(keys, missing=Missing.INITIAL)
@@ -58,12 +52,3 @@ class DirectCommunicator:
             examples=examples, batches=len(numbers), pulled=pulled, whole=numbers
         )
         self._store.push_grad(gradients, push_id).result()
-
-    def flush(self) -> None:
-        """No-op: pushes are applied at once."""
-
-    def rejoin(self, version: Version) -> None:
-        """No-op: there are no common steps."""
-
-    def close(self) -> None:
-        """No-op: there are no background threads."""

@@ -20,24 +20,23 @@ import numpy as np
 from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Member, Missing, Parameters, Pulled, Version
-from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 
-class HalfAsyncCommunicator:
+class HalfAsyncCommunicator(Communicator):
     """Half-asynchronous training: each push is applied before the next step begins.
 
     `pulled` is the version of the dense parameters last lent by `params`.
     """
 
     is_lockstep = True
-    is_overlapped = False
     _has_common_steps = False
 
     def __init__(self, store: Parameters, *, member: Member, num_params: int) -> None:
+        super().__init__(member)
         self._store = store
-        self.push_ids = PushIds(member)
-        self.version: Version = 0
         self.pulled: Version = 0
         self._params = np.empty(num_params, np.float32)
         self._lock = threading.Lock()
@@ -50,9 +49,6 @@ class HalfAsyncCommunicator:
     def _step(self) -> Version | None:
         """The step of pulls and pushes; None: no common steps."""
         return self.version if self._has_common_steps else None
-
-    def begin(self, thread_num: int) -> None:
-        """No-op: any number of threads may train."""
 
     def pull(self, keys: Mapping[str, Keys]) -> Future[Pulled]:
         """Requests the embeddings of this step, and the dense parameters with them."""
@@ -113,9 +109,6 @@ class HalfAsyncCommunicator:
         self._forget()
         if self._has_common_steps:
             self.version = version
-
-    def close(self) -> None:
-        """No-op: there are no background threads."""
 
     def _ask(self) -> None:
         """Requests the dense parameters, unless another thread of this step has, or there are none."""

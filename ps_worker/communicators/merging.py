@@ -105,14 +105,11 @@ class GradientMerger:
                 dense.dense[block] += part.values
                 dense.dense_examples[block] += part.examples
             else:
-                dense.dense[block] = self._copy(block, part.values)
+                spare = self._spare_sums.get(block)
+                total = spare.pop() if spare else np.empty_like(part.values)
+                total[:] = part.values
+                dense.dense[block] = total
                 dense.dense_examples[block] = part.examples
-
-    def _copy(self, block: str, values: Values) -> Values:
-        spare = self._spare_sums.get(block)
-        total = spare.pop() if spare else np.empty_like(values)
-        total[:] = values
-        return total
 
     def due(self) -> float | None:
         """Returns the time at which the oldest gradient must be sent; None: no gradient waits."""
@@ -123,27 +120,22 @@ class GradientMerger:
         """Removes and returns the gradients that are full or due at time `now`; None without any."""
         sparse = self._take_group(self._sparse, self.sparse_batches, now, everything)
         dense = self._take_group(self._dense, self.dense_batches, now, everything)
-        if sparse is None and dense is None:
+        taken = [group for group in (sparse, dense) if group is not None]
+        if not taken:
             return None
+        numbers = [number for group in taken for number in group.numbers]
+        sparse, dense = sparse or _Group(now, pulled=0), dense or _Group(now, pulled=0)
         return MergedPush(
-            sparse={} if sparse is None else sparse.sparse,
-            dense={}
-            if dense is None
-            else {
+            sparse=sparse.sparse,
+            dense={
                 block: DenseGrad(total, dense.dense_examples[block])
                 for block, total in dense.dense.items()
             },
-            examples=0 if sparse is None else sparse.examples,
-            batches=0 if sparse is None else sparse.batches,
-            dense_batches=0 if dense is None else dense.batches,
-            pulled=next(group.pulled for group in (sparse, dense) if group is not None),
-            whole=[
-                number
-                for group in (sparse, dense)
-                if group is not None
-                for number in group.numbers
-                if self._is_second_half(number)
-            ],
+            examples=sparse.examples,
+            batches=sparse.batches,
+            dense_batches=dense.batches,
+            pulled=taken[0].pulled,
+            whole=[number for number in numbers if self._is_second_half(number)],
         )
 
     def _is_second_half(self, number: int) -> bool:

@@ -54,7 +54,12 @@ class PushIds:
     ) -> PushId:
         """Returns the id of the next push; `whole` are the batches whose last gradients are in it."""
         with self._lock:
-            self._add_whole(whole)
+            self._ahead.update(number for number in whole if number != UNNUMBERED)
+            while self._step + 1 in self._ahead:
+                self._step += 1
+                self._ahead.remove(self._step)
+                position = self._positions.pop(self._step)
+                self._position = "" if position is None else position.to_json()
             sequence = self._sequence
             self._sequence += 1
             return PushId(
@@ -68,11 +73,3 @@ class PushIds:
                 position=self._position,
                 weight=weight,
             )
-
-    def _add_whole(self, numbers: Iterable[int]) -> None:
-        self._ahead.update(number for number in numbers if number != UNNUMBERED)
-        while self._step + 1 in self._ahead:
-            self._step += 1
-            self._ahead.remove(self._step)
-            position = self._positions.pop(self._step)
-            self._position = "" if position is None else position.to_json()

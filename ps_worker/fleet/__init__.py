@@ -20,8 +20,7 @@ from ctr_ps.ps_worker.data.user_code.data_generator import (
 )
 from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
 from ctr_ps.ps_worker.fleet import metrics, optimizer, util
-from ctr_ps.ps_worker.fleet.distributed import DistributedOptimizer, distributed_optimizer
-from ctr_ps.ps_worker.fleet.executor import Executor
+from ctr_ps.ps_worker.fleet.executor import DistributedOptimizer, Executor, distributed_optimizer
 from ctr_ps.ps_worker.fleet.running import FLEET
 from ctr_ps.ps_worker.fleet.words.datasets import DatasetFactory, InMemoryDataset, QueueDataset
 from ctr_ps.ps_worker.fleet.words.roles import (

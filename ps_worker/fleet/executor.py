@@ -1,8 +1,8 @@
-"""The executor of a script: trains the model of this run, and predicts with it."""
+"""What a script trains with: a distributed optimizer, and the executor that its `minimize` returns."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, Literal
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.metrics import ClickMetrics
@@ -13,13 +13,17 @@ from ctr_ps.ps_worker.data.file_dataset import head_of
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
+from ctr_ps.ps_worker.fleet.optimizer import require_optimizer
 from ctr_ps.ps_worker.fleet.running import FLEET
+from ctr_ps.ps_worker.fleet.task import Task
+from ctr_ps.ps_worker.fleet.words.strategy import DistributedStrategy
 from ctr_ps.ps_worker.fleet.words.unknown import called_as
+from ctr_ps.ps_worker.job import override_job
+from ctr_ps.ps_worker.job.checks import require_base_rate, require_life, require_optimizers
+from ctr_ps.ps_worker.job.model import specs_of, trained_model
 from ctr_ps.ps_worker.training.evaluation.evaluator import OnPredictions
 from ctr_ps.ps_worker.training.monitor import FetchHandler, Fetching
 from ctr_ps.ps_worker.training.step_loop import TrainedStep
-
-FETCH_PERIOD_S = 5.0
 
 
 class Executor:
@@ -30,7 +34,7 @@ class Executor:
         self,
         dataset: Iterable[Batch],
         fetch_handler: FetchHandler | None = None,
-        fetch_period: float = FETCH_PERIOD_S,
+        fetch_period: float = 5.0,
         *,
         start: DataPosition | None = None,
     ) -> None:
@@ -43,20 +47,13 @@ class Executor:
             fetch_period: Seconds between two of its calls.
             start: Where in a `fleet.QueueDataset` or `fleet.InMemoryDataset` to resume, as
                 `fleet.data_position()` says; None: at the start of its next pass.
-
-        Raises:
-            UsageError: If `start` is of other data, or the dataset has no order; or if `fetch_handler` is no
-                function, as where a program comes before the dataset.
-            CtrPsError: If something goes wrong; says what.
         """
         if fetch_handler is not None and not callable(fetch_handler):
             raise UsageError(
                 f"fetch_handler is {fetch_handler!r}, expected a function; there is no program here: "
                 f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
-        run = FLEET.run_of("training")
-        FLEET.agree_on(dataset, "training")
-        FLEET.trains_on(dataset)
+        run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
         # Closed, or readers outlive an error.
         with closing(_batches(_positioned(dataset, start))) as batches:
@@ -79,9 +76,7 @@ class Executor:
         for step in executor.steps(reader):
             print(step.loss)
         """
-        run = FLEET.run_of("training")
-        FLEET.agree_on(reader, "training")
-        FLEET.trains_on(reader)
+        run = FLEET.trains_on(reader)
         run.start(head_of(reader))
         return run.steps(_batches(reader))
 
@@ -124,6 +119,99 @@ class Executor:
         FLEET.stop_worker()
 
 
+class DistributedOptimizer:
+    """Trains a model on servers."""
+
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy, dense: Any) -> None:
+        of_rows, of_dense = require_optimizer(optimizer), require_optimizer(dense)
+        if not of_rows.is_lazy:
+            raise UsageError(
+                "lazy_mode=False is not for rows: a row changes when a batch has it, as all of a table "
+                "in each step would be millions; leave it out, dense parameters do so anyway"
+            )
+        norms = {each.clip_norm for each in (of_rows, of_dense) if each.clip_norm}
+        if len(norms) > 1:
+            raise UsageError(
+                f"grad_clip differs, {sorted(norms)}: rows and dense parameters are clipped together, by one "
+                f"norm"
+            )
+        self._clip_norm = max(norms, default=0.0)
+        self._optimizer = {"sparse": of_rows.choice, "dense": of_dense.choice}
+        self._strategy = strategy
+
+    def minimize(
+        self,
+        model: Model,
+        *,
+        seed: int = 0,
+        log_every_s: float = 5.0,
+        life: Mapping[str, Any] | None = None,
+        non_finite: str = "fail",
+        compute: str = "float32",
+        clip_norm: float = 0.0,
+        dropout: float = 0.0,
+        base_rate: float | Sequence[float] | Literal["data"] = "data",
+    ) -> Executor:
+        """Makes `model` what this run trains, and returns what trains it; nothing is trained yet.
+
+        Args:
+            model: For the columns of the data; a table that asks for an optimizer of its own gets it.
+            seed: Of the initial values of all parameters.
+            log_every_s: Seconds between two log lines of training.
+            life: What a job's [life] would say; `shrink_every_epochs` is up to the script.
+            non_finite: As a job's `train.non_finite`, and so on for the others.
+            compute: "float32" or "bfloat16".
+            clip_norm: Also that of `grad_clip` of the optimizers. 0: any.
+            dropout: Of the outputs of hidden layers.
+            base_rate: "data": that of the first rows of worker 0's dataset of files, or list of batches.
+
+        Raises:
+            UsageError: If strategy, optimizers or numbers are wrong, or the run has begun.
+        """
+        if clip_norm and self._clip_norm and clip_norm != self._clip_norm:
+            raise UsageError(
+                f"clip_norm is {clip_norm!r}, and {self._clip_norm!r} by grad_clip: give one of them"
+            )
+        job = override_job(
+            {
+                "train": {
+                    "seed": seed,
+                    "log_every_s": log_every_s,
+                    "non_finite": non_finite,
+                    "compute": compute,
+                    "clip_norm": clip_norm or self._clip_norm,
+                    "dropout": dropout,
+                    "base_rate": base_rate,
+                },
+                "optimizer": self._optimizer,
+                "life": life or {},
+                "strategy": self._strategy.section(),
+                "cluster": FLEET.limits,
+            },
+            [],
+            source="this script",
+        )
+        require_optimizers(job, model)
+        require_base_rate(job, model)
+        trained_model(job, model)  # refuses dropout and precisions that it has no use for
+        require_life(specs_of(model, job))
+        FLEET.minimize(Task(model=model, job=job))
+        return Executor()
+
+
+def distributed_optimizer(
+    optimizer: Any, strategy: DistributedStrategy | None = None, *, dense: Any = None
+) -> DistributedOptimizer:
+    """Returns what trains under a strategy: None: asynchronously.
+
+    `optimizer` is for rows of embeddings, `dense` for dense parameters: both of `fleet.optimizer`, the same
+    without the latter. Raises UsageError if one of them is not an optimizer.
+    """
+    return DistributedOptimizer(
+        optimizer, strategy or DistributedStrategy(), optimizer if dense is None else dense
+    )
+
+
 def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[Any]:
     """Returns what a dataset gives, with positions if it has them."""
     if isinstance(dataset, QueueDataset | InMemoryDataset) and dataset.has_order:
@@ -137,14 +225,11 @@ def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[
 
 def _batches(source: Iterable[Any]) -> Generator[Any, None, None]:
     for batch in source:
-        if not isinstance(batch, Batch) and not _has_position(batch):
+        # A tuple is what `dataset.positioned()` yields.
+        has_position = isinstance(batch, tuple) and [*map(type, batch)] == [Batch, DataPosition]
+        if not isinstance(batch, Batch) and not has_position:
             raise UsageError(
                 f"the data yields {type(batch).__name__}, expected Batch: a function that yields samples is "
                 f"to be wrapped as fleet.SampleLoader(function, schema, batch_size=512)"
             )
         yield batch
-
-
-def _has_position(batch: object) -> bool:
-    """Whether it is what `dataset.positioned()` yields."""
-    return isinstance(batch, tuple) and list(map(type, batch)) == [Batch, DataPosition]

@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path, PurePath
 from typing import Literal, NoReturn, TypeVar, overload
 
-from ctr_ps.ctr_model.models.model import Model
+from ctr_ps.ctr_model.models.model import Model, origin_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import RoleError, UsageError
 from ctr_ps.protos.metrics.metrics_port import metrics_address
 from ctr_ps.protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.store import (
     InferenceDtype,
     InferenceSettings,
@@ -45,6 +46,7 @@ from ctr_ps.ps_worker.fleet.words.roles import PaddleCloudRoleMaker, RoleMaker
 from ctr_ps.ps_worker.fleet.words.unknown import called_as
 from ctr_ps.ps_worker.run.membership import abort_before_joining
 from ctr_ps.ps_worker.run.plan import model_plan_of
+from ctr_ps.ps_worker.run.precompile import precompile_script
 from ctr_ps.ps_worker.run.run import Run
 from ctr_ps.ps_worker.run.termination import Place, Termination
 from ctr_ps.ps_worker.run.worker_metrics import metrics_port
@@ -52,6 +54,13 @@ from ctr_ps.ps_worker.run.worker_metrics import metrics_port
 _MOST_LISTS = 16
 
 R = TypeVar("R", ServerRole, WorkerRole, HeterRole)
+
+_WHOSE: Mapping[type[Role], tuple[str, str]] = {
+    ServerRole: ("servers", "is_server"),
+    WorkerRole: ("workers", "is_worker"),
+    HeterRole: ("heter trainers", "is_heter_worker"),
+}
+"""Who has a role, and the function that says whether this process does."""
 
 
 class Fleet:
@@ -101,18 +110,11 @@ class Fleet:
         rpc_timeout_s: float = 60.0,
         wait_timeout_s: float = 600.0,
     ) -> None:
-        """Sets the role of this process.
+        """Sets the role of this process, which the environment has unless a role maker is given.
 
-        Args:
-            role_maker: Gives the role; None: the environment does.
-            is_collective: As in Paddle; there is no collective training here.
-            connect_timeout_s: How long a worker waits for servers that are not up yet.
-            rpc_timeout_s: How long it waits for an answer to a pull or a push.
-            wait_timeout_s: How long it waits for other workers.
-
-        Raises:
-            UsageError: If this process is a worker of a run already.
-            RoleError: If there is a role, but it is not described whole.
+        A worker waits up to `connect_timeout_s` for servers that are not up yet, `rpc_timeout_s` for an
+        answer to a pull or a push, and `wait_timeout_s` for other workers. Raises RoleError if a role is not
+        described whole.
         """
         if self._run is not None:
             raise UsageError("fleet.stop_worker() before another fleet.init()")
@@ -148,7 +150,7 @@ class Fleet:
 
     def worker_index(self) -> int:
         """Index of this worker, from 0."""
-        return self._worker_role("fleet.worker_index()").worker_index
+        return self._role_as(WorkerRole, "fleet.worker_index()").worker_index
 
     def worker_num(self) -> int:
         """Number of workers."""
@@ -156,7 +158,7 @@ class Fleet:
 
     def server_index(self) -> int:
         """Index of this server, from 0."""
-        return self._server_role("fleet.server_index()").server_index
+        return self._role_as(ServerRole, "fleet.server_index()").server_index
 
     def server_num(self) -> int:
         """Number of servers; 0 without a cluster."""
@@ -169,11 +171,7 @@ class Fleet:
     def server_endpoints(self, to_string: Literal[True]) -> str: ...
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Where workers reach each server, as host:port; none without a cluster.
-
-        Args:
-            to_string: As one text, with commas.
-        """
+        """Where workers reach each server, as host:port, or with commas; none without a cluster."""
         endpoints = self._known_role("fleet.server_endpoints()").endpoints
         return ",".join(endpoints) if to_string else list(endpoints)
 
@@ -186,12 +184,8 @@ class Fleet:
         )
 
     def split_files(self, files: Sequence[str | Path]) -> list[str]:
-        """Returns those of `files` that this worker reads; each goes to one worker, by size.
-
-        Raises:
-            DataError: If one is not there.
-        """
-        role = self._worker_role("fleet.split_files()")
+        """Returns those of `files` that this worker reads; each goes to one worker, by size."""
+        role = self._role_as(WorkerRole, "fleet.split_files()")
         paths = [str(file) for file in files]
         own = split_files(paths, role.worker_index, role.num_workers)
         self._note_files(paths)
@@ -202,15 +196,9 @@ class Fleet:
     ) -> list[FileSplit]:
         """Returns the parts of `files` that this worker reads; with more workers than files, files are split.
 
-        Args:
-            files: The same for all workers, none twice.
-            schema: Of their rows.
-            format: As `fleet.QueueDataset` takes it.
-
-        Raises:
-            DataError: If one is not there, or cannot be read.
+        All workers give the same files, none twice; `format` is as `fleet.QueueDataset` takes it.
         """
-        role = self._worker_role("fleet.file_splits()")
+        role = self._role_as(WorkerRole, "fleet.file_splits()")
         paths = [str(file) for file in files]
         own = file_splits(
             lambda path: reader_of(path, schema, BadRows(), format),
@@ -222,29 +210,12 @@ class Fleet:
         return own
 
     def _note_files(self, paths: Sequence[str]) -> None:
-        """Keeps the signature of files that all workers divide, for `agree_on`."""
+        """Keeps the signature of files that all workers divide, for `trains_on`."""
         is_alone = self.worker_num() == 1
         if not (is_alone or self._has_agreed or len(self._file_lists) == _MOST_LISTS):
             # By name: machines list a folder in any order, which changes nothing.
             listed = sorted(paths, key=lambda path: (PurePath(path).name, path))
             self._file_lists.append(signature_of(listed, {path: stamp_of(path) for path in paths}))
-
-    def agree_on(self, data: object, call: str) -> None:
-        """Has the servers compare what this worker trains on first with what the others do.
-
-        The settings of its dataset, and the files that `split_files` and `file_splits` have divided.
-
-        Raises:
-            JobError: If they differ; the job ends for all.
-        """
-        run = self.run_of(call)
-        if self._has_agreed or run.num_workers == 1:
-            return
-        own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
-        settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})
-        files = {f"files {number}": each for number, each in enumerate(self._file_lists, start=1)}
-        run.agree({**settings, **files})
-        self._has_agreed = True
 
     # The run.
 
@@ -255,11 +226,7 @@ class Fleet:
         return self._limits
 
     def minimize(self, task: Task) -> None:
-        """Sets the model to train.
-
-        Raises:
-            UsageError: If the run has begun.
-        """
+        """Sets the model to train; raises UsageError if the run has begun."""
         self._known_role("minimize()")
         if self._run is not None or self._is_over:
             raise UsageError("minimize() comes before fleet.init_worker(), not after it")
@@ -268,11 +235,7 @@ class Fleet:
         self._task = task
 
     def require_task(self, model: Model) -> None:
-        """Refuses a model other than the minimized one.
-
-        Raises:
-            UsageError: If no model was minimized, or another one.
-        """
+        """Raises UsageError if no model was minimized, or another one."""
         if self._task is None or self._task.model is not model:
             raise UsageError(
                 "fleet.distributed_optimizer(...).minimize(model) with the same model before training it"
@@ -280,7 +243,7 @@ class Fleet:
 
     def init_server(self, model_dir: str | Path | None = None) -> None:
         """Prepares a server, with the parameters of the checkpoint `model_dir` or fresh ones."""
-        self._server_role("fleet.init_server()")
+        self._role_as(ServerRole, "fleet.init_server()")
         self._server_load = None if model_dir is None else str(model_dir)
         self._is_server_ready = True
 
@@ -296,22 +259,14 @@ class Fleet:
     ) -> None:
         """Serves until all workers have left, as `ps-server` does; ends the process if that goes wrong.
 
-        Args:
-            bind: See `ps_server.settings.ServerSettings`, as for the others.
-            stay: Serve the next job when all workers have left.
-            idle_limit_s: Seconds without a call after which the process ends, with exit code 9.
-            wait_limit_s: Seconds that a worker may wait for others; None: `wait_timeout_s` of `init`.
-            memory_limit: Bytes of tables from which on pushes may not create rows.
-            checkpoint_roots: Folders to which saving and loading is limited.
-
-        Raises:
-            UsageError: If a limit is not a number of seconds or bytes.
+        Arguments are those of `ps_server.settings.ServerSettings`; without `wait_limit_s`, `wait_timeout_s`
+        of `init` counts.
         """
-        role = self._server_role("fleet.run_server()")
+        role = self._role_as(ServerRole, "fleet.run_server()")
         if not self._is_server_ready:
             raise UsageError("fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
-        from ctr_ps.ps_worker.fleet.serving import serve
+        from ctr_ps.ps_server.rpc.run import run_server
 
         settings = ServerSettings(
             load=self._server_load,
@@ -323,29 +278,21 @@ class Fleet:
             checkpoint_roots=tuple(str(root) for root in checkpoint_roots),
         )
         self._is_over = True
-        serve(role, settings)
+        with errors_as_exit_codes():
+            configure_logs()
+            exit_code = run_server(role, settings)
+        if exit_code:
+            raise SystemExit(exit_code)
 
     def init_heter_worker(self) -> None:
-        """Prepares a heter trainer.
-
-        Raises:
-            UsageError: If there is nothing to train yet, or this process is none.
-        """
-        self._heter_role("fleet.init_heter_worker()")
-        if self._task is None:
-            raise UsageError(
-                "fleet.distributed_optimizer(...).minimize(model) before fleet.init_heter_worker()"
-            )
+        """Prepares a heter trainer; raises UsageError if there is nothing to train yet."""
+        self._role_as(HeterRole, "fleet.init_heter_worker()")
+        self._known_task("fleet.init_heter_worker()")
         self._is_server_ready = True
 
     def run_heter_worker(self) -> None:
-        """Trains dense parameters for the workers until all have left, as `ps-worker heter` does.
-
-        Raises:
-            UsageError: If `init_heter_worker` was not called.
-            CtrPsError: If anything goes wrong; says what.
-        """
-        role = self._heter_role("fleet.run_heter_worker()")
+        """Trains dense parameters for the workers until all have left, as `ps-worker heter` does."""
+        role = self._role_as(HeterRole, "fleet.run_heter_worker()")
         if self._task is None or not self._is_server_ready:
             raise UsageError("fleet.init_heter_worker() before fleet.run_heter_worker()")
         # Late, so that others do not load the shell of a heter trainer.
@@ -369,40 +316,43 @@ class Fleet:
         """Waits for the servers, and declares the model to them.
 
         Raises:
-            UsageError: If there is nothing to train yet, or this process is no worker.
+            UsageError: If there is nothing to train yet.
             CtrPsError: If servers do not answer, or hold another model.
         """
-        role = self._worker_role("fleet.init_worker()")
-        if self._task is None:
-            raise UsageError(
-                "fleet.distributed_optimizer(...).minimize(model) before fleet.init_worker()"
-            )
+        role = self._role_as(WorkerRole, "fleet.init_worker()")
+        task = self._known_task("fleet.init_worker()")
         if self._run is not None or self._is_over:
             raise UsageError("fleet.init_worker() was called before; once a run is enough")
+        job = task.job
         if role.heter_endpoints:
-            require_heter(self._task.job, self._task.model)
-        self._task.precompile(is_in_process=role.is_in_process)
+            require_heter(job, task.model)
+        origin = origin_of(task.model)
+        if origin is not None:  # a class of the user's own may not say for which columns it is
+            precompile_script(
+                task.model,
+                origin.schema,
+                job,
+                is_in_process=role.is_in_process,
+                new_pass_trainer=new_pass_trainer,
+            )
         self._has_called = True
         with ExitStack() as opened:
             store = opened.enter_context(
-                open_store(role, self._task.job.cluster, disturb=faults_of(os.environ))
+                open_store(role, job.cluster, disturb=faults_of(os.environ))
             )
-            job = self._task.job
             heter = heter_trainers(role.heter_endpoints, job, worker=role.worker_index)
-            plan = model_plan_of(self._task.model, job, role, new_pass_trainer=new_pass_trainer)
+            plan = model_plan_of(task.model, job, role, new_pass_trainer=new_pass_trainer)
             run = Run(store, before_the_cut(plan, heter), heter=heter)
             self._run = opened.enter_context(run)
             opened.enter_context(metrics_port(run, metrics_address(None)))
             self._resources = opened.pop_all()
 
     def run_of(self, call: str) -> Run:
-        """Returns this worker's part in the run; `call` needs it, for errors.
+        """Returns this worker's part in the run, which `call` needs.
 
-        Raises:
-            RoleError: If this process is a server.
-            UsageError: If the run has not begun, or is over; says which call is missing before `call`.
+        Raises UsageError if it has not begun, or is over, which says what is missing before `call`.
         """
-        self._worker_role(call)
+        self._role_as(WorkerRole, call)
         if self._is_over:
             raise UsageError(f"fleet.stop_worker() was called: {call} comes before it")
         if self._run is None:
@@ -425,9 +375,7 @@ class Fleet:
     def save_persistables(self, dirname: str | Path) -> None:
         """Saves all parameters and optimizer states to a folder; on worker 0 only.
 
-        Raises:
-            RoleError: On another worker.
-            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        Raises CheckpointError if it cannot be written; an older checkpoint there stays as it was.
         """
         self._first_run("fleet.save_persistables()").save(
             SaveRequest(url=str(dirname), attachments=self._attachments())
@@ -441,18 +389,10 @@ class Fleet:
         dtype: InferenceDtype = "float32",
         min_score: float = 0.0,
     ) -> None:
-        """Saves an inference checkpoint, weights alone, to a folder; on worker 0 only.
+        """Saves an inference checkpoint, weights alone, to a folder of its own; on worker 0 only.
 
-        Args:
-            dirname: A folder of its own: training cannot start from it.
-            dtype: Of the rows' weights.
-            min_score: Rows of a lower score are left out; above 0 the model has to keep statistics
-                (`minimize(life=...)`).
-
-        Raises:
-            UsageError: If there is no such dtype.
-            RoleError: On another worker.
-            CheckpointError: If it cannot be written; an older checkpoint there stays as it was.
+        Training cannot start from it. Rows of a lower score than `min_score` are left out; above 0 the model
+        has to keep statistics (`minimize(life=...)`). Raises CheckpointError as `save_persistables` does.
         """
         settings = InferenceSettings(dtype=dtype, min_score=min_score)
         run = self._first_run("fleet.save_inference_model()")
@@ -472,7 +412,6 @@ class Fleet:
             resume: Resume the run that saved it; `data_position` then says where.
 
         Raises:
-            RoleError: On another worker.
             UsageError: If training has begun, or if a part of a model is to resume.
             CheckpointError: If it is not a checkpoint, or does not fit; nothing was replaced.
         """
@@ -495,19 +434,31 @@ class Fleet:
             found.merge(each)
         return found
 
-    def trains_on(self, dataset: object) -> None:
-        """Notes whose values of slots are trained on, which checkpoints say."""
-        values = getattr(dataset, "slot_values", None)
+    def trains_on(self, data: object) -> Run:
+        """Returns this worker's part in the run, which trains on this data next.
+
+        Its values of slots are noted, which checkpoints say. The servers compare what workers train on first:
+        settings of the dataset, and the files that `split_files` and `file_splits` have divided. Raises
+        JobError if they differ; the job ends for all.
+        """
+        run = self.run_of("training")
+        if not self._has_agreed and run.num_workers > 1:
+            own = {name: getattr(data, name, "") for name in ("batch_size", "thread_num")}
+            settings = getattr(data, "terms", {f"dataset.{name}": str(own[name]) for name in own})
+            run.agree(
+                {**settings, **{f"files {i}": each for i, each in enumerate(self._file_lists, 1)}}
+            )
+            self._has_agreed = True
+        values = getattr(data, "slot_values", None)
         if isinstance(values, SlotValues) and all(values is not each for each in self._values):
             self._values = [*self._values, values]
+        return run
 
     def data_position(self) -> DataPosition | None:
         """Returns where in its data this worker resumes after `load_model(..., resume=True)`.
 
-        Every worker calls it before it trains; the first call waits for all workers.
-
-        Returns:
-            What `executor.train_from_dataset` takes as `start`; its `epoch` is the pass. None: at the start.
+        Every worker calls it before it trains; the first call waits for all workers. The result is `start` of
+        `executor.train_from_dataset`; its `epoch` is the pass. None: at the start.
         """
         earlier = self.run_of("fleet.data_position()").earlier_progress
         return DataPosition.from_json(earlier.position) if earlier and earlier.position else None
@@ -517,17 +468,8 @@ class Fleet:
     ) -> Mapping[str, Shrunk]:
         """Ends a pass over the data, as a day: rows age, and expired rows are removed; on worker 0 only.
 
-        What expires is said by `minimize(life=...)`; without that, only `threshold` removes rows.
-
-        Args:
-            threshold: Also removes the rows whose weights have an L2 norm of at most this.
-            dry_run: Returns what would be removed, and changes nothing.
-
-        Returns:
-            What was removed and what is left, by table; of a dry run what would be.
-
-        Raises:
-            RoleError: On another worker.
+        What expires is said by `minimize(life=...)`; `threshold` also removes the rows whose weights have an
+        L2 norm of at most this. Returns by table what was removed and what is left; a dry run, what would be.
         """
         return self._first_run("fleet.shrink()").shrink(threshold, dry_run=dry_run)
 
@@ -554,25 +496,22 @@ class Fleet:
             raise UsageError(f"fleet.init() before {call}")
         return self._role
 
-    def _worker_role(self, call: str) -> WorkerRole:
-        return self._role_of(WorkerRole, call, "workers", "is_worker")
-
-    def _heter_role(self, call: str) -> HeterRole:
-        return self._role_of(HeterRole, call, "heter trainers", "is_heter_worker")
-
-    def _server_role(self, call: str) -> ServerRole:
-        return self._role_of(ServerRole, call, "servers", "is_server")
-
-    def _role_of(self, kind: type[R], call: str, whose: str, test: str) -> R:
+    def _role_as(self, kind: type[R], call: str) -> R:
         role = self._known_role(call)
         if not isinstance(role, kind):
+            whose, test = _WHOSE[kind]
             raise RoleError(
                 f"{call} is for {whose}, and this process is {_named(role)}: call it where fleet.{test}()"
             )
         return role
 
+    def _known_task(self, call: str) -> Task:
+        if self._task is None:
+            raise UsageError(f"fleet.distributed_optimizer(...).minimize(model) before {call}")
+        return self._task
+
     def _first_run(self, call: str) -> Run:
-        role = self._worker_role(call)
+        role = self._role_as(WorkerRole, call)
         if role.worker_index != 0:
             raise RoleError(
                 f"{call} is for worker 0, and this process is worker {role.worker_index}: call it where "

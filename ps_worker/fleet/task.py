@@ -3,24 +3,17 @@
 import logging
 from dataclasses import dataclass
 
-from ctr_ps.ctr_model.models.model import Model, origin_of
+from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of_model
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
 from ctr_ps.ps_worker.job import Job
-from ctr_ps.ps_worker.run.precompile import precompile_script
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A model and how to train it.
-
-    Attributes:
-        model: What to train.
-        job: How; its sections [train], [optimizer], [life], [strategy] and [cluster] count.
-    """
+    """A model to train, by the sections [train], [optimizer], [life], [strategy] and [cluster] of a job."""
 
     model: Model
     job: Job
@@ -32,18 +25,6 @@ class Task:
                 "checkpoints will have parameters alone, which `ps-worker infer` cannot use: the class %s is "
                 "not one of this package, nor a module of PyTorch in a file that can be imported",
                 getattr(self.model, "module_class", type(self.model)).__qualname__,
-            )
-
-    def precompile(self, *, is_in_process: bool) -> None:
-        """Compiles what training runs, for a model that says which columns it was built for."""
-        origin = origin_of(self.model)
-        if origin is not None:  # a class of the user's own may not say
-            precompile_script(
-                self.model,
-                origin.schema,
-                self.job,
-                is_in_process=is_in_process,
-                new_pass_trainer=new_pass_trainer,
             )
 
     def attachments(self, values: SlotValues | None = None) -> dict[str, bytes]:

@@ -17,20 +17,12 @@
                                 v
                  PendingGradients, added by key --> PushOptimizer.step --> push
 
-| class | owns |
-| --- | --- |
-| `Tables` | the store, this worker's place in the job, the number of the step |
-| `EmbeddingBag`, `Embedding` | a table's name and the shape of its rows, and no parameters |
-| `PendingGradients` | gradients between backward() and step() |
-| `Prefetcher` | rows requested before a lookup needs them |
-
 Needs the extra `torch`: pip install 'ctr-ps[torch]'.
 """
 
 import ctr_ps.ctr_model.torch  # noqa: F401  first: without PyTorch its error names the extra
 from ctr_ps.ps_worker.torch.connection import open_tables
 from ctr_ps.ps_worker.torch.embedding import Embedding, EmbeddingBag
-from ctr_ps.ps_worker.torch.optimizer import PushOptimizer
-from ctr_ps.ps_worker.torch.tables import Tables
+from ctr_ps.ps_worker.torch.tables import PushOptimizer, Tables
 
 __all__ = ["Embedding", "EmbeddingBag", "PushOptimizer", "Tables", "open_tables"]

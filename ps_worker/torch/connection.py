@@ -9,7 +9,6 @@ from ctr_ps.protos.errors import RoleError, UsageError
 from ctr_ps.protos.role import WorkerRole, require_endpoints, role_from_environment
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
 from ctr_ps.ps_worker.extras.chaos import faults_of
-from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.reading import override_job
 from ctr_ps.ps_worker.run.membership import Membership
 from ctr_ps.ps_worker.run.plan import terms_of
@@ -29,7 +28,7 @@ def open_tables(
     cluster: Mapping[str, Any] | None = None,
     max_pending_mb: int = 1024,
 ) -> Iterator[Tables]:
-    """Opens tables as worker `worker` of `num_workers`, for joint training.
+    """Opens tables as worker `worker` of `num_workers`, for joint training, once all workers have joined.
 
     At the end of the block the worker leaves the job. An error in the block aborts the job, so that no other
     worker waits.
@@ -48,12 +47,7 @@ def open_tables(
         cluster: Time limits, as the section [cluster] of a job.
         max_pending_mb: Limit of the size of unpushed gradients.
 
-    Yields:
-        The tables, once all workers have joined.
-
     Raises:
-        RoleError: If this process has no such place.
-        UsageError: If `max_pending_mb` is less than 1.
         JobError: If a setting is wrong, or workers disagree.
         CtrPsError: If servers do not answer, or other workers do not join.
     """
@@ -69,7 +63,16 @@ def open_tables(
         (),
         source="open_tables",
     )
-    _require_supported(job)
+    if job.strategy.mode not in ("sync", "async"):
+        raise job.error(
+            "strategy.mode", f"mode is {job.strategy.mode!r}, expected 'sync' or 'async'"
+        )
+    if job.cluster.on_worker_loss == "wait":
+        raise job.error(
+            "cluster.on_worker_loss",
+            "on_worker_loss is 'wait', but nothing here knows where a lost worker's loop was: expected "
+            "'fail' or 'continue'",
+        )
     if max_pending_mb < 1:
         raise UsageError(f"max_pending_mb is {max_pending_mb}, expected at least 1")
     with (
@@ -113,16 +116,3 @@ def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> Wo
     if role.heter_endpoints:
         raise RoleError("this job has heter trainers, which a user's own loop cannot use")
     return role
-
-
-def _require_supported(job: Job) -> None:
-    if job.strategy.mode not in ("sync", "async"):
-        raise job.error(
-            "strategy.mode", f"mode is {job.strategy.mode!r}, expected 'sync' or 'async'"
-        )
-    if job.cluster.on_worker_loss == "wait":
-        raise job.error(
-            "cluster.on_worker_loss",
-            "on_worker_loss is 'wait', but nothing here knows where a lost worker's loop was: expected "
-            "'fail' or 'continue'",
-        )

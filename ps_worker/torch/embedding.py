@@ -17,7 +17,7 @@ from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.keys import unique_keys
-from ctr_ps.ps_worker.torch.keys import keys_of
+from ctr_ps.ps_worker.torch.prefetch import keys_of
 from ctr_ps.ps_worker.torch.tables import TableModule
 
 OptimizerChoice = str | Mapping[str, str | float]
@@ -106,10 +106,7 @@ class EmbeddingBag(Embedding):
         init_range: float = 0.01,
         optimizer: OptimizerChoice | None = None,
     ) -> None:
-        """Declares the table; options and errors are those of `Embedding`.
-
-        `mode` is "sum" or "mean" of a bag's rows, zeros for a bag without keys.
-        """
+        """Declares the table as `Embedding` does; a bag without keys is zeros in both modes."""
         if mode not in ("sum", "mean"):
             raise ValueError(f"mode is {mode!r}, expected 'sum' or 'mean'")
         super().__init__(dim, table=table, init_range=init_range, optimizer=optimizer)

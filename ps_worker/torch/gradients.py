@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ctr_ps.protos.errors import UsageError
@@ -80,7 +79,14 @@ class PendingGradients:
 
         Raises UsageError above the limit.
         """
-        self._require_room()
+        if self.num_bytes > self._limit_bytes:
+            self.merged()
+        if self.num_bytes > self._limit_bytes:
+            raise UsageError(
+                f"gradients of {self.num_bytes / 2**20:.0f} MB wait to be pushed, at most "
+                f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
+                f"zero_grad() after backward()"
+            )
         for gradients in self._tables.values():
             gradients.close_group()
         self._is_backward_new = True
@@ -107,16 +113,6 @@ class PendingGradients:
             )
         self._is_backward_new = False
 
-    def _require_room(self) -> None:
-        if self.num_bytes > self._limit_bytes:
-            self.merged()
-        if self.num_bytes > self._limit_bytes:
-            raise UsageError(
-                f"gradients of {self.num_bytes / 2**20:.0f} MB wait to be pushed, at most "
-                f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
-                f"zero_grad() after backward()"
-            )
-
     def merged(self) -> Mapping[str, SparseGrad]:
         """Returns the sum over all lookups, by table; writing to its values changes the push."""
         totals = {table: gradients.merge() for table, gradients in self._tables.items()}
@@ -128,10 +124,3 @@ class PendingGradients:
         self._tables.clear()
         self._num_backwards = 0
         self.num_bytes = 0
-
-
-def leaf_with(grad: SparseGrad) -> Tensor:
-    """Returns a leaf without values whose `.grad` is the memory of a gradient's values."""
-    leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
-    leaf.grad = torch.from_numpy(grad.values)
-    return leaf

@@ -1,4 +1,4 @@
-"""Tables of embeddings in a training loop: looked up by modules, pushed by an optimizer."""
+"""Tables of embeddings in a training loop: looked up by modules, pushed by their optimizer."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.protos.errors import CheckpointError, CtrPsError, UsageError, counted
@@ -165,11 +165,7 @@ class Tables:
         Args:
             loader: Any iterable. Rows are requested by the training process, not by a DataLoader's workers.
             keys_of_batch: Returns the keys of a batch by table, int64 or uint64 of any shape; omitted ones
-                are pulled by the lookup.
-
-        Raises:
-            UsageError: With a batch, if `keys_of_batch` returns something else, or keys of a table that no
-                attached module has.
+                are pulled by the lookup. Anything else is a UsageError with the batch.
         """
         return self._prefetcher.batches(loader, keys_of_batch)
 
@@ -177,11 +173,8 @@ class Tables:
         """Pushes the waiting gradients, and returns when the servers have them.
 
         In sync mode this is the worker's part of the step, even without gradients; the next lookup waits for
-        the others' parts. In async mode nothing is pushed without gradients.
-
-        Raises:
-            GradientError: If a gradient is infinite or not a number; nothing was pushed, all still wait.
-            CtrPsError: If servers do not answer, or another worker has aborted the job.
+        the others' parts. In async mode nothing is pushed without gradients. Raises GradientError if a
+        gradient is infinite or not a number; nothing was pushed, all still wait.
         """
         self._require_open()
         sparse: Mapping[str, SparseGrad] = self.pending.merged()
@@ -266,32 +259,6 @@ class Tables:
         self._prefetcher.clear()
         self.checkpoint = url
 
-    def state(self) -> dict[str, object]:
-        """Returns the names of these tables, and the checkpoint of their rows.
-
-        Raises UsageError if this worker has pushed since the checkpoint.
-        """
-        if self._num_pushes != self._pushes_saved:
-            raise UsageError(
-                f"rows have changed since {self.checkpoint or 'they were made'}: save them by Tables.save "
-                f"first, so that the state can name their checkpoint"
-            )
-        dims = {name: table.dim for name, table in sorted(self._declared.items())}
-        return {"tables": dims, "checkpoint": self.checkpoint, "token": self._token}
-
-    def require_state(self, state: Mapping[str, object]) -> None:
-        """Raises CheckpointError unless these are the tables of a state, with the rows of its checkpoint."""
-        own = self.state()
-        if own["tables"] != state.get("tables"):
-            raise CheckpointError(
-                f"the state is of tables {state.get('tables')}, but these are {own['tables']}"
-            )
-        if own["token"] != state.get("token"):
-            raise CheckpointError(
-                f"the state is of the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these are "
-                f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
-            )
-
     def _by_first(self, work: Callable[[], str], what: str) -> str:
         """Has worker 0 act for all; the others wait for its token, or its failure."""
         failure: CtrPsError | None = None
@@ -357,3 +324,71 @@ class Tables:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         """Restores to no tables: a module saved as a whole is detached."""
         return type(None), ()
+
+
+class PushOptimizer:
+    """Has the methods of a torch.optim.Optimizer; its parameters are the looked-up rows.
+
+    Learning rates and schedules are those of `open_tables`: no learning rate scheduler works on it.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def step(self, closure: Callable[[], object] | None = None) -> object:
+        """Pushes the gradients since the last step, summed by key; see `Tables.push`.
+
+        `closure` is called first, with gradients enabled; its result is returned.
+        """
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        self._tables.push()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients since the last step; `set_to_none` has no effect."""
+        self._tables.pending.clear()
+
+    def rows(self) -> list[Tensor]:
+        """Returns a tensor per table whose `.grad` float32[N, D] is the waiting gradient.
+
+        Writes to `.grad` change the push. So all gradients are clipped together by
+        `torch.nn.utils.clip_grad_norm_([*model.parameters(), *optimizer.rows()], 1.0)`. The tensors have no
+        values, and are valid until the next backward().
+        """
+        leaves = []
+        for grad in self._tables.pending.merged().values():
+            leaf = torch.zeros(()).expand(grad.values.shape).requires_grad_()
+            leaf.grad = torch.from_numpy(grad.values)  # the same memory
+            leaves.append(leaf)
+        return leaves
+
+    def state_dict(self) -> dict[str, object]:
+        """Returns the names of the tables and of the checkpoint of their rows and optimizer state.
+
+        Raises UsageError after steps since the last `Tables.save` or `load`.
+        """
+        tables = self._tables
+        if tables._num_pushes != tables._pushes_saved:
+            raise UsageError(
+                f"rows have changed since {tables.checkpoint or 'they were made'}: save them by Tables.save "
+                f"first, so that the state can name their checkpoint"
+            )
+        dims = {name: table.dim for name, table in sorted(tables._declared.items())}
+        return {"tables": dims, "checkpoint": tables.checkpoint, "token": tables._token}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Checks that the rows are those of the state's checkpoint, which `Tables.load` has read.
+
+        Raises CheckpointError for other rows or tables.
+        """
+        own = self.state_dict()
+        if own["tables"] != state.get("tables"):
+            raise CheckpointError(
+                f"the state is of tables {state.get('tables')}, but these are {own['tables']}"
+            )
+        if own["token"] != state.get("token"):
+            raise CheckpointError(
+                f"the state is of the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these are "
+                f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
+            )

@@ -238,22 +238,6 @@ os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) + 20)
     assert [code for code, _ in endings_of_workers(tmp_path, SCRIPT + forks)] == [5, 5]
 
 
-def test_error_of_a_fetch_handler_ends_all_with_its_trace(tmp_path: Path) -> None:
-    fetches = """
-fleet.init_worker()
-def wrong_handler(fetched):
-    raise ZeroDivisionError(fetched.examples)
-import itertools
-batches = itertools.cycle(fleet.SampleLoader(samples, schema, batch_size=20))
-executor.train_from_dataset(batches, fetch_handler=wrong_handler, fetch_period=0.1)
-"""
-    done = launch(tmp_path, SCRIPT + SERVE + fetches, "async")
-
-    assert done.returncode == 1
-    assert "wrong_handler" in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-
-
 def test_server_that_never_serves_ends_all_and_says_what_is_missing(tmp_path: Path) -> None:
     done = launch(tmp_path, SCRIPT + "if fleet.is_server():\n    sys.exit()\n" + TRAIN, "async")
 

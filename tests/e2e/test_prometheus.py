@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -18,11 +17,10 @@ from typing import Any
 import pytest
 
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
+from tests.support.commands import COMMANDS, ROOT
 from tests.support.needs import is_missing
 from tests.support.processes import free_port, started
 
-ROOT = Path(__file__).parents[2]
-COMMANDS = Path(sys.executable).parent
 DASHBOARD = ROOT / "deploy/monitoring/grafana/dashboard.json"
 TOKEN = "a-token-of-this-test"
 LIMIT_S = 120.0
@@ -71,22 +69,16 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         "checkpoint.every_steps=200",
     ]
     (folder / "job.toml").write_text('model = "fm"\n')
-    launch = [
-        COMMANDS / "ps-launch",
-        "--server-num",
-        "2",
-        "--worker-num",
-        "2",
-        "--durability",
-        "log",
-    ]
-    overrides = [each for setting in settings for each in ("--set", setting)]
+    sizes = ["--server-num=2", "--worker-num=2", "--durability=log"]
+    overrides = [f"--set={setting}" for setting in settings]
     environment = {**os.environ, "CTR_PS_METRICS": "0", "CTR_PS_TOKEN": TOKEN}
     old = Path.cwd()
     with ExitStack() as stack:
         os.chdir(folder)
         stack.callback(os.chdir, old)
-        stack.enter_context(started([*launch, folder / "job.toml", *overrides], environment))
+        stack.enter_context(
+            started([COMMANDS / "ps-launch", *sizes, folder / "job.toml", *overrides], environment)
+        )
         endpoints = {
             "ctr-ps-server": [endpoint_in(folder / f"log/pserver.{each}.log") for each in (0, 1)],
             "ctr-ps-worker": [endpoint_in(folder / f"log/trainer.{each}.log") for each in (0, 1)],

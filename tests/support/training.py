@@ -16,8 +16,7 @@ from ctr_ps.protos.role import WorkerRole
 from ctr_ps.protos.store import Store
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
-from ctr_ps.ps_worker.extras.heter.connect import before_the_cut
-from ctr_ps.ps_worker.extras.heter.trainers import HeterTrainers
+from ctr_ps.ps_worker.extras.heter.connect import HeterTrainers, before_the_cut
 from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.model import trained_model
 from ctr_ps.ps_worker.run.plan import Plan, model_plan_of, plan_of

@@ -22,8 +22,8 @@ import grpc
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.wire.calls import CALLS, Moves
-from ctr_ps.ps_worker.cluster.delays import Delays
 from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
+from ctr_ps.ps_worker.cluster.slow_calls import Delays
 from ctr_ps.ps_worker.extras.chaos import CHAOS
 
 _CALLS: Mapping[str, frozenset[str]] = {

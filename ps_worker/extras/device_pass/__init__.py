@@ -29,19 +29,7 @@ def new_pass_trainer(
     """Returns the trainer of passes that `job.device` asks for; a `NewPassTrainer`."""
     from ctr_ps.ps_worker.extras.device_pass import pass_trainer  # late: it needs PyTorch
 
-    job, device = specs.job, specs.job.device
+    module = cast("TorchModel", model)
     return pass_trainer.PassTrainer(
-        cast("TorchModel", model),
-        store,
-        push_ids,
-        tables=specs.tables,
-        dense=specs.dense,
-        settings=pass_trainer.DeviceSettings(
-            kind=device.kind,
-            memory_bytes=device.memory_bytes,
-            pass_batches=device.pass_rows // job.train.batch_size or None,
-        ),
-        progress=progress,
-        non_finite=non_finite,
-        clip_norm=job.train.clip_norm,
+        module, specs, store, push_ids, progress=progress, non_finite=non_finite
     )

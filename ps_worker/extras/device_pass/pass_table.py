@@ -1,9 +1,19 @@
 """Tables and the dense block of a pass on a device, trained there by formulas of PyTorch.
 
-keys of a batch --searchsorted--> rows of the pass --gather--> update --scatter--> rows of the pass
+    keys of a batch --searchsorted--> rows of the pass --gather--> update --scatter--> rows of the pass
+
+For each of ps_server/optimizers, which has the source of its formula, these are the same operations on
+float32 in the same order: element-wise ones give the same bits. Sums over a row (`adagrad_row`, `adam_row`)
+are in an order of the device's own.
+
+    weights float32[N, D], state float32[N, K], grad float32[N, D]     changed in place, but for grad
+
+A dense block of P elements is one row: N = 1, D = P.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +23,142 @@ from torch import Tensor
 from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.spec import DenseSpec, TableSpec
+from ctr_ps.protos.spec import DenseSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import BlockState
-from ctr_ps.ps_worker.extras.device_pass.optimizers import update_of
-from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows
+from ctr_ps.ps_server.optimizers.registry import Tuning
+from ctr_ps.ps_worker.extras.device_pass.preparation import PassRows
 
 _SIGN = np.uint64(1 << 63)
+
+Update = Callable[[Any, Tensor, Tensor, Tensor, np.float32], None]
+"""Applies the mean gradient `grad * scale`, under hyper-parameters, to weights and state in place."""
+
+_ONE = np.float32(1.0)
+
+
+def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, int], None]:
+    """Returns the update of weights and state by a gradient that is summed over a number of examples.
+
+    Its last argument is the step of the schedule.
+    """
+    tuning = Tuning(spec)
+    update = UPDATES[spec.name]
+
+    def apply(weights: Tensor, state: Tensor, grad: Tensor, examples: float, step: int) -> None:
+        hyper, decay = tuning.at(step)
+        if decay:
+            weights -= weights * float(decay)
+        update(hyper, weights, state, grad, np.float32(1.0 / examples))
+
+    return apply
+
+
+def _sgd(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/sgd.py: w -= learning_rate * g."""
+    weights -= grad * float(hyper.learning_rate * scale)
+
+
+def _sum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/sgd.py: w += g."""
+    weights += grad * float(scale)
+
+
+def _momentum(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/sgd.py: v = momentum * v + g."""
+    g = grad * float(scale)
+    velocity = state * float(hyper.momentum) + g
+    state.copy_(velocity)
+    step = g + velocity * float(hyper.momentum) if hyper.nesterov else velocity
+    weights -= step * float(hyper.learning_rate)
+
+
+def _adagrad(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/adagrad.py: n += g^2."""
+    g = grad * float(scale)
+    state += g * g
+    weights -= g * float(hyper.learning_rate) / (_root(state) + float(hyper.epsilon))
+
+
+def _adagrad_row(
+    hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32
+) -> None:
+    """See ps_server/optimizers/adagrad.py: one accumulator for a row."""
+    g, g0 = grad * float(scale), float(hyper.initial_g2sum)
+    rate = _root(_quotient(g0, state + g0)) * float(hyper.learning_rate)  # [N, 1]
+    weights -= rate * g
+    state += (g * g).sum(1, keepdim=True) / weights.shape[1]
+
+
+def _adam(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/adam.py. State: m[D], v[D], beta1^t, beta2^t."""
+    dim, g = weights.shape[1], grad * float(scale)
+    first, second, powers = state[:, :dim], state[:, dim : 2 * dim], state[:, 2 * dim :]
+    rate, correction = _advanced(hyper, powers)
+    first.mul_(float(hyper.beta1)).add_(g * float(_ONE - hyper.beta1))
+    second.mul_(float(hyper.beta2)).add_(g * float(_ONE - hyper.beta2) * g)
+    weights -= rate * first / (_root(second * _quotient(1.0, correction)) + float(hyper.epsilon))
+
+
+def _adam_row(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/adam.py. State: m[D], v, beta1^t, beta2^t."""
+    dim, g = weights.shape[1], grad * float(scale)
+    first, second, powers = state[:, :dim], state[:, dim : dim + 1], state[:, dim + 1 :]
+    first.mul_(float(hyper.beta1)).add_(g * float(_ONE - hyper.beta1))
+    squares = (g * g).sum(1, keepdim=True)
+    second.mul_(float(hyper.beta2)).add_(squares * float(_ONE - hyper.beta2) / dim)
+    rate, correction = _advanced(hyper, powers)
+    weights -= rate / (_root(second / correction) + float(hyper.epsilon)) * first
+
+
+def _advanced(hyper: Any, powers: Tensor) -> tuple[Tensor, Tensor]:
+    """Moves beta1^t and beta2^t, float32[N, 2], on; returns the rate and what corrects v, float32[N, 1]."""
+    powers[:, 0] *= float(hyper.beta1)
+    powers[:, 1] *= float(hyper.beta2)
+    remaining = 1.0 - powers
+    return _quotient(float(hyper.learning_rate), remaining[:, :1]), remaining[:, 1:]
+
+
+def _quotient(number: float, values: Tensor) -> Tensor:
+    """Returns number / values, rounded once: PyTorch's own multiplies by the reciprocal."""
+    return torch.full_like(values, number) / values
+
+
+def _root(values: Tensor) -> Tensor:
+    """Returns the square root, rounded to the nearest float32, as PyTorch's on the CPU is not always."""
+    return values.double().sqrt().float() if values.device.type == "cpu" else values.sqrt()
+
+
+def _ftrl(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.float32) -> None:
+    """See ps_server/optimizers/ftrl.py. State: learning_rate * z [D], n[D]."""
+    dim, g = weights.shape[1], grad * float(scale)
+    rate_z, n = state[:, :dim], state[:, dim:]
+    is_new = (rate_z == 0) & (n == 0)
+    rate_z[:] = torch.where(is_new, -weights * float(hyper.beta), rate_z)
+    new_n = n + g * g
+    # The roots are nearly equal: their difference in float32 would be noise.
+    s = (new_n.double().sqrt() - n.double().sqrt()).float()
+    rate_z += g * float(hyper.gradient_weight * hyper.learning_rate) - s * weights
+    n.copy_(new_n)
+    excess = rate_z.abs() - float(hyper.learning_rate * hyper.l1)
+    curvature = _root(new_n) + float(hyper.beta) + float(hyper.learning_rate * hyper.l2)
+    weights.copy_(torch.where(excess <= 0, 0.0, -excess.copysign(rate_z) / curvature))
+
+
+UPDATES: Mapping[str, Update] = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adagrad": _adagrad,
+    "adagrad_row": _adagrad_row,
+    "adam": _adam,
+    "adam_row": _adam_row,
+    "ftrl": _ftrl,
+    "sum": _sum,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredRows:
-    """Copies of rows of a table, on the device.
-
-    Attributes:
-        places: int64[N], where they are among those of the pass.
-        values: float32[N, D + K].
-        dim: D.
-    """
+    """Copies of rows of a table, on the device: values float32[N, D + K], and places int64[N] in the pass."""
 
     places: Tensor
     values: Tensor
@@ -44,13 +173,7 @@ class PassTable:
     """The rows of one table on a device. For one thread."""
 
     def __init__(self, spec: TableSpec, rows: PassRows, device: torch.device) -> None:
-        """Copies rows to the device.
-
-        Args:
-            spec: Of the table.
-            rows: Of the pass.
-            device: Where they go.
-        """
+        """Copies the rows of a pass to the device."""
         self._spec = spec
         self._update = update_of(spec.optimizer)
         self._host_keys = rows.keys
@@ -70,13 +193,9 @@ class PassTable:
         return GatheredRows(places, self._values.index_select(0, places), self._spec.dim)
 
     def update(self, rows: GatheredRows, grad: Tensor | None, examples: float, step: int) -> None:
-        """Applies a gradient to rows that were gathered; None is zeros.
+        """Applies a gradient float32[N, D], summed over examples, to rows that were gathered; None is zeros.
 
-        Args:
-            rows: As `gather` returned them.
-            grad: float32[N, D], summed over examples.
-            examples: Their number, each counted as its weight.
-            step: Of the optimizer's schedule.
+        Examples count as their weights; `step` is that of the optimizer's schedule.
         """
         weights, state = rows.values[:, : rows.dim], rows.values[:, rows.dim :]
         grad = torch.zeros_like(weights) if grad is None else grad

@@ -11,7 +11,6 @@ of the pass. Until then version and progress are those of the pass before, and p
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -24,39 +23,25 @@ from ctr_ps.ctr_model.torch import TorchModel
 from ctr_ps.ctr_model.torch.device import DeviceModel
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import ModelState, Store, Version
 from ctr_ps.protos.store.state_transfer import require_finite_state
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks import Batches
-from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows, merged, parts
-from ctr_ps.ps_worker.extras.device_pass.pass_table import GatheredRows, PassBlock, PassTable
+from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable
 from ctr_ps.ps_worker.extras.device_pass.preparation import (
     PassBatch,
+    PassRows,
     Preparation,
     PreparedPass,
+    merged,
+    parts,
     row_width,
 )
+from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSettings:
-    """Where passes train, and how large they are.
-
-    Attributes:
-        kind: "cpu" or "cuda".
-        memory_bytes: Limit of tables and dense block on the device; None: as much as `memory_of` says.
-        pass_batches: Batches of a pass; None: all that a call to `train` is given.
-    """
-
-    kind: str
-    memory_bytes: int | None = None
-    pass_batches: int | None = None
 
 
 class PassTrainer:
@@ -69,40 +54,27 @@ class PassTrainer:
     def __init__(
         self,
         model: TorchModel,
+        specs: ModelSpecs,
         store: Store,
         push_ids: PushIds,
         *,
-        tables: Sequence[TableSpec],
-        dense: DenseSpec,
-        settings: DeviceSettings,
         progress: Progress,
         non_finite: NonFiniteBatches,
-        clip_norm: float = 0.0,
     ) -> None:
-        """Moves the module to the device.
-
-        Args:
-            model: What to train.
-            store: The parameters, where all is declared.
-            push_ids: Numbers batches and pushes.
-            tables: Specs of the tables.
-            dense: Spec of the dense block.
-            settings: Of the device.
-            progress: Counts what happens.
-            non_finite: Decides about batches that are not finite.
-            clip_norm: Largest norm of a batch's mean gradient; 0: any.
-        """
-        self._device = torch.device(settings.kind)
+        """Moves the module to the device; see `ps_worker.run.guests.NewPassTrainer`."""
+        job = specs.job
+        self._device = torch.device(job.device.kind)
         self._model = DeviceModel(model, self._device)
         self._tables = model.tables
         self._store = store
         self._push_ids = push_ids
-        self._specs = {spec.name: spec for spec in tables}
-        self._dense = dense
-        self._settings = settings
+        self._specs = {spec.name: spec for spec in specs.tables}
+        self._dense = specs.dense
+        self._memory_bytes = job.device.memory_bytes
+        self._pass_batches = job.device.pass_rows // job.train.batch_size or None  # None: one pass
         self._progress = progress
         self._non_finite = non_finite
-        self._clip_norm = clip_norm
+        self._clip_norm = job.train.clip_norm
         self._batches = 0  # of this run, and those that it resumes: the step of schedules
         self.is_partly_written = False
 
@@ -126,10 +98,23 @@ class PassTrainer:
         is_told_to_end = is_told_to_end or (lambda: False)
         version = self._store.wait_version(0).result()
         self._batches = self._store.status().batches
-        limit = self._settings.memory_bytes or memory_of(self._device)
+        limit = self._memory_bytes or memory_of(self._device)
         block = self._pulled_block()
+        if limit is not None and block.size_bytes > limit:
+            raise UsageError(
+                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
+                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
+            )
+        preparation = Preparation(
+            batches,
+            self._store,
+            tables=self._tables,
+            specs=self._specs,
+            pass_batches=self._pass_batches,
+            table_bytes=None if limit is None else limit - block.size_bytes,
+        )
         before: dict[str, PassRows] = {}
-        with self._preparation(batches, block, limit) as preparation:
+        with preparation:
             ahead = preparation.begin({})
             while (prepared := ahead.result()).batches and not is_told_to_end():
                 ahead = preparation.begin(prepared.keys)
@@ -147,75 +132,77 @@ class PassTrainer:
     ) -> tuple[dict[str, PassRows], Version]:
         """Trains a pass, whose tables leave the device with the end of this, before those of the next come.
 
-        Args:
-            prepared: The pass; its rows are taken out.
-            before: All rows of the pass before; taken out.
-            block: The dense block.
-            version: Of the store.
-            is_told_to_end: Whether no further step is to begin.
-
-        Returns:
-            All rows of the pass as they are now, and the version.
+        Takes the rows out of `prepared` and `before`, those of the pass before. Returns all rows of the pass
+        as they are now, and the version.
         """
         start = time.monotonic()
         try:
-            running = _Pass(self._specs, prepared, before, self._device)
-            trained = self._steps(running, block, prepared.batches, is_told_to_end)
+            tables = self._moved(prepared, before)
+            numbers, examples = self._steps(tables, block, prepared.batches, is_told_to_end)
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 f"the device has no memory left for a pass of {len(prepared.batches)} batches: set "
                 f"device.pass_rows or train.batch_size to less, and device.memory_gb to no more than is free "
                 f"({str(error).splitlines()[0]})"
             ) from error
-        answer = self._write_back(running, block, trained, version)
-        _log(trained, running, block, time.monotonic() - start)
+        answer = self._write_back(tables, block, numbers, examples, version)
+        size_bytes = block.size_bytes + sum(table.size_bytes for table in tables.values())
+        logger.info(
+            "pass trained batches=%d examples=%d device_mb=%.1f seconds=%.2f",
+            len(numbers),
+            examples,
+            size_bytes / 2**20,
+            time.monotonic() - start,
+        )
         return answer
+
+    def _moved(self, prepared: PreparedPass, before: dict[str, PassRows]) -> dict[str, PassTable]:
+        """Moves rows to the device: fresh ones, and those that the pass before has left on the host.
+
+        They are taken out of `prepared` and `before`: the host does not keep them while the pass trains.
+        """
+        tables = {}
+        for name, spec in self._specs.items():
+            known = [before.pop(name)] if name in before else []
+            rows = merged(prepared.keys[name], [*known, prepared.fresh.pop(name)])
+            tables[name] = PassTable(spec, rows, self._device)
+        return tables
 
     def _pulled_block(self) -> PassBlock:
         state = self._store.pull_state({}, [self._dense.name]).result()
         return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
 
-    def _preparation(self, batches: Batches, block: PassBlock, limit: int | None) -> Preparation:
-        if limit is not None and block.size_bytes > limit:
-            raise UsageError(
-                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
-                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
-            )
-        return Preparation(
-            batches,
-            self._store,
-            tables=self._tables,
-            specs=self._specs,
-            pass_batches=self._settings.pass_batches,
-            table_bytes=None if limit is None else limit - block.size_bytes,
-        )
-
     def _steps(
         self,
-        running: "_Pass",
+        tables: Mapping[str, PassTable],
         block: PassBlock,
         batches: Sequence[PassBatch],
         is_told_to_end: Callable[[], bool],
-    ) -> "_Trained":
-        """Trains on the batches of a pass, unless told to end before the last."""
-        trained = _Trained()
+    ) -> tuple[list[int], int]:
+        """Trains on the batches of a pass, unless told to end before the last.
+
+        Returns their numbers, and the examples of those not skipped.
+        """
+        numbers: list[int] = []
+        examples = 0
         for each in batches:
             if is_told_to_end():
                 break
-            number = self._push_ids.take(each.position)
-            trained.numbers.append(number)
-            trained.examples += self._step(running, block, each, number)
+            numbers.append(self._push_ids.take(each.position))
+            examples += self._step(tables, block, each, numbers[-1])
             self._batches += 1
-        return trained
+        return numbers, examples
 
-    def _step(self, running: "_Pass", block: PassBlock, each: PassBatch, number: int) -> int:
+    def _step(
+        self, tables: Mapping[str, PassTable], block: PassBlock, each: PassBatch, number: int
+    ) -> int:
         """Trains on a batch; returns its examples, 0 if it was skipped."""
         batch, examples = each.batch, each.batch.size
         if batch.labels is None:
             raise DataError(
                 "training data has rows without labels; only evaluation and inference do without"
             )
-        gathered = running.gather(each)
+        gathered = {name: table.gather(each.keys.unique[name]) for name, table in tables.items()}
         rows = {
             name: self._model.rows(found.weights(), *each.keys.places(name))
             for name, found in gathered.items()
@@ -229,7 +216,7 @@ class PassTrainer:
         if batch.weight:
             self._clip(grads, block.grad, batch.weight)
             for name, found in gathered.items():
-                running.tables[name].update(found, grads[name], batch.weight, self._batches)
+                tables[name].update(found, grads[name], batch.weight, self._batches)
             block.update(batch.weight, self._batches)
         self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
         return examples
@@ -268,19 +255,21 @@ class PassTrainer:
         return self._non_finite.is_skipped(gradients, result.loss, number)
 
     def _write_back(
-        self, running: "_Pass", block: PassBlock, trained: "_Trained", version: Version
+        self,
+        tables: Mapping[str, PassTable],
+        block: PassBlock,
+        numbers: Sequence[int],
+        examples: int,
+        version: Version,
     ) -> tuple[dict[str, PassRows], Version]:
         """Pushes what a pass has trained, part by part; the last push completes its batches.
 
-        Returns:
-            All rows of the pass as they are now, and the version.
-
-        Raises:
-            GradientError: If a number is infinite or not a number; nothing was pushed.
+        Returns all rows of the pass as they are now, and the version. Raises GradientError if a number is
+        infinite or not a number; nothing was pushed.
         """
         rows: dict[str, PassRows] = {}
         is_trained: dict[str, NDArray[np.bool_]] = {}
-        for name, table in running.tables.items():
+        for name, table in tables.items():
             rows[name], is_trained[name] = table.fetch()
         dense = ModelState(blocks={self._dense.name: block.fetch()})
         for state in chain(self._trained_parts(rows, is_trained), [dense]):
@@ -290,10 +279,7 @@ class PassTrainer:
             push_id = self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
             self._store.push_state(state, push_id).result()
         push_id = self._push_ids.next(
-            examples=trained.examples,
-            batches=len(trained.numbers),
-            pulled=version,
-            whole=trained.numbers,
+            examples=examples, batches=len(numbers), pulled=version, whole=numbers
         )
         version = self._store.push_state(dense, push_id).result()
         self.is_partly_written = False
@@ -309,40 +295,6 @@ class PassTrainer:
                 yield ModelState({name: found.take(places[part]).states(spec)})
 
 
-@dataclass(slots=True)
-class _Trained:
-    """The batches of a pass that were trained: their numbers, and the examples of those not skipped."""
-
-    numbers: list[int] = field(default_factory=list)
-    examples: int = 0
-
-
-class _Pass:
-    """The tables of a pass on the device, by name."""
-
-    def __init__(
-        self,
-        specs: Mapping[str, TableSpec],
-        prepared: PreparedPass,
-        before: dict[str, PassRows],
-        device: torch.device,
-    ) -> None:
-        """Moves rows to the device: fresh ones, and those that the pass before has left on the host.
-
-        They are taken out of `prepared` and `before`: the host does not keep them while the pass trains.
-        """
-        self.tables: dict[str, PassTable] = {}
-        for name, spec in specs.items():
-            known = [before.pop(name)] if name in before else []
-            rows = merged(prepared.keys[name], [*known, prepared.fresh.pop(name)])
-            self.tables[name] = PassTable(spec, rows, device)
-
-    def gather(self, each: PassBatch) -> dict[str, GatheredRows]:
-        """Returns the rows of a batch, by table."""
-        keys: Mapping[str, Keys] = each.keys.unique
-        return {name: table.gather(keys[name]) for name, table in self.tables.items()}
-
-
 def memory_of(device: torch.device) -> int | None:
     """Returns the bytes that tables may have by default; None: no limit.
 
@@ -354,14 +306,3 @@ def memory_of(device: torch.device) -> int | None:
     free, _ = torch.cuda.mem_get_info(device)
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + kept) * 4 // 5
-
-
-def _log(trained: _Trained, running: _Pass, block: PassBlock, seconds: float) -> None:
-    size_bytes = block.size_bytes + sum(table.size_bytes for table in running.tables.values())
-    logger.info(
-        "pass trained batches=%d examples=%d device_mb=%.1f seconds=%.2f",
-        len(trained.numbers),
-        trained.examples,
-        size_bytes / 2**20,
-        seconds,
-    )

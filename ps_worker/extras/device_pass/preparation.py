@@ -10,22 +10,74 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from types import TracebackType
 from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.protos.chunking import VALUE_BYTES
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import TableSpec
-from ctr_ps.protos.store import StateTransfer
+from ctr_ps.protos.store import RowStates, StateTransfer
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
 from ctr_ps.ps_worker.data.blocks import Batches, DataPosition
-from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows, new_keys, pull_rows, unique_of
 from ctr_ps.ps_worker.training.lookups import BatchKeys, keys_of_batch
 
 ROW_BYTES = 8 + 1
 """Bytes of a row on the device besides its values: its key, and whether it was trained."""
+
+PART_BYTES = 2**28
+"""Rows that a call to the store transfers: a server holds a push until all of it has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """Rows of one table: keys uint64[R], ascending, and values float32[R, D + K], weights and state."""
+
+    keys: Keys
+    values: Values
+
+    def take(self, where: NDArray[np.int64]) -> "PassRows":
+        """Returns a copy of some rows, in their order."""
+        return PassRows(self.keys[where], self.values[where])
+
+    def states(self, spec: TableSpec) -> RowStates:
+        """Returns a copy as the store takes it."""
+        return RowStates(
+            keys=self.keys,
+            weights=np.ascontiguousarray(self.values[:, : spec.dim]),
+            state=np.ascontiguousarray(self.values[:, spec.dim :]),
+            optimizer=spec.optimizer.name,
+        )
+
+
+def places_in(sorted_keys: Keys, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns where in `sorted_keys` each key is, int64[N], and whether it is there, bool[N]."""
+    places = np.searchsorted(sorted_keys, keys)
+    places[places == sorted_keys.size] = 0
+    if not sorted_keys.size:
+        return places, np.zeros(keys.size, np.bool_)
+    return places, sorted_keys[places] == keys
+
+
+def parts(num_rows: int, width: int) -> Iterator[slice]:
+    """Yields stretches of rows of about `PART_BYTES`."""
+    step = max(1, PART_BYTES // (VALUE_BYTES * width))
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def merged(keys: Keys, sources: Sequence[PassRows]) -> PassRows:
+    """Returns the rows of `keys` uint64[R], ascending, each of which is in one of `sources`."""
+    values = np.empty((keys.size, sources[0].values.shape[1]), np.float32)
+    for source in sources:
+        places, is_there = places_in(source.keys, keys)
+        values[is_there] = source.values[places[is_there]]
+    return PassRows(keys, values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +117,10 @@ class Preparation:
         pass_batches: int | None,
         table_bytes: int | None,
     ) -> None:
-        """Reads nothing yet.
+        """Reads nothing yet; `batches` are read in the background alone.
 
-        Args:
-            batches: To train on; read in the background alone.
-            store: Where rows are.
-            tables: Of the model.
-            specs: Of its tables, by name.
-            pass_batches: Batches of a pass; None: all are one pass.
-            table_bytes: Limit of the tables of a pass on the device; None: none.
+        Without `pass_batches` all of them are one pass. `table_bytes` limits the tables of a pass on the
+        device.
         """
         self._batches: Iterator[Batch | tuple[Batch, DataPosition]] = iter(batches)
         self._store = store
@@ -87,12 +134,7 @@ class Preparation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
@@ -107,21 +149,29 @@ class Preparation:
                 break
             batch, position = (each, None) if isinstance(each, Batch) else each
             batches.append(PassBatch(batch, position, keys_of_batch(batch, self._tables)))
+        none = np.empty(0, np.uint64)
         keys = {
-            table: unique_of([each.keys.unique[table] for each in batches]) for table in self._specs
+            table: np.unique(np.concatenate([none, *(each.keys.unique[table] for each in batches)]))
+            for table in self._specs
         }
         self._require_memory(keys, sum(each.batch.size for each in batches))
-        fresh = {
-            table: pull_rows(
-                self._store,
-                self._specs[table],
-                column,
-                row_width(self._specs[table]),
-                self._is_stopped.is_set,
-            )
-            for table, column in new_keys(keys, running).items()
-        }
+        fresh = {}
+        for table, column in keys.items():
+            is_known = places_in(running.get(table, none), column)[1]
+            fresh[table] = self._pulled(self._specs[table], column[~is_known])
         return PreparedPass(batches, keys, fresh)
+
+    def _pulled(self, spec: TableSpec, keys: Keys) -> PassRows:
+        """Reads rows from the store, part by part; the rest of them are undefined if it is to stop."""
+        width = row_width(spec)
+        values = np.empty((keys.size, width), np.float32)
+        for part in parts(keys.size, width):
+            if self._is_stopped.is_set():
+                break
+            rows = self._store.pull_state({spec.name: keys[part]}, []).result().rows[spec.name]
+            values[part, : spec.dim] = rows.weights
+            values[part, spec.dim :] = rows.state
+        return PassRows(keys, values)
 
     def _require_memory(self, keys: Mapping[str, Keys], examples: int) -> None:
         """Raises UsageError if the tables of a pass do not fit the device."""

@@ -18,11 +18,7 @@ if TYPE_CHECKING:  # an extra, which only a model that was built with it needs
 
 
 def module_of(model: Model) -> "TorchModel":
-    """Returns a model that can be cut: one that is a module of PyTorch.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """Returns a model that can be cut: one that is a module of PyTorch; raises UsageError if it is none."""
     if module_class_of(model) is None:
         raise UsageError(
             f"heter trainers train the dense part of a module of PyTorch, and the model is a "
@@ -36,11 +32,7 @@ class DensePart:
     """Computes dense gradients of joined batches. For one thread, but for `require`."""
 
     def __init__(self, model: Model, *, device: str = "cpu") -> None:
-        """Builds the part behind the cut on a device, "cpu" or "cuda".
-
-        Raises:
-            UsageError: If the model cannot be cut, or there is no such device.
-        """
+        """Builds the part behind the cut; raises UsageError if there is no cut or no such device."""
         module = module_of(model)
         if fault := missing_gpu(device, "heter trainer"):
             raise UsageError(f"the device {fault}")
@@ -65,14 +57,10 @@ class DensePart:
     def train(
         self, params: Values, batches: Sequence[Train]
     ) -> tuple[Values, int, Sequence[Trained]]:
-        """Computes the gradient of the loss summed over the examples of all batches.
+        """Computes the gradient of the loss summed over the examples of all batches, joined in their order.
 
         A batch whose loss or gradients are not finite is left out of the sum, and answered with such a loss:
         what becomes of it is decided by its CPU trainer (training/non_finite.py).
-
-        Args:
-            params: float32[P].
-            batches: Joined in this order.
 
         Returns:
             The dense gradient float32[P], which the next call overwrites; the number of examples in it; the

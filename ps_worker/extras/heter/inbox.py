@@ -7,16 +7,85 @@ trainer has said that it arrived.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ctr_ps.protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
 from ctr_ps.protos.wire.heter import Attend, Train, Trained
-from ctr_ps.ps_worker.extras.heter.joining import Joined, Joining
 
+B = TypeVar("B")
 T = TypeVar("T")
+
+
+class Joining(Generic[B]):
+    """Which batches a heter trainer trains on together, and when it comes to a barrier. Not thread-safe.
+
+    synchronous   one batch of each CPU trainer that it serves and that has not come to a barrier: a step
+    otherwise     what is there, in the order in which it came, up to a limit
+
+    It comes to a barrier when those that it serves have, since others may take further steps with other heter
+    trainers. Where it takes over from one that is lost, it serves all.
+
+    Attributes:
+        waits_for: The CPU trainers without which it does not come to a barrier, nor synchronously to a step.
+    """
+
+    def __init__(self, waits_for: Collection[int], *, is_sync: bool, max_joined: int) -> None:
+        """Has no batches; asynchronously, it joins up to `max_joined`."""
+        self.waits_for = set(waits_for)
+        self._is_sync = is_sync
+        self._max_joined = max_joined
+        self._batches: deque[tuple[int, B]] = deque()
+        self._attending: dict[int, Attend] = {}
+
+    def add(self, worker: int, batch: B) -> None:
+        """Takes a batch of a CPU trainer; raises ProtocolError if it may not have one now."""
+        if worker not in self.waits_for:
+            raise ProtocolError(
+                f"worker {worker} sent a batch to a heter trainer that serves the workers "
+                f"{sorted(self.waits_for)}: all processes need the same list of heter trainers"
+            )
+        if self._is_sync and any(other == worker for other, _ in self._batches):
+            raise ProtocolError(
+                f"worker {worker} sent a second batch in one synchronous step: set train.thread_num = 1"
+            )
+        self._batches.append((worker, batch))
+
+    def attend(self, barrier: Attend) -> None:
+        """A CPU trainer comes to a barrier."""
+        self._attending[barrier.member.worker] = barrier
+
+    def remove(self, workers: Collection[int]) -> list[B]:
+        """CPU trainers have left, or are lost; returns their batches, which nobody waits for."""
+        self.waits_for.difference_update(workers)
+        for worker in workers:
+            self._attending.pop(worker, None)
+        dropped = [batch for worker, batch in self._batches if worker in workers]
+        self._batches = deque(each for each in self._batches if each[0] not in workers)
+        return dropped
+
+    def missing(self) -> list[int]:
+        """Returns the CPU trainers that others wait for, ascending."""
+        here = {worker for worker, _ in self._batches} | self._attending.keys()
+        return sorted(self.waits_for - here) if here else []
+
+    def take(self) -> list[B] | Attend | None:
+        """Returns batches to train on together, or the barrier to come to; None until something comes."""
+        if self._attending and not self._batches and self.waits_for <= self._attending.keys():
+            barrier = next(iter(self._attending.values()))
+            self._attending.clear()
+            return barrier
+        if not self._batches or (self._is_sync and self.missing()):
+            return None
+        if self._is_sync:
+            step = sorted(self._batches, key=lambda of: of[0])
+            self._batches.clear()
+            return [batch for _, batch in step]
+        number = min(len(self._batches), self._max_joined)
+        return [self._batches.popleft()[1] for _ in range(number)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +116,9 @@ class Inbox:
         barriers_passed: int,
         wait_limit_s: float,
     ) -> None:
-        """Takes calls from now on.
+        """Takes calls from now on, which wait for others up to a limit; the job has passed some barriers.
 
-        Args:
-            joining: Says what is trained together.
-            require: Raises ProtocolError unless a batch fits the model.
-            barriers_passed: Of the job.
-            wait_limit_s: How long a call waits for others.
+        `require` raises ProtocolError unless a batch fits the model.
         """
         self._joining = joining
         self._require = require
@@ -79,7 +144,8 @@ class Inbox:
         return self._wait(answer, f"the batch of worker {batch.member.worker}")
 
     def _answer_of(self, batch: Train) -> Future[Trained]:
-        self._require_open()
+        if self._error is not None:
+            raise self._error
         sender = self._senders.get(batch.member.worker)
         if sender is None or sender.incarnation != batch.member.incarnation:
             sender = self._senders[batch.member.worker] = _Sender(batch.member.incarnation)
@@ -105,7 +171,8 @@ class Inbox:
             CtrPsError: As `train` does.
         """
         with self._changed:
-            self._require_open()
+            if self._error is not None:
+                raise self._error
             if barrier.number < self._barriers_passed:
                 return  # it comes again
             answer: Future[None] = Future()
@@ -114,7 +181,7 @@ class Inbox:
             self._changed.notify_all()
         self._wait(answer, f"worker {barrier.member.worker} at the barrier {barrier.name!r}")
 
-    def next(self, limit_s: float) -> Joined[Waiting] | Attend | None:
+    def next(self, limit_s: float) -> list[Waiting] | Attend | None:
         """Returns what to do next; None if that does not come within `limit_s`.
 
         To be called when the servers have the gradients of what was returned before.
@@ -152,10 +219,6 @@ class Inbox:
         for answer in self._attended:
             answer.set_result(None)
         self._attended.clear()
-
-    def _require_open(self) -> None:
-        if self._error is not None:
-            raise self._error
 
     def _wait(self, answer: Future[T], what: str) -> T:
         try:

@@ -7,7 +7,6 @@ the one before; calls beyond `MAX_CALLS` are refused.
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Self
 
 import grpc
@@ -34,16 +33,7 @@ class HeterService:
     """Serves from `start` to `close`. For the thread that trains."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        """Binds "host:port"; port 0 takes a free one.
-
-        Args:
-            address: To bind.
-            credentials: By which it knows its callers; None: it serves whoever calls, without TLS.
-
-        Raises:
-            BindError: If the address cannot be bound.
-            UsageError: If a file of the credentials cannot be used.
-        """
+        """Binds "host:port", 0: a free port; without credentials it serves whoever calls, without TLS."""
         credentials = credentials or Credentials()
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_CALLS, "heter-calls"),
@@ -74,12 +64,7 @@ class HeterService:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

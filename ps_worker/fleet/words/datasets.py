@@ -24,7 +24,7 @@ _PARTS_OF_INIT = frozenset(
 
 
 class _InitLater(FileDataset):
-    """A dataset whose columns come with `init`."""
+    """A dataset whose columns come with `init`, unless it has its arguments at once."""
 
     def __init__(
         self,
@@ -33,7 +33,6 @@ class _InitLater(FileDataset):
         thread_num: int = 1,
         **settings: Any,
     ) -> None:
-        """Takes the arguments of the dataset, or none of them: then `init` does."""
         if schema is None:
             if batch_size is not None or settings:
                 raise UsageError(
@@ -57,16 +56,9 @@ class _InitLater(FileDataset):
     ) -> None:
         """Makes the dataset, as Paddle's `init`.
 
-        Args:
-            use_var: The columns, a Schema: there is no static program here whose variables they could be.
-            batch_size: B.
-            thread_num: Training threads.
-            pipe_command: As of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
-                suffixes say.
-            of_paddle: Other arguments of Paddle's: only those that ask for nothing.
-
-        Raises:
-            UsageError: If it was made before, or an argument has no counterpart; says what to write.
+        `use_var` is a Schema: there is no static program here whose variables the columns could be.
+        `pipe_command` is that of `set_pipe_command`; "cat": the files are multi-slot text; "": what their
+        suffixes say. Other arguments of Paddle's may only ask for nothing.
         """
         if self._is_made:
             raise UsageError(f"{self._name} has its columns already: init() is called once")
@@ -75,7 +67,12 @@ class _InitLater(FileDataset):
                 f"use_var of {self._name} is {_shown(use_var)}, expected a Schema of the columns: "
                 f"ctr_ps.Schema(dense=(DenseColumn(name='age'),), slots=('user', 'ad'))"
             )
-        _refuse(self._name, of_paddle)
+        for name, value in of_paddle.items():
+            if value not in (None, "", 0) and (name, value) != ("download_cmd", "cat"):
+                raise UsageError(
+                    f"{name} of {self._name}.init() is {value!r}, and there is none here: leave it out "
+                    f"(docs/fleet.md)"
+                )
         own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
         _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
         if pipe_command and pipe_command != _MULTI_SLOT:
@@ -114,11 +111,7 @@ class DatasetFactory:
     """Makes datasets by the names of their classes."""
 
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> Any:
-        """Returns a dataset, whose `init` is to be called.
-
-        Raises:
-            UsageError: If there is no such class.
-        """
+        """Returns a dataset, whose `init` is to be called; raises UsageError if there is no such class."""
         known = {each.__name__: each for each in (QueueDataset, InMemoryDataset)}
         if datafeed_class not in known:
             raise UsageError(
@@ -126,15 +119,6 @@ class DatasetFactory:
                 f"while it trains, the second before"
             )
         return known[datafeed_class]()
-
-
-def _refuse(dataset: str, of_paddle: dict[str, Any]) -> None:
-    for name, value in of_paddle.items():
-        if value in (None, "", 0) or (name, value) == ("download_cmd", "cat"):
-            continue
-        raise UsageError(
-            f"{name} of {dataset}.init() is {value!r}, and there is none here: leave it out (docs/fleet.md)"
-        )
 
 
 def _shown(use_var: object) -> str:

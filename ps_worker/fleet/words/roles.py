@@ -31,24 +31,15 @@ class RoleMaker(Protocol):
     def role(self) -> ProcessRole | None:
         """Returns the role; None: no cluster, everything in this process.
 
-        Raises:
-            RoleError: If there is a role, but it is not described whole.
+        Raises RoleError if there is a role, but it is not described whole.
         """
-        ...
 
 
 class PaddleCloudRoleMaker:
     """Reads the role from the variables that Paddle's operators and `ps-launch` set (protos/role.py)."""
 
     def __init__(self, is_collective: bool = False) -> None:
-        """Reads nothing yet.
-
-        Args:
-            is_collective: As in Paddle; there is no collective training here.
-
-        Raises:
-            RoleError: If `is_collective`.
-        """
+        """Raises RoleError if `is_collective`: there is no collective training here."""
         _refuse_collective(is_collective)
 
     def role(self) -> ProcessRole | None:
@@ -71,23 +62,19 @@ class UserDefinedRoleMaker:
         heter_worker_endpoints: Sequence[str] = (),
         heter_worker_device: str = "cpu",
     ) -> None:
-        """Checks the arguments.
+        """Takes Paddle's arguments; raises RoleError, which names the one that is wrong.
 
-        Args:
-            is_collective: As in Paddle; there is no collective training here.
-            current_id: Index of this process among those of its role, from 0.
-            role: What it is.
-            worker_num: Workers of the job; None: as many as `worker_endpoints`.
-            worker_endpoints: As in Paddle; only their number counts, since nothing listens there.
-            server_endpoints: "host:port" of each server, in the order that all processes share.
-            heter_worker_endpoints: The same of each heter trainer, if there are any.
-            heter_worker_device: "cpu" or "cuda", of a heter trainer.
-
-        Raises:
-            RoleError: Names the argument that is wrong.
+        `current_id` counts the processes of a role from 0. Without `worker_num` there are as many workers as
+        `worker_endpoints`; nothing listens there. All processes share the order of servers and heter
+        trainers.
         """
         _refuse_collective(is_collective)
-        role = _known_role(role)
+        try:
+            role = Role(role)  # Paddle's are plain numbers
+        except ValueError:
+            raise RoleError(
+                f"role is {role!r}, expected fleet.Role.WORKER, SERVER or HETER_WORKER"
+            ) from None
         endpoints = require_endpoints(list(server_endpoints), "server_endpoints")
         if worker_num is None:
             worker_num = len(worker_endpoints)
@@ -129,16 +116,6 @@ class UserDefinedRoleMaker:
     def role(self) -> ProcessRole:
         """See `RoleMaker`."""
         return self._role
-
-
-def _known_role(role: object) -> Role:
-    """Returns the role; Paddle's are plain numbers."""
-    try:
-        return Role(role)
-    except ValueError:
-        raise RoleError(
-            f"role is {role!r}, expected fleet.Role.WORKER, SERVER or HETER_WORKER"
-        ) from None
 
 
 def _refuse_collective(is_collective: bool) -> None:

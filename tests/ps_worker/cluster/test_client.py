@@ -9,7 +9,6 @@ import pytest
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import (
     AbortedError,
-    GradientError,
     JobError,
     PlaceLostError,
     ProtocolError,
@@ -23,13 +22,11 @@ from ctr_ps.protos.limits import MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
 from ctr_ps.protos.placement import FIRST_EPOCH, ShardMap
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import (
-    Changed,
     Joined,
     Lease,
     Member,
     Message,
     Missing,
-    Pulled,
     ReduceOp,
     WorkerLoss,
 )
@@ -336,28 +333,6 @@ def test_changed_rows_are_asked_for_as_many_as_fit_a_message(chunk_bytes, fittin
     assert asked == [(0, "PullChanged", fitting), (1, "PullChanged", fitting)]
 
 
-def test_changed_rows_of_another_dim_are_refused():
-    transport = transport_to(1)
-    client = client_of(transport)
-    client.create_table(client_spec("recording", dim=3))
-    wide = Changed({"recording": (KEYS, np.zeros((KEYS.size, 4), np.float32))}, 0, False)
-    transport.answers["PullChanged"] = lambda _: wide
-
-    with pytest.raises(
-        ProtocolError, match=r"'recording' with shape \(1000, 4\), expected \(1000, 3\)"
-    ):
-        client.pull_changed(["recording"], 0, max_rows=5).result()
-
-
-def test_pull_of_changes_is_as_old_as_the_oldest_server():
-    transport = transport_to(2)
-    client = client_of(transport)
-    client.create_table(client_spec("recording", dim=3))
-    transport.stores[0].push_grad(Gradients(), PUSH_ID)
-
-    assert client.pull_changed(["recording"], 0, max_rows=5).result().version == 0
-
-
 def client_spec(name: str, dim: int) -> TableSpec:
     return TableSpec(
         name=name, dim=dim, initializer=InitializerSpec(), optimizer=SGD, records_changes=True
@@ -439,15 +414,6 @@ def test_message_too_large_for_a_message_is_refused_before_it_is_sent():
     assert not transport.calls
 
 
-def test_numbers_meet_at_one_version_of_all_servers():
-    transport = transport_to(2)
-    client = client_of(transport)
-    transport.stores[1].push_grad(Gradients(), PUSH_ID)
-
-    with pytest.raises(ProtocolError, match=r"after barrier 'sum' .* different versions \[0, 1\]"):
-        client.all_reduce("sum", 0, np.ones(1), ReduceOp.SUM, step=0).result()
-
-
 @pytest.mark.parametrize("on_worker_loss", [WorkerLoss.WAIT, WorkerLoss.CONTINUE])
 def test_lost_worker_may_have_reached_some_servers_only(on_worker_loss):
     """In asynchronous training, where a barrier says step 0, versions only count what came."""
@@ -473,34 +439,6 @@ def test_pull_that_waits_for_a_version_asks_every_server():
     assert [server for server, *_ in transport.calls] == [0, 1, 2, 3]
 
 
-def test_pull_is_cut_where_its_answer_would_be_too_large():
-    """A key and its row have 8 + 3 * 4 bytes."""
-    transport = transport_to(1)
-    client = client_of(transport, chunk_bytes=200)
-
-    client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
-
-    assert [pull.keys["t"].size for _, _, pull in transport.calls] == [10] * 100
-
-
-def test_dense_blocks_are_pulled_together_where_they_fit():
-    """Of two servers, each has pieces of 5, 3 or 4, and 50 elements."""
-    transport = transport_to(2)
-    client = client_of(transport, chunk_bytes=4 * 10)
-    into = {
-        name: np.zeros(length, np.float32) for name, length in [("a", 10), ("b", 7), ("c", 100)]
-    }
-
-    client.pull_dense(into).result()
-
-    assert [(server, pull.blocks) for server, _, pull in transport.calls] == [
-        (0, ["a", "b"]),
-        (0, ["c"]),
-        (1, ["a", "b"]),
-        (1, ["c"]),
-    ]
-
-
 def test_push_reaches_every_server_even_if_empty():
     """Each counts the examples, and the parts of a synchronous step."""
     transport = transport_to(3)
@@ -513,71 +451,6 @@ def test_push_reaches_every_server_even_if_empty():
     )
     assert transport.calls == [(server, "PushGrad", push) for server in range(3)]
     assert client.status().version == 1
-
-
-def test_push_is_cut_into_chunks():
-    transport = transport_to(2)
-    client = client_of(transport, chunk_bytes=1000)
-
-    client.push_grad(gradients(), PUSH_ID).result()
-
-    chunks = [push.chunk for server, _, push in transport.calls if server == 0]
-    assert len(chunks) > 5
-    assert [chunk.chunk for chunk in chunks] == list(range(len(chunks)))
-
-
-@pytest.mark.parametrize(
-    ("push", "error", "message"),
-    [
-        (
-            Gradients({"x": gradients().sparse["t"]}),
-            UnknownTableError,
-            r"'x' was declared, only \['t'\]",
-        ),
-        (Gradients({}, {"x": gradients().dense["c"]}), UnknownTableError, "dense block 'x'"),
-        (
-            Gradients({"t": SparseGrad(KEYS, np.ones((1000, 2), np.float32), 1)}),
-            GradientError,
-            r"table 't' has values of shape \(1000, 2\), expected \(1000, 3\)",
-        ),
-        (
-            Gradients({}, {"c": DenseGrad(np.ones(99, np.float32), 1)}),
-            GradientError,
-            r"dense block 'c' has shape \(99,\), expected \(100,\)",
-        ),
-        (
-            Gradients({}, {"c": DenseGrad(np.ones(100, np.float32), 0)}),
-            GradientError,
-            "dense block 'c' says that it sums over 0 examples",
-        ),
-    ],
-    ids=["table", "block", "rows", "length", "examples"],
-)
-def test_push_that_one_server_would_refuse_reaches_none(push, error, message):
-    transport = transport_to(2)
-    client = client_of(transport)
-
-    with pytest.raises(error, match=message):
-        client.push_grad(push, PUSH_ID)
-
-    assert transport.calls == []
-
-
-def test_vector_of_another_length_is_not_pulled_into():
-    client = client_of(transport_to(2))
-
-    with pytest.raises(ProtocolError, match=r"pull into dense block 'a' has shape \(9,\)"):
-        client.pull_dense({"a": np.zeros(9, np.float32)})
-
-
-def test_rows_of_another_shape_are_refused():
-    transport = transport_to(1)
-    client = client_of(transport)
-    wide = Pulled({"t": np.zeros((1000, 4), np.float32)}, 0)
-    transport.answers["PullSparse"] = lambda _: wide
-
-    with pytest.raises(ProtocolError, match=r"shape \(1000, 4\), expected \(1000, 3\)"):
-        client.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result()
 
 
 def test_push_that_nobody_waited_for_still_raises_when_asked():

@@ -33,8 +33,8 @@ from ctr_ps.ps_server.rpc.backlog import RETRY_AFTER_S, Backlog
 from ctr_ps.ps_server.rpc.health import why_not_serving
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.grpc_transport import SENDS_AGAIN, Deadlines, GrpcTransport
-from ctr_ps.ps_worker.cluster.join import abort_on_each
-from ctr_ps.ps_worker.cluster.retry import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
+from ctr_ps.ps_worker.cluster.joined_worker import abort_on_each
+from ctr_ps.ps_worker.cluster.slow_calls import BUDGET_S, BUDGET_WITH_LOG_S, LONGEST_PAUSE_S
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import joined, member, push_id
 
@@ -158,52 +158,21 @@ def test_call_that_is_not_answered_ends_at_its_deadline():
         transport.call(0, calls.BARRIER, END).result()
 
 
-@pytest.mark.parametrize("name", calls.CALLS)
-def test_calls_that_wait_have_longer_deadlines(name: str) -> None:
-    """Longer by what they wait for: other workers, kernels, or a pass over all rows."""
-    deadlines = Deadlines(rpc_s=1.0, wait_s=10.0, checkpoint_s=100.0)
-    now, later = (
-        requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH) for at in (None, 3)
+@pytest.mark.parametrize(("at", "expected"), [(None, 1.0), (3, 11.0)])
+def test_push_with_pulls_has_the_deadline_of_its_pulls(at: int | None, expected: float) -> None:
+    """As a part of a step it waits for other workers."""
+    pulls = requests.PushPull(
+        push=push_of(PushChunk([], [])),
+        sparse=requests.PullSparse(keys={}, missing=Missing.INITIAL, at=at, shard_map_epoch=1),
+        dense=requests.PullDense(blocks=[], at=at, shard_map_epoch=FIRST_EPOCH),
     )
 
-    found = deadlines.of(calls.CALLS[name], now), deadlines.of(calls.CALLS[name], later)
+    assert Deadlines(rpc_s=1.0, wait_s=10.0).of(calls.PUSH_PULL, pulls) == expected
 
-    match name:
-        case (
-            "Join"
-            | "Post"
-            | "Take"
-            | "WaitVersion"
-            | "Barrier"
-            | "AllReduce"
-            | "Advance"
-            | "Snapshot"
-            | "CreateTable"
-            | "CreateDense"
-        ):
-            assert found == (11.0, 11.0)
-        case "Save" | "Load" | "Shrink" | "GetDigest":
-            assert found == (101.0, 101.0)
-        case "PullSparse" | "PullDense":
-            assert found == (1.0, 11.0)
-        case "PushPull":
-            push, rows = push_of(PushChunk([], [])), requests.PullSparse
-            waits = [
-                deadlines.of(
-                    calls.PUSH_PULL,
-                    requests.PushPull(
-                        push=push,
-                        sparse=rows(
-                            keys={}, missing=Missing.INITIAL, at=each.at, shard_map_epoch=1
-                        ),
-                        dense=each,
-                    ),
-                )
-                for each in (now, later)
-            ]
-            assert waits == [1.0, 11.0]
-        case _:
-            assert found == (1.0, 1.0)
+
+def test_declaring_has_the_time_that_kernels_take() -> None:
+    for call in (calls.CREATE_TABLE, calls.CREATE_DENSE):
+        assert Deadlines(rpc_s=1.0, wait_s=10.0).of(call, None) == 11.0
 
 
 def test_server_that_is_not_there_is_waited_for_as_long_as_asked():
@@ -383,8 +352,8 @@ def test_server_that_stays_away_is_named_with_the_tries_within_the_budget():
 
 def test_closing_ends_the_pause_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """It raises what the last try did."""
-    monkeypatch.setattr("ctr_ps.ps_worker.cluster.retry.FIRST_PAUSE_S", 60.0)
-    monkeypatch.setattr("ctr_ps.ps_worker.cluster.retry.LONGEST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.slow_calls.FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr("ctr_ps.ps_worker.cluster.slow_calls.LONGEST_PAUSE_S", 60.0)
     with failing_server(1) as (service, endpoint), transport_to(endpoint, retry_s=60) as transport:
         call = transport.call(0, calls.PULL_SPARSE, pull_of())
         while not transport.later.num_due:
@@ -498,7 +467,7 @@ def test_servers_that_come_back_are_waited_for_longer(retry_s, servers_recover, 
     transport = GrpcTransport(["127.0.0.1:1"], retry_s=retry_s)
     transport.servers_recover = servers_recover
 
-    assert transport._budget_s == expected
+    assert transport.call(0, calls.GET_STATUS, None)._retry.budget_s == expected
     transport.close()
 
 

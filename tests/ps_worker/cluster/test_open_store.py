@@ -27,13 +27,9 @@ with open_store(LOCAL, ClusterSection()):
 
 def test_store_of_a_role_without_servers_is_in_process() -> None:
     assert LOCAL.is_in_process
-    with open_store(LOCAL, ClusterSection()) as store:
+    with open_store(LOCAL, ClusterSection(wait_timeout_s=7.0)) as store:
         assert isinstance(store, ParameterStore)
         assert store.engine.members.total == 1
-
-
-def test_store_in_process_waits_as_long_as_the_job_says() -> None:
-    with open_store(LOCAL, ClusterSection(wait_timeout_s=7.0)) as store:
         waiting = store.wait_version(1)
 
     assert isinstance(waiting, WaitingFuture)

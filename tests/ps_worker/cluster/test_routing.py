@@ -125,6 +125,9 @@ def test_answer_of_another_width_is_refused() -> None:
 
     with pytest.raises(ProtocolError, match=r"'wide' with shape \(5, 2\), expected \(5, 1\)"):
         routes.write_rows(narrow, part, routes.empty_rows({"wide": KEYS["wide"]}))
+    changed = Changed({"deep": (KEYS["deep"][:1], np.zeros((1, 2), np.float32))}, 0, False)
+    with pytest.raises(ProtocolError, match=r"'deep' with shape \(1, 2\), expected \(1, 3\)"):
+        routes.join_changed(["deep"], [changed])
 
 
 @pytest.mark.parametrize("num_servers", SERVERS)

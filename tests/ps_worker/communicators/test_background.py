@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ctr_ps.protos.errors import ProtocolError, TransportError, WaitTimeoutError
-from ctr_ps.ps_worker.communicators.background import Background
+from ctr_ps.ps_worker.communicators.communicator import Background
 
 
 def test_first_error_stays() -> None:

@@ -1,4 +1,4 @@
-from ctr_ps.ps_worker.communicators.dense_mirror import DenseMirror
+from ctr_ps.ps_worker.communicators.asynchronous import DenseMirror
 
 
 def test_lent_parameters_stay_as_they_are_while_new_ones_are_published() -> None:
@@ -27,16 +27,3 @@ def test_buffers_are_reused_once_nobody_reads_them() -> None:
         mirror.publish(number)
 
     assert len(numbers) == 2
-
-
-def test_spare_is_never_lent_nor_current() -> None:
-    mirror = DenseMirror(1)
-    first = mirror.spare()
-    mirror.publish(first)
-
-    with mirror.lend():
-        second = mirror.spare()
-        mirror.publish(second)
-        third = mirror.spare()
-
-    assert len({first, second, third}) == 3

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import GradientError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.store import Missing, Staleness
+from ctr_ps.protos.store import Staleness
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
@@ -70,15 +69,6 @@ def test_push_is_as_stale_as_what_was_applied_since_its_pull(
     assert store.status().staleness == Staleness().add(0, 2).add(1)
 
 
-def test_pull_reads_initial_values_and_makes_no_row(
-    store: ParameterStore, communicator: DirectCommunicator
-) -> None:
-    rows = communicator.pull(KEYS).result().rows["embedding"]
-
-    assert rows.any()
-    assert not store.pull_sparse(KEYS, missing=Missing.ZEROS).result().rows["embedding"].any()
-
-
 def test_parameters_of_one_thread_do_not_change_when_another_reads(
     communicator: DirectCommunicator,
 ) -> None:
@@ -94,18 +84,6 @@ def test_parameters_of_one_thread_do_not_change_when_another_reads(
         assert mine.tobytes() == before.tobytes()
 
     assert (seen[0] != before).all()
-
-
-def test_non_finite_gradient_is_refused_and_changes_nothing(
-    store: ParameterStore, communicator: DirectCommunicator
-) -> None:
-    digest = store.digest()
-
-    with pytest.raises(GradientError, match="not finite"):
-        communicator.push(gradient(np.nan), EXAMPLES, pulled=0)
-
-    assert store.digest() == digest
-    assert store.status().examples == {}
 
 
 def gradient(value: float) -> Gradients:

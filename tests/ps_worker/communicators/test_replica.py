@@ -13,7 +13,7 @@ from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import Missing
 from ctr_ps.ps_server.table.sparse_table import SparseTable
-from ctr_ps.ps_worker.communicators.replica import Replica
+from ctr_ps.ps_worker.communicators.geo import Replica
 from tests.support.training import together
 
 RATE = 0.5
@@ -101,15 +101,6 @@ def test_what_was_trained_since_the_delta_stays_and_is_sent_next() -> None:
     delta = replica.take_delta()
     np.testing.assert_allclose(rows_of(delta)[5], [-10 * RATE] * DIM, rtol=1e-4)
     np.testing.assert_allclose(delta.dense["dense"].values, [-10 * RATE] * LENGTH, rtol=1e-4)
-
-
-def test_rows_of_others_are_taken_over_and_not_sent_back() -> None:
-    replica = new_replica()
-
-    replica.merge_rows({"t": (keys_of(5), np.full((1, DIM), 3.0, np.float32))})
-
-    np.testing.assert_allclose(read(replica, 5), [[3.0] * DIM], rtol=1e-6)
-    assert rows_of(replica.take_delta()) == {}
 
 
 def test_optimizer_state_is_local_and_survives_a_merge() -> None:

@@ -11,7 +11,6 @@ from ctr_ps.protos.errors import JobError, RoleError, UsageError
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
-from ctr_ps.ps_worker.fleet import serving
 from ctr_ps.ps_worker.fleet.fleet import Fleet
 from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.fleet.words.roles import Role, UserDefinedRoleMaker
@@ -61,22 +60,16 @@ def test_process_without_a_role_is_the_only_worker(local: Fleet) -> None:
 
 
 def test_worker_knows_its_place(worker: Fleet) -> None:
-    assert (worker.is_worker(), worker.is_first_worker(), worker.is_server()) == (
-        True,
-        False,
-        False,
-    )
+    roles = [worker.is_worker(), worker.is_first_worker(), worker.is_server()]
+    assert roles == [True, False, False]
     assert (worker.worker_index(), worker.worker_num()) == (1, 3)
     assert (worker.server_num(), worker.server_endpoints()) == (2, ENDPOINTS)
     assert worker.server_endpoints(to_string=True) == ",".join(ENDPOINTS)
 
 
 def test_server_knows_its_place(server: Fleet) -> None:
-    assert (server.is_worker(), server.is_first_worker(), server.is_server()) == (
-        False,
-        False,
-        True,
-    )
+    roles = [server.is_worker(), server.is_first_worker(), server.is_server()]
+    assert roles == [False, False, True]
     assert (server.server_index(), server.worker_num()) == (1, 3)
 
 
@@ -151,15 +144,15 @@ def test_workers_agree_on_what_they_train_on_first(
             fleet.minimize(TASK)
             fleet.init_worker()
             stack.callback(fleet.abandon)
-        fleets[0].agree_on(dataset_of(fleets[0]), "training")
+        fleets[0].trains_on(dataset_of(fleets[0]))
         other = dataset_of(fleets[1], differs=differs)
 
         if told is None:
-            fleets[1].agree_on(other, "training")
+            fleets[1].trains_on(other)
         else:
             with pytest.raises(JobError, match=told):
-                fleets[1].agree_on(other, "training")
-        fleets[0].agree_on(dataset_of(fleets[0], differs="batch_size"), "training")  # the second
+                fleets[1].trains_on(other)
+        fleets[0].trains_on(dataset_of(fleets[0], differs="batch_size"))  # the second
 
 
 @pytest.mark.parametrize(
@@ -252,7 +245,8 @@ def test_run_server_needs_init_server(server: Fleet) -> None:
 
 def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    monkeypatch.setattr(serving, "serve", lambda *call: told.append(call))
+    monkeypatch.setattr("ctr_ps.ps_worker.fleet.fleet.configure_logs", lambda: None)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.run.run_server", lambda *call: told.append(call))
     role = role_maker(Role.SERVER, 1)
     server.init(role, wait_timeout_s=7.0)
     server.init_server("model")

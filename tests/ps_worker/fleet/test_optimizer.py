@@ -8,8 +8,8 @@ import pytest
 from ctr_ps.protos.errors import JobError, UsageError
 from ctr_ps.protos.spec import ScheduleSpec
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
-from ctr_ps.ps_worker.fleet import distributed, optimizer
-from ctr_ps.ps_worker.fleet.distributed import distributed_optimizer
+from ctr_ps.ps_worker.fleet import executor, optimizer
+from ctr_ps.ps_worker.fleet.executor import distributed_optimizer
 from ctr_ps.ps_worker.fleet.task import Task
 from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.model import table_specs
@@ -175,8 +175,8 @@ def test_rows_and_dense_parameters_are_clipped_by_one_norm() -> None:
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     found: list[Task] = []
-    monkeypatch.setattr(distributed.FLEET, "minimize", found.append)
-    distributed.FLEET.init()
+    monkeypatch.setattr(executor.FLEET, "minimize", found.append)
+    executor.FLEET.init()
     return found
 
 

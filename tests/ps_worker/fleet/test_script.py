@@ -37,9 +37,12 @@ def _run(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     fleet.running.FLEET.abandon()
 
 
-def executor_of(*, optimizer=SGD, dense=None, **strategy) -> fleet.Executor:
-    settings = fleet.DistributedStrategy(**strategy)
-    executor = fleet.distributed_optimizer(optimizer, settings, dense=dense).minimize(small_model())
+def executor_of(
+    *, optimizer=SGD, dense=None, model=None, settings=None, **strategy
+) -> fleet.Executor:
+    modes = fleet.DistributedStrategy(**strategy)
+    distributed = fleet.distributed_optimizer(optimizer, modes, dense=dense)
+    executor = distributed.minimize(model or small_model(), **settings or {})
     fleet.init_worker()
     return executor
 
@@ -119,8 +122,7 @@ def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("".join(f"{n % 2}\t1\ta{n % 2}\tb\n" for n in range(100)))
     dataset = fleet.QueueDataset(schema, batch_size=10, thread_num=2)
     dataset.set_filelist(fleet.split_files([tmp_path / "rows"]))
-    executor = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
-    fleet.init_worker()
+    executor = executor_of(model=CtrDnn(schema, dim=2, hidden=[4]))
     threads = set()
 
     def take() -> Iterator[None]:
@@ -146,8 +148,7 @@ def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
         file.write_text("1\ta\tb\n" * 100)  # without labels
     dataset = fleet.QueueDataset(schema, batch_size=1, reader_num=2)
     dataset.set_filelist(files)
-    executor = fleet.distributed_optimizer(SGD).minimize(CtrDnn(schema, dim=2, hidden=[4]))
-    fleet.init_worker()
+    executor = executor_of(model=CtrDnn(schema, dim=2, hidden=[4]))
 
     with pytest.raises(DataError, match="rows without labels") as caught:
         executor.train_from_dataset(dataset)
@@ -267,8 +268,7 @@ def test_saved_model_is_what_ps_worker_infers_with(
     rows.write_text("".join(f"{n % 2}\t{n % 7}\ta{n % 2}\tb{n % 3}\n" for n in range(100)))
     dataset = fleet.QueueDataset(schema, batch_size=10)
     dataset.set_filelist([rows])
-    executor = fleet.distributed_optimizer(SGD).minimize(build(schema))
-    fleet.init_worker()
+    executor = executor_of(model=build(schema))
     executor.train_from_dataset(dataset)
     fleet.save_persistables(tmp_path / "model")
 
@@ -289,9 +289,7 @@ def test_model_of_an_unknown_class_is_saved_for_scripts_alone(tmp_path: Path) ->
         pass
 
     own = Own(Schema.numbered(NUM_DENSE, NUM_SLOTS), dim=2, hidden=(4,))
-    executor = fleet.distributed_optimizer(SGD).minimize(own)
-    fleet.init_worker()
-    executor.train_from_dataset(BATCHES)
+    executor_of(model=own).train_from_dataset(BATCHES)
     fleet.save_persistables(tmp_path / "model")
 
     assert Checkpoint.open(tmp_path / "model").attachments == []
@@ -318,11 +316,8 @@ def test_shrink_removes_rows_of_small_weights() -> None:
 
 
 def test_rows_of_a_script_expire_when_it_ends_its_passes() -> None:
-    fleet.init()
     life = {"max_unseen": 1, "tables": {"embedding": {"decay": 0.5}}}
-    executor = fleet.distributed_optimizer(SGD).minimize(small_model(), life=life)
-    fleet.init_worker()
-    executor.train_from_dataset(BATCHES)
+    executor_of(settings={"life": life}).train_from_dataset(BATCHES)
 
     kept = fleet.shrink()["embedding"]
     said = fleet.shrink(dry_run=True)["embedding"]
@@ -344,8 +339,7 @@ def test_life_that_cannot_be_is_refused() -> None:
 
 def test_batches_that_are_not_finite_are_skipped_if_the_script_says_so() -> None:
     bad = replace(BATCHES[0], dense=np.full_like(BATCHES[0].dense, np.inf))
-    executor = fleet.distributed_optimizer(SGD).minimize(small_model(), non_finite="skip")
-    fleet.init_worker()
+    executor = executor_of(settings={"non_finite": "skip"})
 
     executor.train_from_dataset([bad, *BATCHES])
 
@@ -358,8 +352,7 @@ def test_script_may_train_in_bfloat16() -> None:
     figures = []
     for compute in ("float32", "bfloat16"):
         fleet.init()
-        executor = fleet.distributed_optimizer(SGD).minimize(small_model(), compute=compute)
-        fleet.init_worker()
+        executor = executor_of(settings={"compute": compute})
         executor.train_from_dataset(BATCHES)
         figures.append(log_loss(executor))
         fleet.stop_worker()
@@ -371,8 +364,7 @@ def test_same_seed_is_the_same_model() -> None:
     figures = []
     for seed in (1, 1, 2):
         fleet.init()
-        executor = fleet.distributed_optimizer(SGD).minimize(small_model(), seed=seed)
-        fleet.init_worker()
+        executor = executor_of(settings={"seed": seed})
         executor.train_from_dataset(BATCHES)
         figures.append(log_loss(executor))
         fleet.stop_worker()
@@ -407,23 +399,6 @@ def test_rank_0_prints_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "mine\n"
 
 
-def test_fit_is_the_whole_script() -> None:
-    model = small_model()
-    fleet.distributed_optimizer(SGD).minimize(model)
-    passes = []
-
-    class Counted:
-        def __iter__(self):
-            passes.append(None)
-            return iter(BATCHES)
-
-    fleet.Executor().fit(model, Counted(), epoch=3)
-
-    assert len(passes) == 3
-    with pytest.raises(UsageError, match=r"stop_worker.* was called"):
-        fleet.barrier_worker()
-
-
 def test_fit_refuses_what_it_cannot_go_through_again() -> None:
     model = small_model()
     executor = fleet.distributed_optimizer(SGD).minimize(model)
@@ -442,9 +417,7 @@ def test_script_goes_on_where_it_was_killed(saved_after: int, tmp_path: Path) ->
     def begin() -> tuple[fleet.Executor, fleet.QueueDataset]:
         fleet.running.FLEET.abandon()
         fleet.init()
-        model = CtrDnn(schema, dim=2, hidden=[4])
-        executor = fleet.distributed_optimizer(SGD, None).minimize(model)
-        fleet.init_worker()
+        executor = executor_of(model=CtrDnn(schema, dim=2, hidden=[4]))
         dataset = fleet.QueueDataset(schema, 16, shuffle_files=True, seed=3)
         dataset.set_filelist(sorted((tmp_path / "train").iterdir()))
         return executor, dataset

@@ -9,7 +9,7 @@ from ctr_ps.protos.runtime.jit import kernel  # noqa: E402
 from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec  # noqa: E402
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY, Tuning, initial_state  # noqa: E402
 from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.optimizers import UPDATES, update_of  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.pass_table import UPDATES, update_of  # noqa: E402
 from tests.support.optimizers import CUSTOM_PARAMS, plain_optimizer  # noqa: E402
 
 NUM_ROWS = 30

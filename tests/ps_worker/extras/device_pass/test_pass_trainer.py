@@ -25,8 +25,8 @@ from ctr_ps.protos.store import BlockState, ModelState, PushId, SaveRequest, Sto
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass import pass_trainer  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.pass_rows import PassRows, merged  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.preparation import PassRows, merged  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
@@ -460,12 +460,12 @@ def dense_bytes() -> int:
 def test_rows_go_back_in_several_pushes_and_the_last_completes_the_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ctr_ps.ps_worker.extras.device_pass import pass_rows
+    from ctr_ps.ps_worker.extras.device_pass import preparation
 
     data = batches(4)
     stores = [ParameterStore(), Recorder(ParameterStore())]
     train(stores[0], on_device(4), [data])
-    monkeypatch.setattr(pass_rows, "PART_BYTES", 300)
+    monkeypatch.setattr(preparation, "PART_BYTES", 300)
 
     train(stores[1], on_device(4), [data])  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Calls that wait for the thread that trains: once each, answered once, and never for ever."""
+"""Calls that wait for the thread that trains, and which it turns to: once each, answered once, in time."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,13 +9,12 @@ import pytest
 
 from ctr_ps.protos.errors import AbortedError, ProtocolError, TransportError, WaitTimeoutError
 from ctr_ps.protos.futures import Answered
-from ctr_ps.protos.store import Member
+from ctr_ps.protos.store import Member, ReduceOp
 from ctr_ps.protos.wire.heter import Attend, Train, Trained
 from ctr_ps.ps_worker.cluster.transport import Transport
-from ctr_ps.ps_worker.extras.heter.inbox import Inbox
-from ctr_ps.ps_worker.extras.heter.joining import Joined, Joining
+from ctr_ps.ps_worker.extras.heter.connect import HeterTrainers
+from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining
 from ctr_ps.ps_worker.extras.heter.service import HeterService
-from ctr_ps.ps_worker.extras.heter.trainers import HeterTrainers
 
 LIMIT_S = 20.0
 
@@ -40,13 +39,17 @@ def inbox_of(*workers: int, is_sync: bool = False, wait_limit_s: float = LIMIT_S
     return Inbox(joining, lambda _: None, barriers_passed=1, wait_limit_s=wait_limit_s)
 
 
+def train_one(inbox: Inbox, loss: float) -> None:
+    batches = inbox.next(LIMIT_S)
+    assert isinstance(batches, list)
+    batches[0].answer.set_result(answer(loss))
+
+
 def test_a_batch_that_comes_again_is_trained_on_once_and_answered_alike() -> None:
     inbox = inbox_of(0)
     with ThreadPoolExecutor(2) as pool:
         calls = [pool.submit(inbox.train, batch(0, 0)) for _ in range(2)]
-        trained = inbox.next(LIMIT_S)
-        assert isinstance(trained, Joined)
-        trained.batches[0].answer.set_result(answer(3.0))
+        train_one(inbox, 3.0)
         assert [call.result(LIMIT_S).loss for call in calls] == [3.0, 3.0]
 
     assert inbox.train(batch(0, 0)).loss == 3.0
@@ -58,9 +61,7 @@ def test_an_answer_that_has_arrived_is_forgotten() -> None:
     with ThreadPoolExecutor(2) as pool:
         for number in range(2):
             call = pool.submit(inbox.train, batch(0, number, settled=number))
-            trained = inbox.next(LIMIT_S)
-            assert isinstance(trained, Joined)
-            trained.batches[0].answer.set_result(answer(number))
+            train_one(inbox, number)
             assert call.result(LIMIT_S).loss == number
 
     with pytest.raises(ProtocolError, match="sent batch 0 again, although it had its answer"):
@@ -93,9 +94,7 @@ def test_a_barrier_is_answered_when_what_was_taken_before_has_been_pushed() -> N
     barrier = Attend(member=Member(0, 5), number=1, name="end")
     with ThreadPoolExecutor(2) as pool:
         train = pool.submit(inbox.train, batch(0, 0))
-        trained = inbox.next(LIMIT_S)
-        assert isinstance(trained, Joined)
-        trained.batches[0].answer.set_result(answer(1.0))
+        train_one(inbox, 1.0)
         train.result(LIMIT_S)
         is_told = threading.Event()
         attend = pool.submit(lambda: (is_told.set(), inbox.attend(barrier)))
@@ -167,9 +166,7 @@ def test_another_process_of_a_worker_counts_from_its_own_first_batch() -> None:
     with ThreadPoolExecutor(1) as pool:
         for incarnation in (5, 6):
             call = pool.submit(inbox.train, batch(0, 0, incarnation=incarnation))
-            trained = inbox.next(LIMIT_S)
-            assert isinstance(trained, Joined)
-            trained.batches[0].answer.set_result(answer(incarnation))
+            train_one(inbox, incarnation)
             assert call.result(LIMIT_S).loss == incarnation
 
 
@@ -189,3 +186,86 @@ def test_a_worker_says_which_answers_have_arrived() -> None:
         trainers.train(np.zeros((1, 1), np.float32), np.zeros(1, np.float32), {})
 
     assert settled == [0, 1, 2]
+
+
+def barrier(worker: int, number: int = 1) -> Attend:
+    return Attend(member=Member(worker, 7), number=number, name="end", size=2, op=ReduceOp.SUM)
+
+
+def test_synchronous_step_has_one_batch_of_each_in_worker_order() -> None:
+    joining: Joining[str] = Joining([0, 2], is_sync=True, max_joined=1)
+
+    joining.add(2, "two")
+    assert joining.take() is None
+    assert joining.missing() == [0]
+    joining.add(0, "zero")
+
+    assert joining.take() == ["zero", "two"]
+    assert joining.take() is None
+
+
+def test_one_that_is_at_a_barrier_is_not_waited_for() -> None:
+    joining: Joining[str] = Joining([0, 1], is_sync=True, max_joined=1)
+    joining.attend(barrier(1))
+    assert joining.take() is None
+    joining.add(0, "zero")
+
+    assert joining.take() == ["zero"]
+
+    joining.attend(barrier(0))
+    assert joining.take() in (barrier(0), barrier(1))
+    joining.add(0, "next")
+    assert joining.take() is None  # the other one has left the barrier, too
+
+
+def test_one_that_has_left_is_not_waited_for_and_its_batch_is_not_trained_on() -> None:
+    joining: Joining[str] = Joining([0, 1, 2], is_sync=True, max_joined=1)
+    joining.add(1, "one")
+    joining.add(2, "two")
+
+    assert joining.remove({0, 1}) == ["one"]
+
+    assert joining.take() == ["two"]
+
+
+def test_otherwise_what_is_there_is_joined_up_to_a_limit() -> None:
+    joining: Joining[int] = Joining([0, 1], is_sync=False, max_joined=2)
+    for number in range(3):
+        joining.add(1, number)
+    joining.attend(barrier(0))
+
+    assert joining.take() == [0, 1]
+    assert joining.take() == [2]
+    assert joining.take() is None  # worker 1 still trains
+    joining.attend(barrier(1))
+    assert isinstance(joining.take(), Attend)
+
+
+@pytest.mark.parametrize(
+    ("worker", "message"),
+    [(0, r"second batch .* train\.thread_num = 1"), (3, r"serves the workers \[0, 1\]")],
+)
+def test_batch_that_breaks_the_step_is_refused(worker: int, message: str) -> None:
+    joining: Joining[str] = Joining([0, 1], is_sync=True, max_joined=1)
+    joining.add(0, "zero")
+
+    with pytest.raises(ProtocolError, match=message):
+        joining.add(worker, "another")
+
+
+def test_what_was_sent_before_a_barrier_is_trained_on_before_it() -> None:
+    joining: Joining[str] = Joining([0], is_sync=False, max_joined=1)
+    joining.add(0, "zero")
+    joining.attend(barrier(0))
+
+    assert joining.take() == ["zero"]
+    assert joining.take() == barrier(0)
+
+
+def test_barrier_of_those_that_are_lost_is_not_come_to() -> None:
+    joining: Joining[str] = Joining([0, 1], is_sync=True, max_joined=1)
+    joining.attend(barrier(1))
+
+    joining.remove({0, 1})
+
+    assert joining.take() is None

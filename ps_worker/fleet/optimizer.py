@@ -1,11 +1,31 @@
-"""The optimizers of a script, made of those of the servers: what `distributed_optimizer` takes."""
+"""Optimizers under the names that they have in Paddle; their arguments are hyper-parameters.
+
+    fleet.optimizer.Adagrad(learning_rate=0.02)
+    fleet.optimizer.Adam(fleet.optimizer.lr.StepDecay(0.01, step_size=1000), weight_decay=0.1)
+
+They are applied on the servers, those that end in Row to rows only. ps_server/optimizers has the formulas.
+"""
 
 from inspect import Parameter, Signature
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ctr_ps.protos.errors import UsageError, did_you_mean
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
-from ctr_ps.ps_worker.fleet.optimizer.lr import LRScheduler
+from ctr_ps.ps_worker.fleet import lr
+from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "AdagradRow",
+    "Adam",
+    "AdamRow",
+    "ClipGradByGlobalNorm",
+    "Ftrl",
+    "Momentum",
+    "Optimizer",
+    "lr",
+]
 
 _HARMLESS: dict[str, Any] = {
     "name": None,
@@ -22,14 +42,12 @@ _HARMLESS: dict[str, Any] = {
 
 
 class ClipGradByGlobalNorm:
-    """Clips the gradient of each batch, of rows and dense parameters together: `train.clip_norm` of a job."""
+    """Clips the gradient of each batch, of rows and dense parameters together: `train.clip_norm` of a job.
+
+    Raises UsageError if the norm is not above 0.
+    """
 
     def __init__(self, clip_norm: float) -> None:
-        """Takes the largest norm.
-
-        Raises:
-            UsageError: If it is not above 0.
-        """
         if not clip_norm > 0:
             raise UsageError(f"clip_norm is {clip_norm!r}, expected a number above 0")
         self.clip_norm = float(clip_norm)
@@ -56,11 +74,6 @@ class Optimizer:
     _name: ClassVar[str]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Checks what only scripts have; the rest is checked as that of a job.
-
-        Raises:
-            UsageError: If an argument has no counterpart, or is not a number; says what to write.
-        """
         where = f"fleet.optimizer.{type(self).__name__}"
         known = self.__signature__.parameters
         for name in kwargs.keys() - known.keys():
@@ -84,7 +97,7 @@ class Optimizer:
         self.is_lazy = bool(given.pop("lazy_mode", True))
         self.choice: dict[str, Any] = {"name": self._name}
         rate = given["learning_rate"]
-        if isinstance(rate, LRScheduler):
+        if isinstance(rate, lr.LRScheduler):
             given["learning_rate"] = rate.base_lr
             self.choice["schedule"] = rate.schedule
         for name, value in given.items():
@@ -96,13 +109,7 @@ class Optimizer:
 
 
 def _optimizer(name: str, of_servers: str, **defaults: Any) -> type[Optimizer]:
-    """Returns the class of a script for an optimizer of the servers.
-
-    Args:
-        name: Of the class.
-        of_servers: Name of the optimizer.
-        defaults: Of arguments, where they are not those of the servers.
-    """
+    """Returns the class of a script for an optimizer of the servers; `defaults` replace its own."""
     known = OPTIMIZERS[of_servers]
     by_place = {**known.hyper._field_defaults, **defaults}
     by_name = {each: value for each, value in defaults.items() if each not in known.ranges}
@@ -139,13 +146,16 @@ Ftrl = _optimizer("Ftrl", "ftrl")
 
 
 def require_optimizer(optimizer: Any) -> Optimizer:
-    """Returns an optimizer of these.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """Returns an optimizer of these; raises UsageError if it is none."""
     if isinstance(optimizer, Optimizer):
         return optimizer
     raise UsageError(
         f"{optimizer!r} is no optimizer: write fleet.optimizer.Adagrad(learning_rate=0.02), say"
     )
+
+
+if not TYPE_CHECKING:  # a type checker knows the names
+
+    def __getattr__(name: str) -> NoReturn:
+        """Says which optimizers there are."""
+        raise unknown_name("fleet.optimizer", name, __all__)

@@ -1,4 +1,4 @@
-"""Synchronous steps, worker side, on a store in the same process."""
+"""Training in lockstep, worker side, on a store in the same process: in common steps, or each on its own."""
 
 import math
 from collections.abc import Mapping
@@ -12,18 +12,22 @@ from ctr_ps.protos.errors import GradientError, ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad, Values
 from ctr_ps.protos.store import Future, Missing, PushId, Store, Version
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
+from ctr_ps.ps_worker.communicators.communicator import Communicator
+from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
+from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import INCARNATION, joined, member
-from tests.support.training import job, random_batches, small_model
+from tests.support.training import job, random_batches, small_model, together
+from tests.support.training import joined as joined_batches
 
 NUM_PARAMS = small_model().num_params
 S = TypeVar("S", bound=Store)
 KEYS = {"embedding": np.arange(3, dtype=np.uint64)}
 EXAMPLES = 10
+BATCHES = random_batches(30, 16, seed=4)
 
 
 class CountingStore(ParameterStore):
@@ -148,9 +152,7 @@ def test_rows_that_came_with_a_push_are_not_used_after(between: str) -> None:
         rows.rows["embedding"],
         store.pull_sparse(keys, missing=Missing.INITIAL).result().rows["embedding"],
     )
-    expected = np.empty(NUM_PARAMS, np.float32)
-    store.pull_dense({DENSE_BLOCK: expected}).result()
-    np.testing.assert_array_equal(params, expected)
+    np.testing.assert_array_equal(params, dense_of(store))
 
 
 def test_flush_waits_until_a_push_that_pulls_is_acknowledged() -> None:
@@ -165,10 +167,9 @@ def test_flush_waits_until_a_push_that_pulls_is_acknowledged() -> None:
 def test_step_of_a_cluster_is_one_call_to_each_server() -> None:
     communicator, transport = on_two_servers()
     alone = declared(joined(ParameterStore()))
-    batches = random_batches(5, 16, seed=4)
 
-    train(communicator, batches)
-    train(on(alone, worker=0), batches)
+    train(communicator, BATCHES[:5])
+    train(on(alone, worker=0), BATCHES[:5])
 
     names = [name for server, name, _ in transport.calls if server == 0]
     assert sorted(names[:2]) == ["PullDense", "PullSparse"]
@@ -176,9 +177,98 @@ def test_step_of_a_cluster_is_one_call_to_each_server() -> None:
     np.testing.assert_array_equal(read(communicator), read(on(alone, worker=0)))
 
 
-def train(communicator: SyncCommunicator, batches: list[Batch]) -> None:
-    progress = Progress(every_s=math.inf)
-    StepLoop(small_model(), communicator, batch_size=16, progress=progress).train(batches)
+def test_one_worker_with_one_thread_learns_what_in_process_training_learns() -> None:
+    cluster, in_process = adaptive_store(), adaptive_store()
+
+    train(half_async(cluster), BATCHES)
+    train(DirectCommunicator(in_process, member=member(), num_params=NUM_PARAMS), BATCHES)
+
+    assert cluster.digest() == in_process.digest()
+    assert cluster.status().staleness == in_process.status().staleness
+    assert cluster.status().staleness.largest == 0
+
+
+def test_two_threads_learn_what_one_learns_with_a_double_batch() -> None:
+    threads, double = adaptive_store(), adaptive_store()
+
+    train(half_async(threads), BATCHES, thread_num=2)
+    batches = [joined_batches(BATCHES[i : i + 2]) for i in range(0, len(BATCHES), 2)]
+    train(
+        half_async(double),
+        batches,
+        batch_size=32,
+    )
+
+    np.testing.assert_allclose(dense_of(threads), dense_of(double), rtol=2e-3, atol=2e-5)
+    assert threads.status().examples == double.status().examples
+
+
+def test_gradients_of_workers_are_stale_by_each_others_steps() -> None:
+    store = adaptive_store(num_workers=2)
+    slow = half_async(store)
+    pull = slow.pull
+
+    def overtaken(keys):
+        answer = pull(keys)
+        train(half_async(store, worker=1), BATCHES[:5])
+        return answer
+
+    slow.pull = overtaken
+    train(slow, BATCHES[:1])
+
+    assert store.status().staleness.largest == 5
+
+
+def test_step_reads_what_other_workers_did_since_the_last_step() -> None:
+    store = adaptive_store(num_workers=2)
+    communicator = half_async(store)
+    train(communicator, BATCHES[:1])
+    train(half_async(store, worker=1), BATCHES[1:2])
+
+    np.testing.assert_array_equal(read(communicator), dense_of(store))
+
+
+def test_threads_read_one_state_of_the_dense_parameters() -> None:
+    store = adaptive_store()
+    communicator = half_async(store)
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with communicator.params() as params:
+            seen.append(params.tobytes())
+
+    together(read, read)
+
+    assert len(set(seen)) == 1
+
+
+def half_async(store: Store, *, worker: int = 0) -> HalfAsyncCommunicator:
+    return HalfAsyncCommunicator(store, member=member(worker), num_params=NUM_PARAMS)
+
+
+def adaptive_store(num_workers: int = 1) -> ParameterStore:
+    store = ParameterStore(num_workers=num_workers)
+    settings = job("async", "optimizer.sparse=adagrad", "optimizer.dense=adam")
+    declare(store, specs_of(small_model(), settings))
+    return store
+
+
+def dense_of(store: Store) -> Values:
+    params = np.empty(NUM_PARAMS, np.float32)
+    store.pull_dense({DENSE_BLOCK: params}).result()
+    return params
+
+
+def train(
+    communicator: Communicator, batches: list[Batch], thread_num: int = 1, batch_size: int = 16
+) -> None:
+    StepLoop(
+        small_model(),
+        communicator,
+        batch_size=batch_size,
+        thread_num=thread_num,
+        progress=Progress(every_s=math.inf),
+    ).train(batches)
 
 
 def on_two_servers() -> tuple[SyncCommunicator, LocalTransport]:
@@ -215,7 +305,7 @@ def on(store: Store, *, worker: int) -> SyncCommunicator:
     return SyncCommunicator(store, member=member(worker), num_params=NUM_PARAMS)
 
 
-def read(communicator: SyncCommunicator) -> Values:
+def read(communicator: HalfAsyncCommunicator) -> Values:
     with communicator.params() as params:
         return params.copy()
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctr_ps.protos.store import Acknowledged
-from ctr_ps.ps_worker.cluster.acknowledgements import Acknowledgements
+from ctr_ps.ps_worker.cluster.joined_worker import Acknowledgements
 from tests.support.stores import push_id
 
 

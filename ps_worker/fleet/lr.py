@@ -14,7 +14,7 @@ Settings = dict[str, Any]
 
 
 class LRScheduler:
-    """A learning rate and its schedule.
+    """A learning rate and its schedule, with Paddle's arguments; they count batches of all workers.
 
     Attributes:
         base_lr: The learning rate that the schedule multiplies.
@@ -22,7 +22,6 @@ class LRScheduler:
     """
 
     def __init__(self, learning_rate: float, schedule: Settings) -> None:
-        """Takes both."""
         self.base_lr = _number("learning_rate", learning_rate)
         self.schedule = schedule
 
@@ -38,7 +37,6 @@ class StepDecay(LRScheduler):
     """Times `gamma` every `step_size` steps."""
 
     def __init__(self, learning_rate: float, step_size: int, gamma: float = 0.1) -> None:
-        """Takes Paddle's arguments, but counts batches of all workers."""
         super().__init__(learning_rate, {"kind": "step", "step_size": step_size, "gamma": gamma})
 
 
@@ -46,7 +44,6 @@ class CosineAnnealingDecay(LRScheduler):
     """Down to `eta_min` along a cosine, in `T_max` steps; there it stays."""
 
     def __init__(self, learning_rate: float, T_max: int, eta_min: float = 0.0) -> None:  # noqa: N803
-        """Takes Paddle's arguments, but counts batches of all workers."""
         end_factor = _ratio("eta_min", eta_min, learning_rate)
         super().__init__(
             learning_rate, {"kind": "cosine", "total_steps": T_max, "end_factor": end_factor}
@@ -54,7 +51,10 @@ class CosineAnnealingDecay(LRScheduler):
 
 
 class PolynomialDecay(LRScheduler):
-    """Down to `end_lr` in equal amounts, in `decay_steps` steps; there it stays."""
+    """Down to `end_lr` in equal amounts, in `decay_steps` steps; there it stays.
+
+    Raises UsageError if it is not linear, or begins again.
+    """
 
     def __init__(
         self,
@@ -64,11 +64,6 @@ class PolynomialDecay(LRScheduler):
         power: float = 1.0,
         cycle: bool = False,
     ) -> None:
-        """Takes Paddle's arguments, but counts batches of all workers.
-
-        Raises:
-            UsageError: If it is not linear, or begins again.
-        """
         if power != 1.0 or cycle:
             raise UsageError(
                 f"PolynomialDecay has power={power!r}, cycle={cycle!r}: here it is linear, once; leave both "
@@ -81,7 +76,10 @@ class PolynomialDecay(LRScheduler):
 
 
 class LinearWarmup(LRScheduler):
-    """Up to `end_lr` in `warmup_steps` equal amounts, then as `learning_rate` says."""
+    """Up from nothing in `warmup_steps` equal amounts, then as `learning_rate`, a schedule or not, says.
+
+    It begins with 1 / warmup_steps. Raises UsageError if the warm-up begins or ends elsewhere.
+    """
 
     def __init__(
         self,
@@ -90,17 +88,6 @@ class LinearWarmup(LRScheduler):
         start_lr: float = 0.0,
         end_lr: float | None = None,
     ) -> None:
-        """Takes Paddle's arguments, but counts batches of all workers, and begins with 1 / warmup_steps.
-
-        Args:
-            learning_rate: After the warm-up; a schedule begins then.
-            warmup_steps: Batches of all workers.
-            start_lr: 0: the rate grows from nothing.
-            end_lr: Where the warm-up ends; None: at the learning rate.
-
-        Raises:
-            UsageError: If the warm-up begins or ends elsewhere.
-        """
         after = (
             learning_rate
             if isinstance(learning_rate, LRScheduler)
