@@ -15,13 +15,13 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator, SyncCommunicator
+from ctr_ps.ps_worker.data.blocks import joined as joined_batches
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.step_loop import StepLoop
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import INCARNATION, joined, member
 from tests.support.training import job, random_batches, small_model, together
-from tests.support.training import joined as joined_batches
 
 NUM_PARAMS = small_model().num_params
 S = TypeVar("S", bound=Store)
