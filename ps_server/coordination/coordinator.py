@@ -90,7 +90,7 @@ class Coordinator:
         """
         self._jobs_before = jobs_before
         self._has_update_log = has_update_log
-        self._on_failure = on_failure
+        self.on_failure = on_failure
         self.can_resume = False
         self._members = Membership(members)
         self._steps = StepAggregator(self._members)
@@ -311,7 +311,7 @@ class Coordinator:
         )
         if self._calls.fail(f"{failure}{_HOW_TO_RESUME}" if can_resume else failure):
             self.can_resume = can_resume
-            self._on_failure(self.failure)
+            self.on_failure(self.failure)
 
     @property
     def failure(self) -> str:

@@ -80,7 +80,6 @@ class Engine:
         places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
             around their records, so that the journal has these in the order in which they happen. A departure
             does not hold it: the worker makes it after its other calls.
-        on_failure: Called, from any thread, with the reason when a job ends before its time.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class Engine:
         self._has_update_log = has_update_log
         self._roots = Roots(checkpoint_roots)
         self._on_shard: Callable[[], None] = lambda: None  # of a recovery
-        self.on_failure: Callable[[str], None] = lambda _: None
+        self._on_failure: Callable[[str], None] = lambda _: None
         self._begin_job(0)
 
     @property
@@ -160,14 +159,16 @@ class Engine:
             self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
-            on_failure=self._tell_failure,
+            on_failure=self._on_failure,
             jobs_before=jobs_before,
             has_update_log=self._has_update_log,
         )
         self.parameters.reset_subscribers()
 
-    def _tell_failure(self, reason: str) -> None:
-        self.on_failure(reason)
+    def call_on_failure(self, on_failure: Callable[[str], None]) -> None:
+        """Has `on_failure` called, from any thread, with the reason when a job ends before its time."""
+        # The job has it, and not a method of this: it would hold its engine, and the tables, in a circle.
+        self._on_failure = self.job.on_failure = on_failure
 
     def state(self) -> EngineState:
         """Returns what `restore` and the calls that wait make of an engine with the same parameters.

@@ -163,7 +163,7 @@ class Server:
         return True
 
     def _serve(self) -> None:
-        self._engine.on_failure = self._hear_of_failure
+        self._engine.call_on_failure(self._hear_of_failure)
         self._health.begin()
         self._service.restart_idle_time()
         self._leases = asyncio.create_task(self._watch_leases())
@@ -266,7 +266,7 @@ class Server:
         if self._leases is not None:
             self._leases.cancel()
         self._health.end()
-        self._engine.on_failure = lambda _: None
+        self._engine.call_on_failure(lambda _: None)
         await self._server.stop(self._settings.grace_s)
         self._service.close()
         if self._metrics_port is not None:
