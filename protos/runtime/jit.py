@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
 from numba.core import event
+from numba.core.caching import IndexDataCacheFile
 from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import UsageError, WaitTimeoutError
@@ -38,7 +39,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     It runs without the GIL, or threads would queue behind one call; the result is cached on disk;
     division follows IEEE 754, as in numpy. No fast-math: sums must not depend on the compiler.
     """
-    return cast("Callable[P, R]", numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return _cached(numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
 def inlined_kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -47,8 +48,30 @@ def inlined_kernel(function: Callable[P, R]) -> Callable[P, R]:
     The compiler leaves out calls of small functions by itself, by a guess of what is small. A call that stays
     counts references to every array that it is handed, atomically: for a whole table 60 ns and more.
     """
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function)
-    return cast("Callable[P, R]", compiled)
+    inlined = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)
+    return _cached(inlined(function))
+
+
+class _CacheFile(IndexDataCacheFile):
+    """A kernel's file of the cache, of which an index that cannot be read is empty.
+
+    Numba reads the types of arguments before it looks whether the file is of this source: those of an earlier
+    version may be in modules that are gone, and then no kernel would be found or compiled.
+    """
+
+    def _load_index(self) -> dict[Any, Any]:
+        try:
+            found: dict[Any, Any] = super()._load_index()  # type: ignore[no-untyped-call]
+        except (ImportError, AttributeError):
+            return {}
+        return found
+
+
+def _cached(compiled: Any) -> Callable[..., Any]:
+    file = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if type(file) is IndexDataCacheFile:  # else kernels run as Python, or numba has changed
+        file.__class__ = _CacheFile
+    return cast("Callable[..., Any]", compiled)
 
 
 def read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:

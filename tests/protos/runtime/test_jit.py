@@ -181,3 +181,46 @@ def test_kernel_that_reads_beyond_its_array_fails() -> None:
 
     with pytest.raises(IndexError):
         read(np.array([1.0, 2.0]), 2)
+
+
+UPGRADED = """
+import sys
+from typing import NamedTuple
+from ctr_ps.protos.runtime.jit import kernel
+
+class Pair(NamedTuple):
+    a: float
+    b: float
+
+sys.modules[NAME] = sys.modules["__main__"]
+Pair.__module__ = NAME
+
+@kernel
+def total(pair):
+    return pair.a + pair.b
+
+print(total(Pair(1.0, 2.0)), sum(total.stats.cache_hits.values()))
+"""
+
+
+def test_cache_of_a_version_with_other_modules_is_compiled_anew(tmp_path):
+    """Numba unpickles an index, which names the modules of types, before it compares the source."""
+
+    def run(name: str) -> str:
+        script = tmp_path / "script.py"
+        script.write_text(UPGRADED.replace("NAME", repr(name)))
+        done = subprocess.run(
+            [sys.executable, script],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert run("module_before") == "3.0 0\n"
+    assert run("module_before") == "3.0 1\n"
+    assert run("module_after") == "3.0 0\n"
+    assert run("module_after") == "3.0 1\n"
