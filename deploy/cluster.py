@@ -79,7 +79,7 @@ class ProcessExited:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A process that was started with `tell_lines` wrote a line to stdout."""
+    """A process that was started by `start_told` wrote a line to stdout."""
 
     name: str
     text: bytes
