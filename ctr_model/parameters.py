@@ -70,7 +70,7 @@ class EmbeddingTable:
     dim: int  # width of an embedding
     init_range: float = 0.0  # new embeddings are uniform in [-init_range, init_range)
     slots: tuple[int, ...] | None = None  # slots to look up, by number from 0; None: all
-    # crosses to look up, pairs of slot numbers (ctr_model/parameters.py)
+    # crosses to look up, pairs of slot numbers
     crosses: tuple[tuple[int, int], ...] = ()
     # default optimizer of this table, as in a job: {"name": "ftrl", "learning_rate": 0.1}; None:
     # the job's default

@@ -15,11 +15,11 @@ FORMS = {
 }
 """The sentences of each verb; `at TIME` counts from the start."""
 
-_PROCESS = r"(?P<role>server|worker|heter) (?P<index>\d+)"
-_TIME = r"\d+\.?\d*(?:ms|s)"
-_MOMENT = rf"at (?:step (?P<step>\d+)|(?P<at>{_TIME}))"
+_PROCESS = r"(?P<role>server|worker|heter) (?P<index>[0-9]+)"
+_TIME = r"[0-9]+\.?[0-9]*(?:ms|s)"
+_MOMENT = rf"at (?:step (?P<step>[0-9]+)|(?P<at>{_TIME}))"
 _CALLS = r"(?P<calls>pushes|pulls|calls)"
-_SHARE = r"(?P<amount>100(?:\.0*)?%|\d{1,2}(?:\.\d*)?%)"
+_SHARE = r"(?P<amount>100(?:\.0*)?%|[0-9]{1,2}(?:\.[0-9]*)?%)"
 _PATTERNS = {
     "kill": rf"kill {_PROCESS} {_MOMENT}",
     "pause": rf"pause {_PROCESS} for (?P<pause>{_TIME}) {_MOMENT}",

@@ -39,9 +39,9 @@ LAST_WORDS_S = 1.0
 class Process(Protocol):
     """A process that an engine has started."""
 
+    # where `subprocess.PIPE` was asked for
     stdout: IO[bytes] | None
     stderr: IO[bytes] | None
-    """Its output and errors, where `subprocess.PIPE` was asked for."""
 
     def wait(self) -> int:
         """Waits for its exit; returns the return code as `Popen` does."""

@@ -29,7 +29,7 @@ STEPS_OF_PROGRESS = 2
 """The step in which a worker dies may still be completed by what it had sent; the one after it may not."""
 
 CHAOS = "CTR_PS_CHAOS"  # read by ps_worker.extras.chaos.channels
-WATCHER = "versions"
+VERSIONS = "versions"
 
 FAULTS = ("request_lost", "reply_lost", "duplicated", "delayed")
 """Faults of calls, as workers' journals name them."""
@@ -262,7 +262,7 @@ class Disturber:
         """Starts to look at the versions of servers, if anything depends on them."""
         if self._chaos.disturbances:
             command = (*self._watch_command, ",".join(endpoints))
-            self._cluster.start_told(ProcessSpec(name=WATCHER, command=command))
+            self._cluster.start_told(ProcessSpec(name=VERSIONS, command=command))
 
     def next_time(self) -> float:
         """Returns when to call `handle` next, if no event comes before."""
@@ -280,10 +280,10 @@ class Disturber:
                     return None
                 self._progress = Progress()
                 return Progressed()
-            case Exited(name, _) if name == WATCHER:
-                path = self._cluster.log_path(WATCHER)
+            case Exited(name, _) if name == VERSIONS:
+                path = self._cluster.log_path(VERSIONS)
                 log.warning(
-                    "cannot follow the training steps any more: %s exited, see %s", WATCHER, path
+                    "cannot follow the training steps any more: %s exited, see %s", VERSIONS, path
                 )
                 return None
             case _:

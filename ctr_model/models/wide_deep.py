@@ -156,7 +156,7 @@ def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segme
 
 
 def first_order(dense: Floats, lookup: Lookup, weight: Floats, bias: Floats, out: Floats) -> None:
-    """Overwrites `out` float32[B] with z; `lookup` is of a table of dim 1."""
+    """Overwrites `out` float32[B] with the first-order part; `lookup` is of a table of dim 1."""
     _first_order(
         dense, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, weight, bias, out
     )
@@ -170,7 +170,7 @@ def first_order_backward(
     weight_grad: Floats,
     bias_grad: Floats,
 ) -> None:
-    """Overwrites the gradients of rows float32[N, 1], weight and bias, given `grad` float32[B], of z."""
+    """Overwrites the gradients of rows float32[N, 1], weight and bias; `grad` is float32[B]."""
     _first_order_backward(
         grad,
         dense,

@@ -115,6 +115,8 @@ def has_bfloat16(capabilities: Collection[str]) -> bool:
 
 def _capabilities() -> list[str]:
     """Returns the processor's capabilities, such as "avx512_bf16"; empty: unknown."""
+    if hasattr(torch.cpu, "get_capabilities"):  # not in older releases
+        return [name for name, has_it in torch.cpu.get_capabilities().items() if has_it]
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)  # of x86, of ARM

@@ -213,7 +213,10 @@ def name_tables(module: nn.Module) -> None:
 
 
 def tables_of(module: nn.Module, schema: Schema) -> tuple[EmbeddingTable, ...]:
-    """Returns the tables of a module, and assigns its embeddings their parts; ValueError if they disagree."""
+    """Returns the tables of a module, and assigns its embeddings their parts.
+
+    ValueError if embeddings disagree, or one has a slot that the schema has not.
+    """
     shared: dict[str, list[SlotEmbedding]] = {}
     for _, embedding in _embeddings(module):
         shared.setdefault(embedding.table or "", []).append(embedding)

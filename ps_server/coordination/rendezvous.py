@@ -197,7 +197,7 @@ class Rendezvous:
     def leave(self, worker: int) -> None:
         """Nobody waits for a worker that has left."""
         self._refuse_arrivals(
-            worker, f"{self._members.name(worker)} has left while this call waited"
+            worker, f"{self._members.name(worker)} has left, or is lost, while this call waited"
         )
         self._arrivals.clocks.pause(worker)
         self.mailbox.leave(worker)

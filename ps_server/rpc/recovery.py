@@ -236,6 +236,8 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
                 )
     except _REFUSALS as error:
         logger.info("refused again call=%s: %s", record.kind, error)
+    except LogError:
+        raise
     except CtrPsError as error:
         raise LogError(
             f"{record.kind} of the update log cannot be carried out again: {error}; make that right and "

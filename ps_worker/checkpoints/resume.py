@@ -77,10 +77,8 @@ class RunState:
             return _RUN_STATE.validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise CheckpointError(
-                f"{source} is not the progress of a run: {place}: {first['msg']}"
-            ) from error
+            fault = ": ".join([*map(str, first["loc"]), first["msg"]])
+            raise CheckpointError(f"{source} is not the progress of a run: {fault}") from error
 
 
 _RUN_STATE = TypeAdapter(RunState)
@@ -148,6 +146,16 @@ def _newest(folder: str) -> str | None:
     return folder_at(folder).child(names[-1]).url
 
 
+def require_batches(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError if it has steps of no known number of batches: schedules would start over."""
+    manifest = checkpoint.manifest
+    if manifest.version and not manifest.batches:
+        raise CheckpointError(
+            f"{checkpoint.url} is of version {manifest.version} and does not say of how many batches, so no "
+            f"run can resume from it: {_fresh_from(checkpoint.url)}"
+        )
+
+
 def _run_of(checkpoint: Checkpoint) -> EarlierRun:
     if RUN_ATTACHMENT not in checkpoint.attachments:
         raise CheckpointError(
@@ -155,6 +163,7 @@ def _run_of(checkpoint: Checkpoint) -> EarlierRun:
             f"{_fresh_from(checkpoint.url)}"
         )
     text = checkpoint.attachment(RUN_ATTACHMENT)
+    require_batches(checkpoint)
     return EarlierRun(
         url=checkpoint.url,
         token=checkpoint.token,

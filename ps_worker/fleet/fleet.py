@@ -30,6 +30,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.checkpoints.attachments import values_of_checkpoint
+from ctr_ps.ps_worker.checkpoints.resume import require_batches
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
 from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import DataPosition
@@ -421,6 +422,8 @@ class Fleet:
             )
         run = self._first_run("fleet.load_model()")
         checkpoint = Checkpoint.open(dirname)
+        if resume:
+            require_batches(checkpoint)
         run.load(checkpoint.url, only=only, token=checkpoint.token)
         self._values.append(values_of_checkpoint(checkpoint))
         if resume:

@@ -19,7 +19,7 @@ import pytest
 from ctr_ps.deploy.chaos import parse
 from ctr_ps.deploy.cluster import Cluster, Events, Line
 from ctr_ps.deploy.disturber import (
-    WATCHER,
+    VERSIONS,
     Disturber,
     Progress,
     Record,
@@ -227,7 +227,7 @@ def test_progress_is_told_once_until_servers_go_on_again(tmp_path: Path) -> None
     chaos = parse("kill server 0 at step 900", num_servers=1, num_workers=1)
     disturber = Disturber(chaos, Cluster(tmp_path, Events()), tmp_path / "chaos", [])
 
-    told = [disturber.handle(Line(WATCHER, b"[%d]" % version)) for version in (1, 3, 3, 3, 4, 5)]
+    told = [disturber.handle(Line(VERSIONS, b"[%d]" % version)) for version in (1, 3, 3, 3, 4, 5)]
 
     assert told == [None, Progressed(), None, None, None, Progressed()]
 

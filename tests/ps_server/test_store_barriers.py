@@ -3,11 +3,34 @@
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import ProtocolError, WaitTimeoutError
+from ctr_ps.protos.errors import PlaceLostError, ProtocolError, WaitTimeoutError
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.store import ReduceOp
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import push_id
+
+
+def test_done_of_a_third_may_show_that_two_are_stuck() -> None:
+    store = ParameterStore(num_workers=3, wait_limit_s=60)
+    first, second = store.barrier("a", 0, step=0), store.barrier("b", 1, step=0)
+
+    store.leave(2, step=0)
+
+    for future in (first, second):
+        with pytest.raises(ProtocolError, match="which never ends"):
+            future.result()
+
+
+def test_worker_that_leaves_while_its_call_waits_is_answered() -> None:
+    store = ParameterStore(num_workers=3, wait_limit_s=60)
+    waiting = store.barrier("a", 1, step=0)
+
+    store.leave(1, step=0)
+
+    with pytest.raises(PlaceLostError, match="worker 1 has left, or is lost, while this call"):
+        waiting.result()
+    others = [store.barrier("a", worker, step=0) for worker in (0, 2)]
+    assert [each.result() for each in others] == [0, 0]
 
 
 def test_worker_that_comes_again_waits_on_when_its_first_call_gives_up() -> None:

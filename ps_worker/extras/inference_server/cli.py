@@ -162,7 +162,7 @@ def serve(
             metrics=metrics_address(metrics),
             reload_s=reload_every,
             drain_s=drain,
-            debug=DebugServices() if grpc_debug else None,
+            debug=DebugServices() if grpc and grpc_debug else None,
         )
         with threadpool_limits(1):  # each thread of the pool is one
             asyncio.run(serving)

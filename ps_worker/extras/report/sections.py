@@ -286,7 +286,8 @@ def importance(runs: Runs, found: Sequence[Importance | str]) -> Section:
     ]
     names = sorted(
         dict.fromkeys(name for own in of_runs for name in own),
-        key=lambda name: -max(own[name].auc_lost for own in of_runs if name in own),
+        # -1.0 first: a run of one class has nan, which is then no maximum
+        key=lambda name: -max((-1.0, *(own[name].auc_lost for own in of_runs if name in own))),
     )
     cards = []
     if names:

@@ -33,7 +33,7 @@ from ctr_ps.protos.wire.calls import Call
 from ctr_ps.ps_server.coordination.push_ledger import progress_of
 from ctr_ps.ps_server.durability.saved_log import read_log
 from ctr_ps.ps_server.durability.update_log import UpdateLog
-from ctr_ps.ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL
+from ctr_ps.ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL, Journal
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import UpdateJournal, state_records
 from ctr_ps.ps_server.settings import LogSync
@@ -150,6 +150,15 @@ def test_call_that_fails_for_another_reason_ends_the_recovery(tmp_path: Path) ->
     with pytest.raises(
         LogError, match=r"Load of the update log cannot be carried out again: .*away"
     ):
+        recovered(tmp_path / "log", ParameterStore())
+
+
+def test_call_of_another_version_ends_the_recovery(tmp_path: Path) -> None:
+    _, log = begun_log(tmp_path / "log", ParameterStore())
+    log.append("Rename", b"")
+    log.close()
+
+    with pytest.raises(LogError, match=r"^the update log has a call 'Rename', which this version"):
         recovered(tmp_path / "log", ParameterStore())
 
 
@@ -684,3 +693,10 @@ def test_process_in_the_place_of_a_lost_one_asks_for_changed_rows_from_the_first
     first = replace(ask, member=NEW, number=1)
 
     assert handlers.start(calls.PULL_CHANGED, first).result().rows["deep"][0].size == 0
+
+
+def test_journal_of_a_log_writes_all_that_a_journal_is_told():
+    """`Journal` writes nothing: what was not overridden would be lost by a recovery."""
+    told = {name for name, of in vars(Journal).items() if callable(of) and name[0] != "_"}
+    assert told <= vars(UpdateJournal).keys()
+    assert "written" in told

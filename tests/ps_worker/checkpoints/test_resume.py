@@ -353,6 +353,19 @@ def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -
         run_first(job_of(clicks, tmp_path))
 
 
+def test_checkpoint_that_does_not_say_how_many_batches_it_has_is_refused(
+    clicks: Path, tmp_path: Path
+) -> None:
+    """The learning rate would start over, at trained weights."""
+    run(job_of(clicks, tmp_path))
+    latest = tmp_path / "epoch-2"
+    manifest = Checkpoint.open(str(latest)).manifest
+    (latest / "MANIFEST.json").write_text(manifest_to_json(replace(manifest, batches=0)))
+
+    with pytest.raises(CheckpointError, match=rf"of version {manifest.version} and does not say"):
+        run_first(job_of(clicks, tmp_path))
+
+
 def test_rows_without_an_order_are_refused_before_anything_is_saved(
     clicks: Path, tmp_path: Path
 ) -> None:

@@ -1,6 +1,9 @@
 """Permutation importance: a feature that says much is worth much, one that says nothing is worth nothing."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +19,13 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     schema_of_checkpoint,
 )
 from ctr_ps.ps_worker.data.blocks import joined, rows_where
-from ctr_ps.ps_worker.extras.report import importance
-from ctr_ps.ps_worker.extras.report.importance import SEED, Importance, importance_of_features
+from ctr_ps.ps_worker.extras.report import importance, sections
+from ctr_ps.ps_worker.extras.report.importance import (
+    SEED,
+    FeatureImportance,
+    Importance,
+    importance_of_features,
+)
 from ctr_ps.ps_worker.job.datasets import streamed
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
@@ -145,3 +153,28 @@ def test_rows_without_labels_cannot_be_measured(runs: tuple[Path, Path]) -> None
 
     with pytest.raises(DataError, match="0 rows with a label"):
         measured(root, unlabelled)
+
+
+def test_run_of_one_class_does_not_change_the_order_of_features():
+    """Its AUC is nan, which is larger than nothing and smaller than nothing."""
+    names = [f"feature-{number}" for number in range(4)]
+    measured = Importance(
+        tuple(
+            FeatureImportance(name, lost, 0.0) for name, lost in zip(names, (0.1, 0.3, 0.0, 0.2))
+        ),
+        examples=9,
+        auc=0.7,
+        log_loss=0.5,
+    )
+    of_one_class = replace(
+        measured,
+        features=tuple(FeatureImportance(name, math.nan, 0.0) for name in names[:3]),
+        auc=math.nan,
+    )
+    runs = [SimpleNamespace(name="one class"), SimpleNamespace(name="measured")]
+
+    section = sections.importance(runs, [of_one_class, measured])
+
+    (card,) = section.cards
+    shown = list(dict.fromkeys(row[0] for row in card.cells))
+    assert shown == ["feature-1", "feature-3", "feature-0", "feature-2"]
