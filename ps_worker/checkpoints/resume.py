@@ -77,7 +77,8 @@ class RunState:
             return _RUN_STATE.validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            fault = ": ".join([*map(str, first["loc"]), first["msg"]])
+            place = ".".join(map(str, first["loc"]))
+            fault = ": ".join(filter(None, (place, first["msg"])))
             raise CheckpointError(f"{source} is not the progress of a run: {fault}") from error
 
 

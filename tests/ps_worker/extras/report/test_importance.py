@@ -159,8 +159,9 @@ def test_run_of_one_class_does_not_change_the_order_of_features():
     """Its AUC is nan, which is larger than nothing and smaller than nothing."""
     names = [f"feature-{number}" for number in range(4)]
     measured = Importance(
-        tuple(
-            FeatureImportance(name, lost, 0.0) for name, lost in zip(names, (0.1, 0.3, 0.0, 0.2))
+        features=tuple(
+            FeatureImportance(name=name, auc_lost=lost, log_loss_gained=0.0)
+            for name, lost in zip(names, (0.1, 0.3, 0.0, 0.2), strict=True)
         ),
         examples=9,
         auc=0.7,
@@ -168,7 +169,10 @@ def test_run_of_one_class_does_not_change_the_order_of_features():
     )
     of_one_class = replace(
         measured,
-        features=tuple(FeatureImportance(name, math.nan, 0.0) for name in names[:3]),
+        features=tuple(
+            FeatureImportance(name=name, auc_lost=math.nan, log_loss_gained=0.0)
+            for name in names[:3]
+        ),
         auc=math.nan,
     )
     runs = [SimpleNamespace(name="one class"), SimpleNamespace(name="measured")]
