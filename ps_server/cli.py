@@ -18,7 +18,7 @@ from ctr_ps.protos.role import ROLE, ServerRole, role_from_environment
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
 from ctr_ps.ps_server.rpc.run import run_server
-from ctr_ps.ps_server.settings import LogSync, ServerSettings, bytes_of_size
+from ctr_ps.ps_server.settings import Limits, LogSync, ServerSettings, bytes_of_size
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -140,7 +140,9 @@ def run(
                 stay=stay,
                 idle_limit_s=idle_limit,
                 wait_limit_s=wait_limit,
-                memory_limit=None if memory_limit is None else bytes_of_size(memory_limit),
+                limits=Limits(
+                    memory_limit=None if memory_limit is None else bytes_of_size(memory_limit)
+                ),
                 checkpoint_roots=tuple(checkpoint_root or ()),
                 update_log=update_log,
                 log_sync=log_sync,

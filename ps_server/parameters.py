@@ -41,6 +41,7 @@ from ctr_ps.protos.store import (
 from ctr_ps.protos.store.state_transfer import require_finite_state
 from ctr_ps.ps_server.checkpoint.files.digest import shard_digest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
+from ctr_ps.ps_server.settings import NO_LIMITS, Limits
 from ctr_ps.ps_server.snapshot.before_step import BeforeStep
 from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ctr_ps.ps_server.table import state_transfer
@@ -72,7 +73,7 @@ class Parameters:
         server_index: int,
         shard_map: ShardMap,
         clock: Clock,
-        memory_limit: int | None = None,
+        limits: Limits = NO_LIMITS,
     ) -> None:
         """Holds nothing yet; see `Engine` for the settings."""
         self.base = ""
@@ -85,7 +86,9 @@ class Parameters:
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
         self._loaded_url = ""  # where that is from
         self._memory_limit = (
-            None if memory_limit is None else MemoryLimit(memory_limit, self._table_bytes)
+            None
+            if limits.memory_limit is None
+            else MemoryLimit(limits.memory_limit, self._table_bytes)
         )
         self._lock = threading.Lock()
 

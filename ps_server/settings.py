@@ -22,6 +22,27 @@ class LogSync(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the parameters of a server may take.
+
+    Attributes:
+        memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
+
+    Raises:
+        UsageError: If a limit is not a number above 0.
+    """
+
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected bytes from 1 on")
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """How a server runs.
 
@@ -32,7 +53,7 @@ class ServerSettings:
         idle_limit_s: Seconds without a call after which the server ends with an error, 0: never; None: 600,
             or never with `stay`.
         wait_limit_s: Seconds that a worker may wait for others.
-        memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
+        limits: What its parameters may take.
         checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
         grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
             that leaves among them.
@@ -55,7 +76,7 @@ class ServerSettings:
     stay: bool = False
     idle_limit_s: float | None = None
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
-    memory_limit: int | None = None
+    limits: Limits = NO_LIMITS
     checkpoint_roots: tuple[str, ...] = ()
     grace_s: float = 5.0
     linger_s: float = 20.0
@@ -71,8 +92,6 @@ class ServerSettings:
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds!r}, expected seconds from 0 on")
-        if self.memory_limit is not None and self.memory_limit < 1:
-            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected bytes from 1 on")
         if not 0 <= self.sigterm_exit_code <= 255:
             raise UsageError(f"sigterm_exit_code is {self.sigterm_exit_code!r}, expected 0 to 255")
 

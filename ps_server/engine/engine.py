@@ -61,7 +61,7 @@ from ctr_ps.ps_server.engine.journal import (
 )
 from ctr_ps.ps_server.engine.pulls import Pulls
 from ctr_ps.ps_server.parameters import Parameters
-from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S
+from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S, NO_LIMITS, Limits
 from ctr_ps.ps_server.snapshot.snapshots import Snapshots
 from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
 
@@ -91,7 +91,7 @@ class Engine:
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
         inbox_bytes: int = INBOX_BYTES,
-        memory_limit: int | None = None,
+        limits: Limits = NO_LIMITS,
         checkpoint_roots: Sequence[str] = (),
         clock: Clock = wall_clock,
         monotonic: Callable[[], float] = time.monotonic,
@@ -106,7 +106,7 @@ class Engine:
             num_servers: 1 holds everything.
             wait_limit_s: How long a call waits for other workers.
             inbox_bytes: Limit of the messages that wait for one worker.
-            memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
+            limits: What the parameters may take.
             checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
             clock: The time at which rows are seen.
             monotonic: The clock for saves, in seconds.
@@ -124,7 +124,7 @@ class Engine:
             num_workers=self.members.total,
             server_index=server_index,
             shard_map=self.shard_map,
-            memory_limit=memory_limit,
+            limits=limits,
             clock=clock,
         )
         self.snapshots = Snapshots(wait_limit_s=wait_limit_s, monotonic=monotonic)

@@ -1,7 +1,7 @@
 """The communicator of a job's mode."""
 
 import logging
-from typing import Any
+from typing import Any, assert_never
 
 from ctr_ps.ctr_model.models.model import Model
 from ctr_ps.protos.role import HeterRole, WorkerRole
@@ -45,10 +45,12 @@ def communicator_of(
     # With tables on a device its trainer pushes whole passes, and numbers them here.
     if is_pass or (strategy.mode == "async" and is_in_process):
         return DirectCommunicator(store, member=member, num_params=num_params)
-    match strategy.mode:
+    # Batches that come one after another through a trainer are late for nobody.
+    mode = "half_async" if strategy.mode == "async" and is_heter_trainer else strategy.mode
+    match mode:
         case "sync":
             return SyncCommunicator(store, member=member, num_params=num_params)
-        case "half_async" | "async" if strategy.mode == "half_async" or is_heter_trainer:
+        case "half_async":
             return HalfAsyncCommunicator(store, member=member, num_params=num_params)
         case "bounded_staleness":
             return BoundedStalenessCommunicator(
@@ -69,13 +71,15 @@ def communicator_of(
                 stall_limit_s=job.cluster.wait_timeout_s,
                 batches_before=batches_before,
             )
-        case _:
+        case "async":
             return AsyncCommunicator(
                 member=member,
                 num_params=num_params,
                 clocks=store if num_workers > 1 and not role.heter_endpoints else None,
                 **_sending(strategy.async_, job, store),
             )
+        case _:
+            assert_never(mode)
 
 
 def _tell_of_wire_dtype(job: Job, *, sends: bool) -> None:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.ctr_model.torch.batch import tensor_of
+from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import DenseSpec, OptimizerSpec, TableSpec
@@ -42,7 +43,12 @@ def update_of(spec: OptimizerSpec) -> Callable[[Tensor, Tensor, Tensor, float, i
     Its last argument is the step of the schedule.
     """
     tuning = Tuning(spec)
-    update = UPDATES[spec.name]
+    update = UPDATES.get(spec.name)
+    if update is None:
+        raise UsageError(
+            f'optimizer {spec.name!r} does not run on a device: device.tables = "pass" needs one of '
+            f"{', '.join(UPDATES)}"
+        )
 
     def apply(weights: Tensor, state: Tensor, grad: Tensor, examples: float, step: int) -> None:
         hyper, decay = tuning.at(step)

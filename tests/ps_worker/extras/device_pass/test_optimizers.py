@@ -5,6 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
+from ctr_ps.protos.errors import UsageError  # noqa: E402
 from ctr_ps.protos.runtime.jit import kernel  # noqa: E402
 from ctr_ps.protos.spec import OptimizerSpec, ScheduleSpec  # noqa: E402
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS, WEIGHT_DECAY, Tuning, initial_state  # noqa: E402
@@ -64,3 +65,9 @@ def test_update_is_that_of_the_servers(name: str, params: str, dim: int) -> None
         np.testing.assert_allclose(values.numpy(), expected, rtol=1e-6, atol=1e-6)
     else:
         np.testing.assert_array_equal(values.numpy(), expected)
+
+
+def test_optimizer_without_an_update_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(UPDATES, "ftrl")
+    with pytest.raises(UsageError, match=r"'ftrl' does not run on a device: .* one of sgd, "):
+        update_of(OptimizerSpec(name="ftrl", params={}))
