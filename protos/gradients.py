@@ -136,7 +136,7 @@ def require_examples(what: str, examples: float) -> None:
     """Raises GradientError if the number of examples makes the mean infinite, or exceeds all counts."""
     if not MIN_EXAMPLES <= examples <= MAX_EXAMPLES:
         raise GradientError(
-            f"push to {what} says that it sums over {examples:g} examples, expected {MIN_EXAMPLES:g} to "
+            f"push to {what}: its gradient sums over {examples:g} examples, expected {MIN_EXAMPLES:g} to "
             f"{MAX_EXAMPLES:g}"
         )
 

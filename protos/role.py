@@ -206,8 +206,8 @@ def _heter_role(environ: Mapping[str, str]) -> HeterRole:
     heter_endpoints = _heter_endpoints(environ)
     if not heter_endpoints:
         raise RoleError(
-            f"{ROLE} is {environ[ROLE]!r}, but none of {', '.join(HETER_TRAINERS)} is set: set one to the "
-            f"heter trainers as host:port,host:port"
+            f"{ROLE} is {environ[ROLE]!r}, but none of {', '.join(HETER_TRAINERS)} is set: set one of "
+            f"them to the endpoints of the heter trainers, as host:port,host:port"
         )
     if environ.get(STAGE, "2").strip() != "2":
         raise RoleError(

@@ -314,8 +314,8 @@ class Trainer:
         """Refuses samples where the schema has weights, without which other figures would come out."""
         if self.schema.weight is not None and not are_files(data) and _are_samples(data):
             raise UsageError(
-                f"the schema names {self.schema.weight!r} as the column of weights, and samples have none: "
-                f"give files or batches, or leave 'weight' out of the schema"
+                f"the schema names {self.schema.weight!r} as the column of weights, but samples have no "
+                f"weights: give files or batches, or remove 'weight' from the schema"
             )
 
 

@@ -368,7 +368,9 @@ def _require_poolable(
         name, of_name = schema.slots[history], schema.slots[target]
         own, other = slots.get(name, {}), slots.get(of_name, {})
         if "pooling" in own:
-            raise ValueError(f"slots.{name}.pooling: {name!r} is a history, which attention pools")
+            raise ValueError(
+                f"slots.{name}.pooling: {name!r} is a history, pooled by attention: remove this option"
+            )
         if own.get("dim") != other.get("dim"):
             raise ValueError(
                 f"slots.{name}.dim: the history {name!r} and its target {of_name!r} have the same rows, so "

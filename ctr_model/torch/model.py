@@ -266,8 +266,9 @@ class _Workspace:
             elif not self._zero[table]:
                 del self._zero[table]
                 logger.warning(
-                    "the gradient of table %r is exactly zero in %d batches, so its rows do not change: rows "
-                    "that start at 0 and are multiplied with each other never learn (init_range)",
+                    "the gradient of table %r is exactly zero in %d batches, so its rows do not change: if "
+                    "the model multiplies rows by each other, rows that start at 0 stay 0; set "
+                    "init_range > 0",
                     table,
                     _FIRST_BATCHES,
                 )

@@ -109,8 +109,8 @@ def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version |
     """Raises ProtocolError if numbers of a synchronous step would be rounded."""
     if sent.bfloat16 and at is not None:
         raise ProtocolError(
-            f"step {at} has bfloat16, but a step's numbers are float32: only what waits for no version can "
-            f"be bfloat16"
+            f"step {at} has bfloat16, but a step's numbers are float32: bfloat16 is for calls without a "
+            f"version, as in asynchronous training"
         )
 
 

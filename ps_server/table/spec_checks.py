@@ -87,7 +87,7 @@ def _check_feature_life(spec: TableSpec) -> None:
         for name in ("admission", "expiry"):
             if getattr(spec, name) is not None:
                 raise SpecError(
-                    f"{table} has {name} but keeps no statistics, which it needs: declare it with both"
+                    f"{table} has {name} but keeps no statistics: {name} needs statistics, so declare both"
                 )
         return
     if spec.records_changes:

@@ -151,7 +151,9 @@ class Claim:
         self._is_over.set()
         self._thread.join(EXPIRY_S)
         if self._thread.is_alive():
-            logger.warning("storage does not respond: %s is not released", self._root.url)
+            logger.warning(
+                "storage does not respond: the claim on %s is not released", self._root.url
+            )
             return
         try:
             if self._root.has(OWNER):
@@ -160,7 +162,7 @@ class Claim:
                     self._root.remove_file(OWNER)
             self._root.remove_file(self._owner.beat)
         except CheckpointError as error:
-            logger.warning("could not release the folder of checkpoints: %s", error)
+            logger.warning("could not release the claim on the checkpoint folder: %s", error)
 
 
 @contextmanager

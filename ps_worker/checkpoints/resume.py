@@ -79,7 +79,7 @@ class RunState:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             fault = ": ".join(filter(None, (place, first["msg"])))
-            raise CheckpointError(f"{source} is not the progress of a run: {fault}") from error
+            raise CheckpointError(f"{source} has no valid progress of a run: {fault}") from error
 
 
 _RUN_STATE = TypeAdapter(RunState)

@@ -118,7 +118,7 @@ class Fleet:
         described whole.
         """
         if self._run is not None:
-            raise UsageError("fleet.stop_worker() before another fleet.init()")
+            raise UsageError("call fleet.stop_worker() before another fleet.init()")
         role = (role_maker or PaddleCloudRoleMaker(is_collective)).role()
         self._forget()
         self._role = role or LOCAL
@@ -265,7 +265,7 @@ class Fleet:
         """
         role = self._role_as(ServerRole, "fleet.run_server()")
         if not self._is_server_ready:
-            raise UsageError("fleet.init_server() before fleet.run_server()")
+            raise UsageError("call fleet.init_server() before fleet.run_server()")
         # Late, so that workers do not load the server's shell.
         from ctr_ps.ps_server.rpc.run import run_server
 
@@ -295,7 +295,7 @@ class Fleet:
         """Trains dense parameters for the workers until all have left, as `ps-worker heter` does."""
         role = self._role_as(HeterRole, "fleet.run_heter_worker()")
         if self._task is None or not self._is_server_ready:
-            raise UsageError("fleet.init_heter_worker() before fleet.run_heter_worker()")
+            raise UsageError("call fleet.init_heter_worker() before fleet.run_heter_worker()")
         # Late, so that others do not load the shell of a heter trainer.
         from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
 
@@ -357,7 +357,7 @@ class Fleet:
         if self._is_over:
             raise UsageError(f"fleet.stop_worker() was called: {call} comes before it")
         if self._run is None:
-            raise UsageError(f"fleet.init_worker() before {call}")
+            raise UsageError(f"call fleet.init_worker() before {call}")
         return self._run
 
     def barrier_worker(self) -> None:
@@ -496,7 +496,7 @@ class Fleet:
 
     def _known_role(self, call: str) -> Role:
         if self._role is None:
-            raise UsageError(f"fleet.init() before {call}")
+            raise UsageError(f"call fleet.init() before {call}")
         return self._role
 
     def _role_as(self, kind: type[R], call: str) -> R:
@@ -510,7 +510,7 @@ class Fleet:
 
     def _known_task(self, call: str) -> Task:
         if self._task is None:
-            raise UsageError(f"fleet.distributed_optimizer(...).minimize(model) before {call}")
+            raise UsageError(f"call fleet.distributed_optimizer(...).minimize(model) before {call}")
         return self._task
 
     def _first_run(self, call: str) -> Run:

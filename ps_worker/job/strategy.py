@@ -145,7 +145,7 @@ def require_options(configs: object) -> Mapping[str, Any]:
     """Returns `a_sync_configs`; raises FleetWordError if it is no table or has a wrong option."""
     key = ("a_sync_configs",)
     if not isinstance(configs, Mapping):
-        raise FleetWordError(key, f"is {configs!r}, expected a table of options")
+        raise FleetWordError(key, f"is {configs!r}, expected options by name, such as k_steps")
     for name in configs:
         if name not in (*TRANSLATED, *IGNORED):
             hint = did_you_mean(name, TRANSLATED, likeness=0.6)

@@ -426,7 +426,7 @@ def test_samples_without_weights_are_refused_where_the_schema_has_some() -> None
 
     for call in (trainer.train, trainer.evaluate):
         with pytest.raises(
-            UsageError, match="names 'weight' as the column of weights, and samples"
+            UsageError, match="names 'weight' as the column of weights, but samples"
         ):
             call(samples)
     assert trainer.predict(samples).shape == (2,)

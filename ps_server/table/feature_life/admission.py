@@ -319,8 +319,8 @@ def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
         raise SpecError(f"{what}, which keeps no statistics: declare it with them")
     if source.num_shards != spec.num_shards:
         raise SpecError(
-            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: both must have the same "
-            f"number, so that a key's rows of both are on one server"
+            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: declare both tables "
+            f"with the same number, so that the two rows of a key are on one server"
         )
     if source.admission is not None and source.admission.table:
         raise SpecError(

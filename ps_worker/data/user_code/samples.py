@@ -56,8 +56,8 @@ class SampleLoader:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
         if schema.weight is not None:
             raise UsageError(
-                f"the schema names {schema.weight!r} as the column of weights, and samples have none: read "
-                f"them from files, or leave 'weight' out of the schema"
+                f"the schema names {schema.weight!r} as the column of weights, but samples have no weights: "
+                f"read the data from files, or remove 'weight' from the schema"
             )
         if isinstance(samples, Iterator):
             raise UsageError(

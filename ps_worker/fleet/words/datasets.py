@@ -36,7 +36,7 @@ class _InitLater(FileDataset):
         if schema is None:
             if batch_size is not None or settings:
                 raise UsageError(
-                    f"{self._name} needs its columns first: {self._name}(schema, batch_size=32)"
+                    f"{self._name} needs a schema: {self._name}(schema, batch_size=32)"
                 )
             return
         if batch_size is None:

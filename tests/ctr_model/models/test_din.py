@@ -91,7 +91,7 @@ def test_a_batch_without_any_history_will_do() -> None:
         ({"histories": {"C3": "C3"}}, "histories.C3 is 'C3', which is a history itself"),
         (
             {"slots": {"C3": {"pooling": "max"}}},
-            "slots.C3.pooling: 'C3' is a history, which attent",
+            "slots.C3.pooling: 'C3' is a history, pooled by at",
         ),
         ({"slots": {"C1": {"dim": 4}}}, "slots.C3.dim: the history 'C3' and its target 'C1' have"),
         ({"max_length": 0}, "max_length is 0, expected"),

@@ -47,5 +47,7 @@ def test_state_that_does_not_say_where_the_run_was_is_refused(name: str) -> None
     values = json.loads(STATE.to_json())
     del values[name]
 
-    with pytest.raises(CheckpointError, match=rf"run\.json is not the progress of a run: {name}: "):
+    with pytest.raises(
+        CheckpointError, match=rf"run\.json has no valid progress of a run: {name}: "
+    ):
         RunState.from_json(json.dumps(values).encode(), "run.json")

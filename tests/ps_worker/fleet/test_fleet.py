@@ -160,12 +160,12 @@ def test_workers_agree_on_what_they_train_on_first(
     ["is_server", "is_first_worker", "worker_num", "init_server", "init_worker", "stop_worker"],
 )
 def test_nothing_comes_before_init(call: str) -> None:
-    with pytest.raises(UsageError, match=rf"^fleet\.init\(\) before fleet\.{call}\(\)$"):
+    with pytest.raises(UsageError, match=rf"^call fleet\.init\(\) before fleet\.{call}\(\)$"):
         getattr(Fleet(), call)()
 
 
 def test_minimize_comes_after_init() -> None:
-    with pytest.raises(UsageError, match=r"^fleet\.init\(\) before minimize\(\)"):
+    with pytest.raises(UsageError, match=r"^call fleet\.init\(\) before minimize\(\)"):
         Fleet().minimize(TASK)
 
 
@@ -191,9 +191,11 @@ def test_worker_needs_something_to_train(local: Fleet) -> None:
 def test_missing_init_worker_is_named(local: Fleet, call: str, arguments: tuple) -> None:
     local.minimize(TASK)
 
-    with pytest.raises(UsageError, match=rf"^fleet\.init_worker\(\) before fleet\.{call}\(\)$"):
+    with pytest.raises(
+        UsageError, match=rf"^call fleet\.init_worker\(\) before fleet\.{call}\(\)$"
+    ):
         getattr(local, call)(*arguments)
-    with pytest.raises(UsageError, match=r"^fleet\.init_worker\(\) before training$"):
+    with pytest.raises(UsageError, match=r"^call fleet\.init_worker\(\) before training$"):
         local.run_of("training")
 
 
@@ -217,7 +219,7 @@ def test_another_run_may_begin_when_one_is_over(local: Fleet) -> None:
         local.init()
         local.minimize(TASK)
         local.init_worker()
-        with pytest.raises(UsageError, match=r"^fleet\.stop_worker\(\) before another"):
+        with pytest.raises(UsageError, match=r"^call fleet\.stop_worker\(\) before another"):
             local.init()
         with pytest.raises(UsageError, match="once a run is enough"):
             local.init_worker()

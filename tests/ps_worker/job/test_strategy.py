@@ -204,7 +204,7 @@ def test_word_without_an_effect_is_accepted_in_every_mode_and_said(
         ({"a_sync": "half"}, "a_sync", "is 'half', expected true or false"),
         ({"a_sync": True, "mode": "sync"}, "a_sync", "is True, but mode is 'sync'"),
         ({"a_sync": False, "mode": "geo"}, "a_sync", "is False, but mode is 'geo'"),
-        ({"a_sync_configs": 3}, "a_sync_configs", "is 3, expected a table"),
+        ({"a_sync_configs": 3}, "a_sync_configs", "is 3, expected options by name"),
         ({"a_sync_configs": {"k_step": 3}}, "a_sync_configs.k_step", "did you mean 'k_steps'"),
         ({"a_sync_configs": {"k_steps": "3"}}, "a_sync_configs.k_steps", "expected a whole number"),
         ({"a_sync_configs": {"k_steps": True}}, "a_sync_configs.k_steps", "a whole number"),

@@ -99,7 +99,7 @@ def test_dataset_is_made_once() -> None:
         dataset.set_fields()
     with pytest.raises(UsageError, match=r"needs a batch_size: fleet\.QueueDataset\(schema, batch"):
         fleet.QueueDataset(SCHEMA)
-    with pytest.raises(UsageError, match="needs its columns first"):
+    with pytest.raises(UsageError, match="needs a schema: "):
         fleet.InMemoryDataset(batch_size=4)
     with pytest.raises(UsageError, match="no dataset 'BoxPSDataset', only QueueDataset, InMem"):
         fleet.DatasetFactory().create_dataset("BoxPSDataset")

@@ -58,7 +58,7 @@ def test_name_that_is_like_no_other_suggests_none() -> None:
         ({"k_step": 9}, "k_step is unknown, did you mean 'k_steps'"),
         ({"turbo": 9}, "turbo is unknown, known: k_steps, max_merge_var_num, send_queue"),
         ({"k_steps": "9"}, "k_steps is '9', expected a whole number"),
-        (9, "is 9, expected a table"),
+        (9, "is 9, expected options by name"),
     ],
 )
 def test_wrong_option_of_a_sync_configs_is_refused_at_once(configs: object, message: str) -> None:
