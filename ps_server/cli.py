@@ -82,6 +82,14 @@ def run(
             help="Serve a non-loopback address without credentials.",
         ),
     ] = DEFAULTS.insecure,
+    stream_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of a stream for calls that move data, 0: a free one; default: gRPC alone.",
+        ),
+    ] = DEFAULTS.stream_port,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -147,6 +155,7 @@ def run(
                 update_log=update_log,
                 log_sync=log_sync,
                 insecure=insecure,
+                stream_port=stream_port,
                 metrics=metrics,
                 grpc_debug=grpc_debug,
                 sigterm_exit_code=sigterm_exit_code,

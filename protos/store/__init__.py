@@ -63,6 +63,7 @@ from ctr_ps.protos.store.status import (
     Shrunk,
     Staleness,
     StoreStatus,
+    StreamOffer,
     TableStatus,
     WorkerState,
     merge_progress,

@@ -276,6 +276,19 @@ class StoreStatus:
         return {worker: newest - progress.step for worker, progress in self.progress.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOffer:
+    """Where a server takes calls that move data, beside gRPC; see protos/wire/stream.py.
+
+    Attributes:
+        port: On the host of the server.
+        key: Chosen at random by the server that has this port now.
+    """
+
+    port: int
+    key: int
+
+
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
     """Status of one server, and its place in the list of servers."""
@@ -283,6 +296,7 @@ class ServerStatus:
     store: StoreStatus
     server_index: int
     num_servers: int
+    stream: StreamOffer | None = None
 
 
 class Admin(Protocol):

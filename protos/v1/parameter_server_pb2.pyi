@@ -487,11 +487,21 @@ class StoreStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., examples: _Optional[_Mapping[int, int]] = ..., left: _Optional[_Iterable[int]] = ..., staleness: _Optional[_Union[Staleness, _Mapping]] = ..., progress: _Optional[_Mapping[int, WorkerProgress]] = ..., last_save: _Optional[_Union[SaveStatus, _Mapping]] = ..., duplicates: _Optional[int] = ..., lost: _Optional[_Iterable[int]] = ..., batches: _Optional[int] = ..., silent_s: _Optional[_Mapping[int, float]] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("store", "server_index", "num_servers")
+    __slots__ = ("store", "server_index", "num_servers", "stream")
     STORE_FIELD_NUMBER: _ClassVar[int]
     SERVER_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_SERVERS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_FIELD_NUMBER: _ClassVar[int]
     store: StoreStatus
     server_index: int
     num_servers: int
-    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ...) -> None: ...
+    stream: StreamOffer
+    def __init__(self, store: _Optional[_Union[StoreStatus, _Mapping]] = ..., server_index: _Optional[int] = ..., num_servers: _Optional[int] = ..., stream: _Optional[_Union[StreamOffer, _Mapping]] = ...) -> None: ...
+
+class StreamOffer(_message.Message):
+    __slots__ = ("port", "key")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    key: int
+    def __init__(self, port: _Optional[int] = ..., key: _Optional[int] = ...) -> None: ...

@@ -28,6 +28,7 @@ from ctr_ps.protos.store import (
     ServerStatus,
     Shrunk,
     StateChunk,
+    StreamOffer,
     Version,
 )
 from ctr_ps.protos.wire.calls import (
@@ -134,6 +135,7 @@ class Handlers:
         Of `kernels`, those are compiled that a table needs before it is created; None: as they are first run.
         """
         self.engine = engine
+        self.stream: StreamOffer | None = None  # what clients are told of it
         self._kernels = kernels
         self._on_all_left = on_all_left
         self._logged: set[str] = set()
@@ -448,7 +450,9 @@ class Handlers:
 
     def _get_status(self, _: None) -> ServerStatus:
         owner = self.engine.owner
-        return ServerStatus(self.engine.status(), owner.server_index, owner.num_servers)
+        return ServerStatus(
+            self.engine.status(), owner.server_index, owner.num_servers, self.stream
+        )
 
     def _require_epoch(self, epoch: int) -> None:
         self.engine.shard_map.require_epoch(epoch, self.engine.owner.server_index)

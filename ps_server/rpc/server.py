@@ -15,11 +15,12 @@ import grpc
 from grpc_health.v1 import health
 
 from ctr_ps.protos.errors import AbortedError, CtrPsError, IdleError, LogError, NoMemoryError
-from ctr_ps.protos.runtime.environment import memory_error_of
+from ctr_ps.protos.runtime.environment import connection_limit, memory_error_of
+from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
-from ctr_ps.protos.wire.security.authorization import interceptors_of
+from ctr_ps.protos.wire.security.authorization import Authority, interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.durability.saved_log import SavedLog, read_log
@@ -34,6 +35,7 @@ from ctr_ps.ps_server.rpc.journal import UpdateJournal, first_records
 from ctr_ps.ps_server.rpc.metrics.hot_keys import HotKeys
 from ctr_ps.ps_server.rpc.recovery import Progress, Replayed, StoppedError, recover
 from ctr_ps.ps_server.rpc.service import Service
+from ctr_ps.ps_server.rpc.stream import StreamPort
 from ctr_ps.ps_server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -84,7 +86,8 @@ class Server:
         debug = DebugServices() if settings.grpc_debug else None
         guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
-            options=server_options(), interceptors=interceptors_of(self._credentials, guarded)
+            options=server_options(ports=1 if settings.stream_port is None else 2),
+            interceptors=interceptors_of(self._credentials, guarded),
         )
         self._handlers = Handlers(engine, self._on_all_left, kernels=KERNELS)
         self._backlog = backlog or Backlog()
@@ -96,6 +99,7 @@ class Server:
             on_end=self._end_by,
             clock=clock,
         )
+        self._stream: StreamPort | None = None
         self._metrics_port: HttpPort | None = None
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[str] = self._loop.create_future()
@@ -126,6 +130,7 @@ class Server:
             self._close_log()
             raise
         self._open_metrics_port()
+        self._open_stream()
         await self._server.start()
         if self._progress is None:
             self._serve()
@@ -208,6 +213,14 @@ class Server:
         logger.info("loaded folder=%s", self._settings.load)
         return checkpoint
 
+    def _open_stream(self) -> None:
+        if self._credentials.certificate or self._settings.stream_port is None:
+            return
+        tokens = Authority(self._credentials, ()) if self._credentials.has_token else None
+        self._stream = StreamPort(self._service, tokens, max_connections=connection_limit() // 2)
+        host = self._address.rpartition(":")[0]
+        self._handlers.stream = self._stream.start(host, self._settings.stream_port)
+
     def _open_metrics_port(self) -> None:
         if self._settings.metrics is None:
             return
@@ -229,6 +242,11 @@ class Server:
             lambda: server_status(self._engine, self._service.counts, self._service.hot_keys),
             self._credentials,
         )
+
+    @property
+    def stream(self) -> StreamOffer | None:
+        """What clients are told of its stream; None: it has none."""
+        return self._handlers.stream
 
     @property
     def metrics_url(self) -> str | None:
@@ -267,7 +285,10 @@ class Server:
             self._leases.cancel()
         self._health.end()
         self._engine.call_on_failure(lambda _: None)
-        await self._server.stop(self._settings.grace_s)
+        stopping = [self._server.stop(self._settings.grace_s)]
+        if self._stream is not None:
+            stopping.append(self._stream.stop(self._settings.grace_s))
+        await asyncio.gather(*stopping)
         self._service.close()
         if self._metrics_port is not None:
             await asyncio.to_thread(self._metrics_port.close)

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import grpc
 
-from ctr_ps.protos.errors import CtrPsError, LogError, NoMemoryError
+from ctr_ps.protos.errors import CtrPsError, LogError, NoMemoryError, OverloadedError
 from ctr_ps.protos.futures import Future, WaitingFuture
 from ctr_ps.protos.runtime.environment import memory_error_of
 from ctr_ps.protos.wire.calls import CALLS, LEAVE, SERVICE, Call
@@ -192,6 +192,15 @@ class Service:
     def restart_idle_time(self) -> None:
         """Counts the time without a call from now on."""
         self._idle_since = self._clock()
+
+    def overload(self, call: Call[Any, Any]) -> CtrPsError | None:
+        """Returns why a call is refused before its request is read; None: there is room."""
+        try:
+            self._backlog.require_room(call)
+        except OverloadedError as error:
+            self.counts[call.name].ended(_status_name(error), 0.0)
+            return error
+        return None
 
     def end(self, error: Exception) -> None:
         """Answers no more calls: what the error has ended may be done in part."""

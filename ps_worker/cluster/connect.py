@@ -39,13 +39,14 @@ def connect(
     connect_timeout_s: float = 300.0,
     deadlines: Deadlines | None = None,
     retry_s: float | None = None,
+    stream: bool = False,
     disturb: Disturb | None = None,
 ) -> ClusterClient:
     """Returns a client once all servers answer; see `GrpcTransport`, and `wait_for_servers` for errors.
 
     `endpoints` are in the order that all processes of the job share.
     """
-    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, disturb=disturb)
+    transport = GrpcTransport(endpoints, deadlines, retry_s=retry_s, stream=stream, disturb=disturb)
     try:
         wait_for_servers(transport, connect_timeout_s)
     except CtrPsError:

@@ -39,6 +39,7 @@ from ctr_ps.ps_worker.cluster.slow_calls import (
     Delays,
     Retry,
 )
+from ctr_ps.ps_worker.cluster.stream import StreamChannel
 
 logger = logging.getLogger(__name__)
 
@@ -361,6 +362,7 @@ class GrpcTransport:
         calls: Mapping[str, Call[Any, Any]] = CALLS,
         credentials: Credentials | None = None,
         disturb: Disturb | None = None,
+        stream: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens a channel to each server; whether they answer shows at the first call.
@@ -374,6 +376,7 @@ class GrpcTransport:
             credentials: None: those of this process's environment; a file that cannot be used is a
                 UsageError.
             disturb: Puts faults into the calls of a test.
+            stream: Whether calls that move data use the streams that servers offer.
             clock: In seconds.
         """
         self.servers_recover = False
@@ -389,6 +392,8 @@ class GrpcTransport:
         self._calls = calls
         self._credentials = credentials or Credentials.from_environment()
         self._disturb = disturb
+        # Heter trainers have calls of their own, and none.
+        self._has_streams = stream and not self._credentials.ca and calls is CALLS
         self._watched = WatchedFiles(self._credentials.files())
         self._connecting = threading.Lock()
         self._old: _Connection | None = None  # with calls that may not be answered yet
@@ -397,7 +402,13 @@ class GrpcTransport:
     def _connect(self) -> _Connection:
         metadata = self._credentials.metadata()
         opened = [open_channel(endpoint, self._credentials) for endpoint in self.endpoints]
-        channels = self._disturb(opened) if self._disturb else opened
+        channels: Sequence[Any] = opened
+        if self._has_streams:
+            channels = [
+                StreamChannel(channel, endpoint, metadata)
+                for channel, endpoint in zip(opened, self.endpoints, strict=True)
+            ]
+        channels = self._disturb(channels) if self._disturb else channels
         methods = [
             {
                 call.name: channel.unary_unary(

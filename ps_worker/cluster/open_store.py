@@ -40,6 +40,7 @@ def open_store(
             connect_timeout_s=limits.connect_timeout_s,
             deadlines=Deadlines(rpc_s=limits.rpc_timeout_s, wait_s=limits.wait_timeout_s),
             retry_s=limits.retry_s,
+            stream=limits.stream,
             disturb=disturb,
         )
     except CtrPsError as error:

@@ -74,9 +74,9 @@ class Cluster:
         """Stops a server, but keeps its store."""
         self._loop.run(self.servers[index].stop())
 
-    def start_again(self, index: int) -> None:
+    def start_again(self, index: int, **settings: Any) -> None:
         """Restarts a stopped server with its store and endpoint."""
-        self.servers[index], _ = self._start(self.stores[index], self.endpoints[index])
+        self.servers[index], _ = self._start(self.stores[index], self.endpoints[index], **settings)
 
     def _start(
         self,

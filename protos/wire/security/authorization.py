@@ -77,7 +77,7 @@ class Authority:
         return self._calls.get(path)
 
     def refusal(
-        self, call: Guarded, metadata: tuple[tuple[str, str | bytes], ...]
+        self, call: Guarded, metadata: Iterable[tuple[str, str | bytes]]
     ) -> AccessError | None:
         """Returns why a call with such metadata is refused; None: it is allowed."""
         assert self._tokens is not None

@@ -55,7 +55,13 @@ def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.Monk
     assert told == [
         (
             (role.endpoints,),
-            {"connect_timeout_s": 5.0, "deadlines": deadlines, "retry_s": 8.0, "disturb": None},
+            {
+                "connect_timeout_s": 5.0,
+                "deadlines": deadlines,
+                "retry_s": 8.0,
+                "stream": False,
+                "disturb": None,
+            },
         )
     ]
 

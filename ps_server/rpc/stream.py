@@ -1,0 +1,319 @@
+"""The stream of a server: TCP connections for calls that move data, on the event loop of its gRPC server.
+
+    head --access and room are checked--> request --> Service.method --> answer, in any order
+              `--refused--> the request is read into nothing --> failure
+
+A connection costs a bounded number of bytes: one request that is not complete, and answers that its client
+does not read, beyond which nothing more is read from it. See protos/wire/stream.py for the frames.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import grpc
+
+from ctr_ps.protos.errors import BindError, CtrPsError, ProtocolError
+from ctr_ps.protos.limits import MAX_CHUNKS, MAX_MESSAGE_BYTES
+from ctr_ps.protos.store import StreamOffer
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
+from ctr_ps.protos.wire.security.authorization import Authority
+from ctr_ps.protos.wire.stream import (
+    CANCEL,
+    HEAD,
+    HELLO,
+    MAX_HELLO_BYTES,
+    STREAMED,
+    Failure,
+    Metadata,
+    body_of,
+    metadata_of_hello,
+)
+from ctr_ps.ps_server.rpc.service import Service
+
+logger = logging.getLogger(__name__)
+
+HELLO_S = 10.0
+"""For a hello, and in which at least a byte comes of a request that has begun."""
+
+MAX_CALLS = 4 * MAX_CHUNKS
+"""Of a connection at once, as over gRPC."""
+
+MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
+"""Of answers that a client does not read; then nothing more is read from it."""
+
+MAX_INCOMPLETE_BYTES = 32 * MAX_MESSAGE_BYTES
+"""Of all requests that are not complete; then others wait for them."""
+
+_SCRATCH_BYTES = 64 * 2**10
+
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A machine that is gone is noticed as soon as by gRPC (protos/wire/channel.py).
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+)
+
+
+class _FailedError(Exception):
+    """Ends a call, as `abort` of gRPC's context does."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.details)
+        self.failure = failure
+
+
+class _Context:
+    """What `Service.method` needs of a context of gRPC."""
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str = "", metadata: Metadata = ()
+    ) -> None:
+        """See grpc.aio.ServicerContext."""
+        raise _FailedError(Failure(code, details, metadata))
+
+
+class StreamPort:
+    """Accepts streams and answers their calls. Belongs to the event loop that made it."""
+
+    def __init__(
+        self, service: Service, authority: Authority | None, *, max_connections: int
+    ) -> None:
+        """Prepares to serve.
+
+        Args:
+            service: Answers the calls.
+            authority: Knows the callers; None: anybody is served.
+            max_connections: Beyond them, new ones are closed at once.
+        """
+        self.methods = {kind: service.method(call) for kind, call in STREAMED.items()}
+        self.service = service
+        self.authority = authority
+        self.key = secrets.randbits(64)
+        self.calls: set[asyncio.Task[None]] = set()
+        self._max_connections = max_connections
+        self._loop = asyncio.get_running_loop()
+        self._listener: socket.socket | None = None
+        self._connections: dict[asyncio.Task[None], _Connection] = {}
+        self._incomplete_bytes = 0
+        self._has_completed = asyncio.Event()
+
+    def start(self, host: str, port: int) -> StreamOffer:
+        """Listens at a port, 0 for a free one; returns what clients are told.
+
+        Raises:
+            BindError: If the address cannot be bound.
+        """
+        name = host.strip("[]")
+        listener = socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((name, port))
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            raise BindError(
+                f"cannot bind {host}:{port} for the stream: {error.strerror}"
+            ) from error
+        listener.setblocking(False)
+        self._listener = listener
+        self._loop.add_reader(listener, self._accept, listener)
+        self._loop.call_later(HELLO_S, self._close_stalled)
+        return StreamOffer(port=listener.getsockname()[1], key=self.key)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # the client is gone again, or descriptors are short
+            accepted, _ = listener.accept()
+            if len(self._connections) >= self._max_connections:
+                accepted.close()
+                return
+            accepted.setblocking(False)
+            for option in _OPTIONS:
+                accepted.setsockopt(*option)
+            connection = _Connection(self, accepted)
+            task = self._loop.create_task(connection.serve())
+            self._connections[task] = connection
+            task.add_done_callback(self._closed)
+
+    def _closed(self, task: asyncio.Task[None]) -> None:
+        self._connections.pop(task).close()
+
+    def _close_stalled(self) -> None:
+        """Closes, from time to time, the connections of which a request has begun and does not go on."""
+        for task, connection in self._connections.items():
+            if connection.has_stalled():
+                task.cancel()
+        if self._listener is not None:
+            self._loop.call_later(HELLO_S, self._close_stalled)
+
+    @asynccontextmanager
+    async def receiving(self, num_bytes: int) -> AsyncIterator[None]:
+        """Held while a request is received, which may have to wait for others."""
+        while self._incomplete_bytes + num_bytes > MAX_INCOMPLETE_BYTES:
+            self._has_completed.clear()
+            await self._has_completed.wait()
+        self._incomplete_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._incomplete_bytes -= num_bytes
+            self._has_completed.set()
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more connections, lets calls end within the grace, and closes what is open."""
+        if self._listener is None:
+            return
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        self._listener = None
+        if self.calls:
+            await asyncio.wait(self.calls, timeout=grace_s)
+        connections = list(self._connections)
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+
+class _Connection:
+    """The stream of one client."""
+
+    def __init__(self, port: StreamPort, accepted: socket.socket) -> None:
+        self._port = port
+        self._socket = accepted
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, asyncio.Task[None]] = {}  # that its client may cancel
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Lock()
+        self._unsent_bytes = 0
+        self._has_ended = asyncio.Event()  # a call
+        self._received: int | None = None  # bytes of a request that has begun
+        self._received_before: int | None = None
+
+    def has_stalled(self) -> bool:
+        """Whether no byte has come of a request since this was asked last."""
+        before, self._received_before = self._received_before, self._received
+        return before is not None and before == self._received
+
+    async def serve(self) -> None:
+        """Answers calls until the client closes the connection, or breaks the rules."""
+        peer = self._socket.getpeername()
+        try:
+            async with asyncio.timeout(HELLO_S):
+                metadata = await self._hello()
+            while True:
+                await self._take_request(metadata)
+        except OSError:  # the client is gone
+            return
+        except (ProtocolError, TimeoutError) as error:
+            logger.warning("stream closed peer=%s: %s", peer, error or "no hello came")
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        """Closes the connection, once `serve` has ended, or was cancelled before it began."""
+        self._socket.close()
+
+    async def _hello(self) -> Metadata:
+        length, kind, _, _ = HEAD.unpack(await self._read(HEAD.size))
+        if kind != HELLO or length > MAX_HELLO_BYTES:
+            raise ProtocolError("it does not begin with a hello")
+        metadata = metadata_of_hello(bytes(await self._read(length)), self._port.key)
+        await self._send(0, self._port.key, b"")
+        return metadata
+
+    async def _take_request(self, metadata: Metadata) -> None:
+        """Takes the next request, and starts its call."""
+        while len(self._calls) >= MAX_CALLS or self._unsent_bytes >= MAX_UNSENT_BYTES:
+            self._has_ended.clear()
+            await self._has_ended.wait()
+        length, kind, _, number = HEAD.unpack(await self._read(HEAD.size))
+        if kind == CANCEL:
+            if (running := self._calls.get(number)) is not None:
+                running.cancel()
+            return
+        call = STREAMED.get(kind)
+        if call is None or length > MAX_MESSAGE_BYTES or number in self._calls:
+            raise ProtocolError(f"a request of kind {kind} and number {number} has {length} bytes")
+        if (error := self._refusal(call, metadata)) is not None:
+            await self._discard(length)
+            failure = Failure(status_of(error), details_of(error), metadata_of(error))
+            await self._send(failure.code.value[0], number, body_of(failure))
+            return
+        async with self._port.receiving(length):
+            self._received = 0
+            request = await self._read(length)
+            self._received = None
+        task = self._loop.create_task(self._answer(kind, number, request))
+        self._calls[number] = task
+        for tasks in (self._tasks, self._port.calls):
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.sleep(
+            0
+        )  # others have a turn, where requests come faster than they are answered
+
+    def _refusal(self, call: Call[Any, Any], metadata: Metadata) -> CtrPsError | None:
+        """Returns why a call is refused before its request is read."""
+        authority = self._port.authority
+        refusal = None if authority is None else authority.refusal(call, metadata)
+        return refusal or self._port.service.overload(call)
+
+    async def _answer(self, kind: int, number: int, request: bytearray) -> None:
+        code = 0
+        try:
+            answer = await self._port.methods[kind](cast("bytes", request), _Context())
+        except _FailedError as error:
+            code, answer = error.failure.code.value[0], body_of(error.failure)
+        finally:
+            del self._calls[number]  # no cancelling from here on: it would cut a frame short
+        await self._send(code, number, answer)
+        self._has_ended.set()
+
+    # Bytes
+
+    async def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        await self._fill(memoryview(data))
+        return data
+
+    async def _fill(self, view: memoryview) -> None:
+        """Receives as many bytes as the view has; raises ConnectionError if the client closes before."""
+        while view:
+            count = await self._loop.sock_recv_into(self._socket, view)
+            if not count:
+                raise ConnectionResetError
+            view = view[count:]
+            if self._received is not None:
+                self._received += count
+
+    async def _discard(self, length: int) -> None:
+        scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
+        while length > 0:
+            await self._fill(scratch[:length])
+            length -= len(scratch)
+
+    async def _send(self, code: int, number: int, body: bytes) -> None:
+        """Sends an answer after those before it; one whose client is gone is dropped."""
+        head = HEAD.pack(len(body), code, 0, number)
+        self._unsent_bytes += len(body)
+        try:
+            async with self._sending:
+                try:
+                    sent = self._socket.sendmsg([head, body])
+                except BlockingIOError:
+                    sent = 0
+                if sent < len(head) + len(body):
+                    await self._loop.sock_sendall(self._socket, memoryview(head + body)[sent:])
+        except OSError:  # `serve` notices it, too
+            pass
+        finally:
+            self._unsent_bytes -= len(body)

@@ -1,0 +1,264 @@
+"""The stream to a server, beside its channel: one TCP connection for the calls that move data.
+
+    call --stream is open--> frame --> server --> its number --> reader thread --> answer
+             `--not yet, or another call--> gRPC
+
+A thread asks the server for its port (GetStatus), opens the connection, and reads answers until it is lost;
+then all calls on their way fail as those of a lost channel do, and it asks again. Meanwhile gRPC is used.
+"""
+
+import contextlib
+import itertools
+import socket
+import struct
+import threading
+import time
+from concurrent import futures
+from typing import Any, cast
+
+import grpc
+
+from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
+from ctr_ps.protos.store import StreamOffer
+from ctr_ps.protos.wire.calls import GET_STATUS
+from ctr_ps.protos.wire.stream import (
+    CANCEL,
+    HEAD,
+    KINDS,
+    Failure,
+    Metadata,
+    StreamError,
+    failure_of,
+    hello_of,
+)
+
+PAUSE_S = 0.5
+"""Before a server is asked again for its port."""
+
+_ASK_S = 5.0
+_OPEN_S = 10.0
+_SEND_S = 30.0
+"""A server that takes no byte for so long is gone: it reads whatever comes."""
+
+_LOOK_S = 0.25
+"""Between looks at the deadlines of calls."""
+
+_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    # As often as over gRPC (protos/wire/channel.py).
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+)
+
+
+class StreamCall(futures.Future[bytes]):
+    """A call on its way, with what is used of a grpc.Future. Thread-safe."""
+
+    def __init__(self, stream: "_Stream", number: int, until: float) -> None:
+        super().__init__()
+        self._stream = stream
+        self._number = number
+        self.until = until
+
+    def cancel(self) -> bool:
+        """Ends it, and has the server end it."""
+        self._stream.cancel(self._number)
+        return True
+
+    def code(self) -> grpc.StatusCode:
+        """See grpc.Call."""
+        error = self.exception()
+        return error.code() if isinstance(error, StreamError) else grpc.StatusCode.OK
+
+
+class _Stream:
+    """One connection. Its reader thread calls `read`; all else is thread-safe."""
+
+    def __init__(self, host: str, offer: StreamOffer, metadata: Metadata) -> None:
+        """Opens it.
+
+        Raises:
+            OSError: If the server is not there, or does not take the hello.
+        """
+        self._name = f"{host}:{offer.port}"
+        self._socket = socket.create_connection((host, offer.port), timeout=_OPEN_S)
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, StreamCall] = {}  # one operation each: threads need no lock
+        self._is_lost = False
+        self._next_look = 0.0
+        try:
+            for option in _OPTIONS:
+                self._socket.setsockopt(*option)
+            self._socket.sendall(hello_of(offer.key, metadata))
+            if HEAD.unpack(self._receive(HEAD.size))[3] != offer.key:
+                raise ConnectionError(f"{self._name} is no stream of this server")
+            self._socket.settimeout(None)
+            for name, seconds in ((socket.SO_RCVTIMEO, _LOOK_S), (socket.SO_SNDTIMEO, _SEND_S)):
+                limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+                self._socket.setsockopt(socket.SOL_SOCKET, name, limit)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def send(self, kind: int, request: bytes, timeout_s: float) -> StreamCall:
+        """Sends a call; its answer is read by the reader thread."""
+        number = next(self._numbers)
+        call = StreamCall(self, number, time.monotonic() + timeout_s)
+        self._calls[number] = call
+        try:
+            self._write(HEAD.pack(len(request), kind, 0, number), request)
+        except OSError as error:
+            self.close()
+            self._fail(number, grpc.StatusCode.UNAVAILABLE, f"the stream is lost: {error}")
+        if self._is_lost:  # meanwhile: who ended it may not have seen this call
+            self._fail(number, grpc.StatusCode.UNAVAILABLE, "the stream is lost")
+        return call
+
+    def _write(self, head: bytes, body: bytes) -> None:
+        with self._sending:
+            sent = self._socket.sendmsg([head, body])
+            if sent < len(head) + len(body):
+                rest = memoryview(body)[max(sent - len(head), 0) :]
+                self._socket.sendall(head[sent:])
+                self._socket.sendall(rest)
+
+    def cancel(self, number: int) -> None:
+        """Ends a call, and has the server end it."""
+        self._fail(number, grpc.StatusCode.CANCELLED, "cancelled")
+
+    def _fail(self, number: int, code: grpc.StatusCode, details: str) -> None:
+        call = self._calls.pop(number, None)
+        if call is None:
+            return
+        if code is not grpc.StatusCode.UNAVAILABLE:
+            with contextlib.suppress(OSError):
+                self._write(HEAD.pack(0, CANCEL, 0, number), b"")
+        call.set_exception(StreamError(Failure(code, details)))
+
+    def read(self) -> None:
+        """Reads answers until the connection is lost; then all calls have failed."""
+        try:
+            while True:
+                length, code, _, number = HEAD.unpack(self._receive(HEAD.size))
+                if length > MAX_MESSAGE_BYTES:
+                    raise ConnectionError(f"{self._name} sends an answer of {length} bytes")
+                body = self._receive(length)
+                call = self._calls.pop(number, None)
+                if call is None:  # it has ended here
+                    continue
+                if code == 0:
+                    call.set_result(body)
+                else:
+                    call.set_exception(StreamError(failure_of(code, body)))
+        except OSError as error:
+            self._is_lost = True
+            for number in list(self._calls):
+                self._fail(number, grpc.StatusCode.UNAVAILABLE, f"the stream is lost: {error}")
+        finally:
+            self._socket.close()
+
+    def _receive(self, size: int) -> bytes:
+        """Returns the next bytes; ends meanwhile the calls whose deadline is over."""
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except BlockingIOError:  # nothing came for _LOOK_S
+                count = -1
+            if count == 0:
+                raise ConnectionResetError("the server has closed it")
+            view = view[max(count, 0) :]
+            if (now := time.monotonic()) >= self._next_look:
+                self._next_look = now + _LOOK_S
+                self._expire(now)
+        return cast("bytes", data)  # nobody changes it
+
+    def _expire(self, now: float) -> None:
+        for number, call in list(self._calls.items()):
+            if call.until <= now:
+                self._fail(number, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def close(self) -> None:
+        """Ends it; the reader thread fails its calls."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class StreamChannel:
+    """A channel whose calls that move data go over the server's stream while that is open. Thread-safe.
+
+    It has what `GrpcTransport` uses of a grpc.Channel.
+    """
+
+    def __init__(self, channel: grpc.Channel, endpoint: str, metadata: Metadata) -> None:
+        self._channel = channel
+        self._host = endpoint.rpartition(":")[0].strip("[]")
+        self._metadata = metadata
+        self._get_status = channel.unary_unary(GET_STATUS.path)
+        self._closed = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.stream: _Stream | None = None
+
+    def unary_unary(self, path: str, **options: Any) -> Any:
+        """See grpc.Channel."""
+        method = self._channel.unary_unary(path, **options)
+        return _Method(self, KINDS[path], method) if path in KINDS else method
+
+    def open_soon(self) -> None:
+        """Starts the thread, unless it was started before."""
+        with self._starting:
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                offer = self._ask()
+                if offer is None:
+                    return
+                self.stream = _Stream(self._host, offer, self._metadata)
+            except (OSError, grpc.RpcError, ValueError):  # not there, or closed
+                self._closed.wait(PAUSE_S)
+                continue
+            if self._closed.is_set():
+                self.stream.close()
+            self.stream.read()
+            self.stream = None
+
+    def _ask(self) -> StreamOffer | None:
+        answer = self._get_status(b"", timeout=_ASK_S, metadata=self._metadata)
+        return GET_STATUS.answer.decode(answer).stream
+
+    def close(self) -> None:
+        """See grpc.Channel."""
+        self._closed.set()
+        if (stream := self.stream) is not None:
+            stream.close()
+        self._channel.close()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+
+class _Method:
+    """A method of the calls that a stream takes. Thread-safe."""
+
+    def __init__(self, channel: StreamChannel, kind: int, method: Any) -> None:
+        self._channel = channel
+        self._kind = kind
+        self._method = method
+
+    def future(self, request: bytes, *, timeout: float, **options: Any) -> Any:
+        """See grpc.UnaryUnaryMultiCallable."""
+        stream = self._channel.stream
+        if stream is not None:
+            return stream.send(self._kind, request, timeout)
+        self._channel.open_soon()
+        return self._method.future(request, timeout=timeout, **options)

@@ -1,0 +1,334 @@
+"""The port of the stream, from outside: what strangers, refused callers and slow clients get and cost."""
+
+import socket
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ctr_ps.protos.chunking import PushChunk
+from ctr_ps.protos.gradients import SparseGrad
+from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Missing, StreamOffer
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.calls import Call
+from ctr_ps.protos.wire.security.access import metadata_of_token
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.protos.wire.stream import CANCEL, HEAD, KINDS, Failure, failure_of, hello_of
+from ctr_ps.ps_server.rpc import stream
+from ctr_ps.ps_server.rpc.backlog import Backlog
+from ctr_ps.ps_server.store import ParameterStore
+from tests.support.certificates import CertificateAuthority
+from tests.support.cluster import Cluster, cluster
+from tests.support.stores import declare, joined, push_id
+
+KEYS = np.arange(4, dtype=np.uint64)
+LIMIT_S = 10.0
+READER, TRAINER = "token-of-a-reader", "token-of-a-trainer"
+
+
+class Client:
+    """A client made of a socket."""
+
+    def __init__(self, offer: StreamOffer) -> None:
+        self._offer = offer
+        self.socket = socket.create_connection(("127.0.0.1", offer.port), timeout=LIMIT_S)
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def hello(self, token: str = "", key: int | None = None) -> "Client":
+        metadata = metadata_of_token(token) if token else ()
+        self.socket.sendall(hello_of(self._offer.key if key is None else key, metadata))
+        assert self.answer() == (self._offer.key, 0, b"")
+        return self
+
+    def send(self, call: Call, argument: Any, number: int = 1) -> None:
+        body = call.request.encode(argument)
+        self.socket.sendall(HEAD.pack(len(body), KINDS[call.path], 0, number) + body)
+
+    def answer(self) -> tuple[int, int, bytes]:
+        length, code, _, number = HEAD.unpack(self._receive(HEAD.size))
+        return number, code, self._receive(length)
+
+    def failure(self) -> tuple[int, Failure]:
+        number, code, body = self.answer()
+        return number, failure_of(code, body)
+
+    def is_closed(self) -> bool:
+        """Waits for the end of the connection; an answer before it is an error."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:  # it had sent more than was read
+            return True
+
+    def _receive(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            received = self.socket.recv(size - len(data))
+            assert received, "the server has closed the connection"
+            data += received
+        return data
+
+
+@contextmanager
+def serving(**settings: Any) -> Iterator[tuple[Cluster, StreamOffer]]:
+    with cluster(num_servers=0) as servers:
+        store = joined(ParameterStore())
+        declare(store)
+        servers.start_server(store, stream_port=0, **settings)
+        offer = servers.servers[0].stream
+        assert offer is not None
+        yield servers, offer
+
+
+@pytest.fixture
+def server() -> Iterator[Cluster]:
+    with serving() as (servers, _):
+        yield servers
+
+
+@pytest.fixture
+def connect(server) -> Iterator[Any]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(Client(server.servers[0].stream)))
+
+
+def pull(at: int | None = None, keys: np.ndarray = KEYS) -> requests.PullSparse:
+    return requests.PullSparse(
+        keys={"wide": keys}, missing=Missing.ZEROS, at=at, shard_map_epoch=FIRST_EPOCH
+    )
+
+
+def push(rows: int = 4) -> requests.PushGrad:
+    keys = np.arange(rows, dtype=np.uint64)
+    chunk = PushChunk([("wide", SparseGrad(keys, np.ones((rows, 1), np.float32), 1))], [])
+    return requests.PushGrad(chunk=chunk, push_id=push_id(0), shard_map_epoch=FIRST_EPOCH)
+
+
+def num_ended(servers: Cluster, call: str, status: str) -> int:
+    return sum(servers.servers[0]._service.counts[call].durations[status].counts)
+
+
+def test_answers_are_those_of_grpc(connect, server):
+    client = connect().hello()
+
+    client.send(calls.PUSH_GRAD, push(), number=7)
+    assert client.answer()[:2] == (7, 0)
+    client.send(calls.PULL_SPARSE, pull(), number=2**64 - 1)
+    number, code, body = client.answer()
+
+    assert (number, code) == (2**64 - 1, 0)
+    with grpc.insecure_channel(server.endpoints[0]) as channel:
+        over_grpc = channel.unary_unary(calls.PULL_SPARSE.path)(
+            calls.PULL_SPARSE.request.encode(pull())
+        )
+    assert body == over_grpc
+    assert calls.PULL_SPARSE.answer.decode(body).rows["wide"].any()
+
+
+def test_error_comes_with_its_class(connect):
+    client = connect().hello()
+
+    client.send(
+        calls.PULL_SPARSE,
+        requests.PullSparse(keys={"none": KEYS}, missing=Missing.ZEROS, shard_map_epoch=1),
+    )
+
+    number, failure = client.failure()
+    assert (number, failure.code) == (1, grpc.StatusCode.NOT_FOUND)
+    assert failure.metadata == (("ctr-ps-error", "UnknownTableError"),)
+
+
+def test_call_that_waits_lets_others_pass_and_can_be_cancelled(connect, server):
+    client = connect().hello()
+
+    client.send(calls.PULL_SPARSE, pull(at=1), number=1)
+    client.send(calls.PULL_SPARSE, pull(), number=2)
+    assert client.answer()[0] == 2
+    client.socket.sendall(HEAD.pack(0, CANCEL, 0, 1))
+    client.send(calls.PULL_SPARSE, pull(at=1), number=1)  # its number is free again
+    client.send(calls.PULL_SPARSE, pull(), number=3)
+
+    assert client.answer()[0] == 3
+    assert num_ended(server, "PullSparse", "CANCELLED") == 1
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        HEAD.pack(9, 5, 0, 1),
+        HEAD.pack(2**32 - 1, 0, 0, 0),
+        HEAD.pack(12, 0, 0, 0) + bytes(12),
+    ],
+    ids=["HTTP/1", "HTTP/2", "no hello", "endless hello", "other key"],
+)
+def test_who_does_not_begin_with_a_hello_is_cut_off(connect, beginning):
+    client = connect()
+    client.socket.sendall(beginning)
+    assert client.is_closed()
+
+
+def test_who_says_nothing_is_cut_off(monkeypatch, connect):
+    monkeypatch.setattr(stream, "HELLO_S", 0.2)
+    client = connect()
+    assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        HEAD.pack(0, 0, 0, 1),
+        HEAD.pack(0, KINDS[calls.PUSH_GRAD.path] + 100, 0, 1),
+        HEAD.pack(0, 1, 0, 1),
+        HEAD.pack(MAX_MESSAGE_BYTES + 1, KINDS[calls.PUSH_GRAD.path], 0, 1),
+    ],
+    ids=["hello again", "unknown call", "call of gRPC alone", "too long"],
+)
+def test_head_that_breaks_the_rules_ends_the_connection_alone(connect, head):
+    client, other = connect().hello(), connect().hello()
+
+    client.socket.sendall(head)
+
+    assert client.is_closed()
+    other.send(calls.PULL_SPARSE, pull())
+    assert other.answer()[:2] == (1, 0)
+
+
+def test_number_that_is_in_use_ends_the_connection(connect):
+    client = connect().hello()
+    client.send(calls.PULL_SPARSE, pull(at=1))
+    client.send(calls.PULL_SPARSE, pull(at=1))
+    assert client.is_closed()
+
+
+def test_request_that_does_not_go_on_ends_the_connection(monkeypatch):
+    monkeypatch.setattr(stream, "HELLO_S", 0.3)
+    with serving() as (_, offer), closing(Client(offer)) as client:
+        client.hello()
+        client.socket.sendall(HEAD.pack(100, KINDS[calls.PUSH_GRAD.path], 0, 1) + b"begun")
+        assert client.is_closed()
+
+
+def test_requests_that_are_not_complete_have_a_bound_together(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_INCOMPLETE_BYTES", 1000)
+    with (
+        serving() as (_, offer),
+        closing(Client(offer)) as first,
+        closing(Client(offer)) as second,
+    ):
+        body = calls.PULL_SPARSE.request.encode(pull(keys=np.arange(80, dtype=np.uint64)))
+        assert 500 < len(body) < 1000
+        frame = HEAD.pack(len(body), KINDS[calls.PULL_SPARSE.path], 0, 1) + body
+        first.hello().socket.sendall(frame[:-1])
+        second.hello().socket.sendall(frame)
+        second.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            second.answer()
+        second.socket.settimeout(LIMIT_S)
+
+        first.socket.sendall(frame[-1:])
+
+        assert first.answer()[:2] == (1, 0)
+        assert second.answer()[:2] == (1, 0)
+
+
+def test_caller_without_access_is_refused_before_its_request_takes_memory(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"reader {READER}\ntrainer {TRAINER}\n")
+    with (
+        serving(credentials=Credentials(token_file=str(tokens))) as (_, offer),
+        ExitStack() as stack,
+    ):
+        reader, trainer, nobody = (stack.enter_context(closing(Client(offer))) for _ in range(3))
+        reader.hello(READER).send(calls.PULL_SPARSE, pull())
+        assert reader.answer()[:2] == (1, 0)
+        trainer.hello(TRAINER).send(calls.PUSH_GRAD, push())
+        assert trainer.answer()[:2] == (1, 0)
+        nobody.hello().send(calls.PULL_SPARSE, pull())
+        assert nobody.failure()[1].code is grpc.StatusCode.UNAUTHENTICATED
+
+        tracemalloc.start()
+        try:
+            length = MAX_MESSAGE_BYTES
+            piece = bytes(2**16)
+            reader.socket.sendall(HEAD.pack(length, KINDS[calls.PUSH_GRAD.path], 0, 2))
+            for _ in range(length // len(piece)):
+                reader.socket.sendall(piece)
+            assert reader.failure()[1].code is grpc.StatusCode.PERMISSION_DENIED
+            assert tracemalloc.get_traced_memory()[1] < 2**20
+        finally:
+            tracemalloc.stop()
+        reader.send(calls.PULL_SPARSE, pull(), number=3)
+        assert reader.answer()[:2] == (3, 0)
+
+
+def test_full_backlog_refuses_before_the_request_is_read():
+    with (
+        serving(backlog=Backlog(max_calls=0)) as (servers, offer),
+        closing(Client(offer)) as client,
+    ):
+        client.hello().send(calls.PUSH_GRAD, push())
+
+        failure = client.failure()[1]
+
+        assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(failure.metadata)["ctr-ps-retry-after"] == "1000"
+        assert num_ended(servers, "PushGrad", "RESOURCE_EXHAUSTED") == 1
+
+
+def test_client_that_reads_no_answers_is_not_read_any_more(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_UNSENT_BYTES", 2**20)
+    with serving() as (servers, offer), closing(Client(offer)) as client:
+        client.hello()
+        keys = np.arange(20_000, dtype=np.uint64)
+        request = calls.PULL_SPARSE.request.encode(pull(keys=keys))
+        sent = 0
+        client.socket.settimeout(1.0)
+        with suppress(TimeoutError):
+            while sent < 1000:
+                sent += 1
+                head = HEAD.pack(len(request), KINDS[calls.PULL_SPARSE.path], 0, sent)
+                client.socket.sendall(head + request)
+        assert num_ended(servers, "PullSparse", "OK") < sent < 1000
+
+        client.socket.settimeout(LIMIT_S)
+        answered = {client.answer()[0] for _ in range(sent - 1)}
+        assert answered == set(range(1, sent))
+
+
+def test_connections_beyond_the_limit_are_closed(monkeypatch):
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.connection_limit", lambda: 4)
+    with serving() as (_, offer), ExitStack() as stack:
+        first, second, third = (stack.enter_context(closing(Client(offer))) for _ in range(3))
+        first.hello()
+        second.hello()
+        assert third.is_closed()
+
+
+def test_server_that_ends_answers_what_it_has_begun(server, connect):
+    client = connect().hello()
+    client.send(calls.PULL_SPARSE, pull())
+    assert client.answer()[:2] == (1, 0)
+
+    server.stop_server(0)
+
+    assert client.is_closed()
+
+
+def test_server_with_tls_offers_no_stream(tmp_path):
+    authority = CertificateAuthority(tmp_path)
+    with cluster(num_servers=0) as servers:
+        servers.start_server(
+            joined(ParameterStore()),
+            credentials=authority.credentials("server", mutual=False),
+            stream_port=0,
+        )
+        assert servers.servers[0].stream is None

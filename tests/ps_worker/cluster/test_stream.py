@@ -1,0 +1,223 @@
+"""Calls over the stream to a server: which go there, and what becomes of them when it is lost."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctr_ps.protos.errors import ProtocolError, TransportError, UnknownTableError
+from ctr_ps.protos.placement import FIRST_EPOCH
+from ctr_ps.protos.store import Missing, StreamOffer
+from ctr_ps.protos.wire import calls, requests
+from ctr_ps.protos.wire.security.credentials import Credentials
+from ctr_ps.protos.wire.stream import HEAD, hello_of
+from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.cluster import stream
+from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.cluster.stream import StreamChannel
+from tests.support.certificates import CertificateAuthority
+from tests.support.cluster import Cluster, cluster
+from tests.support.stores import declare, joined
+
+KEYS = np.arange(4, dtype=np.uint64)
+LIMIT_S = 10.0
+
+
+def pull(table: str = "wide", at: int | None = None) -> requests.PullSparse:
+    return requests.PullSparse(
+        keys={table: KEYS}, missing=Missing.ZEROS, at=at, shard_map_epoch=FIRST_EPOCH
+    )
+
+
+@pytest.fixture
+def servers() -> Iterator[Cluster]:
+    with cluster(num_servers=0) as servers:
+        store = joined(ParameterStore())
+        declare(store)
+        servers.start_server(store, stream_port=0)
+        yield servers
+
+
+@contextmanager
+def transport_to(
+    servers: Cluster, **settings: Any
+) -> Iterator[tuple[GrpcTransport, StreamChannel]]:
+    with closing(
+        GrpcTransport(servers.endpoints, retry_s=LIMIT_S, **{"stream": True} | settings)
+    ) as transport:
+        transport.call(0, calls.PULL_SPARSE, pull()).result()
+        yield transport, transport.connection.channels[0]
+
+
+def open_stream(channel: StreamChannel) -> Any:
+    """Waits until the stream is open, and returns it."""
+    until = time.monotonic() + LIMIT_S
+    while channel.stream is None:
+        assert time.monotonic() < until, "no stream was opened"
+        time.sleep(0.01)
+    return channel.stream
+
+
+def test_calls_that_move_data_go_over_the_stream_once_it_is_open(servers):
+    with transport_to(servers) as (transport, channel):
+        open_stream(channel)
+        transport.connection.methods[0]["PullSparse"]._method = None  # gRPC's
+
+        answers = [transport.call(0, calls.PULL_SPARSE, pull()) for _ in range(20)]
+
+        assert all(answer.result().rows["wide"].shape == (4, 1) for answer in answers)
+
+
+def test_error_is_that_of_the_server(servers):
+    with transport_to(servers) as (transport, channel):
+        open_stream(channel)
+        with pytest.raises(UnknownTableError, match="'none'"):
+            transport.call(0, calls.PULL_SPARSE, pull("none")).result()
+
+
+def test_server_that_starts_again_elsewhere_is_found_again(servers):
+    with transport_to(servers) as (transport, channel):
+        before = open_stream(channel)
+        waiting = transport.call(0, calls.PULL_SPARSE, pull(at=1))
+        offer = servers.servers[0].stream
+
+        servers.stop_server(0)
+        servers.start_again(0, stream_port=0)
+
+        assert servers.servers[0].stream != offer
+        assert open_stream(channel) is not before
+        assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].shape == (4, 1)
+        until = time.monotonic() + LIMIT_S
+        while transport.retries == 0:  # it is sent again after a pause
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert not waiting.wait(0.0)
+
+
+def test_another_server_at_the_port_gets_no_call(servers, monkeypatch):
+    other = joined(ParameterStore())
+    servers.start_server(other, stream_port=0)
+    offers = [server.stream for server in servers.servers]
+    stale = StreamOffer(port=offers[1].port, key=offers[0].key)
+    monkeypatch.setattr(StreamChannel, "_ask", lambda _: stale)
+    monkeypatch.setattr(stream, "PAUSE_S", 0.01)
+    with closing(GrpcTransport(servers.endpoints[:1], stream=True)) as transport:
+        for _ in range(20):
+            assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
+            assert transport.connection.channels[0].stream is None
+
+
+def test_deadline_ends_a_call_here_and_at_the_server(servers):
+    deadlines = Deadlines(rpc_s=0.4, wait_s=0.0)
+    with transport_to(servers, deadlines=deadlines) as (transport, channel):
+        open_stream(channel)
+        start = time.monotonic()
+
+        with pytest.raises(TransportError, match="DEADLINE_EXCEEDED"):
+            transport.call(0, calls.PULL_SPARSE, pull(at=1)).result()
+
+        assert time.monotonic() - start < 5.0
+        transport.call(0, calls.PULL_SPARSE, pull()).result()
+        durations = servers.servers[0]._service.counts["PullSparse"].durations
+        assert sum(durations["CANCELLED"].counts) == 1
+
+
+def test_calls_on_their_way_end_with_the_transport_and_so_does_its_thread(servers):
+    before = threading.active_count()
+    with transport_to(servers) as (transport, channel):
+        open_stream(channel)
+        waiting = transport.call(0, calls.PULL_SPARSE, pull(at=1))
+
+    with pytest.raises(TransportError):
+        waiting.result()
+    assert "stream" not in {thread.name for thread in threading.enumerate()}
+    assert threading.active_count() <= before + 1  # gRPC's own
+
+
+def test_answers_of_many_threads_are_not_mixed_up(servers):
+    errors = []
+
+    def work(table: str, width: int) -> None:
+        try:
+            for _ in range(100):
+                rows = transport.call(0, calls.PULL_SPARSE, pull(table)).result().rows
+                assert {name: of.shape for name, of in rows.items()} == {table: (4, width)}
+        except BaseException as error:
+            errors.append(error)
+
+    with transport_to(servers) as (transport, channel):
+        open_stream(channel)
+        widths = {"wide": 1, "deep": servers.stores[0].engine.parameters.table("deep").spec.dim}
+        threads = [threading.Thread(target=work, args=each) for each in [*widths.items()] * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S * 6)
+    assert not errors
+
+
+def test_no_stream_is_opened_where_it_is_turned_off(servers):
+    with transport_to(servers, stream=False) as (transport, channel):
+        transport.call(0, calls.PULL_SPARSE, pull()).result()
+        assert not isinstance(channel, StreamChannel)
+
+
+def test_server_with_tls_is_called_over_grpc(tmp_path):
+    authority = CertificateAuthority(tmp_path)
+    credentials = authority.credentials("server", mutual=False)
+    store = joined(ParameterStore())
+    declare(store)
+    with cluster(num_servers=0) as servers:
+        servers.start_server(store, credentials=credentials, stream_port=0)
+        caller = Credentials(ca=credentials.ca)
+        with transport_to(servers, credentials=caller) as (transport, channel):
+            transport.call(0, calls.PULL_SPARSE, pull()).result()
+            assert not isinstance(channel, StreamChannel)
+
+
+def test_token_is_shown(tmp_path):
+    store = joined(ParameterStore())
+    declare(store)
+    token = Credentials(token="token-of-sixteen-characters")
+    with cluster(num_servers=0) as servers:
+        servers.start_server(store, credentials=token, stream_port=0)
+        with transport_to(servers, credentials=token) as (transport, channel):
+            open_stream(channel)
+            transport.call(0, calls.PULL_SPARSE, pull()).result()
+            assert channel.stream is not None
+
+
+def test_request_that_the_server_refuses_to_read_is_an_error(servers):
+    with transport_to(servers) as (transport, channel):
+        open_stream(channel)
+        request = requests.PullSparse(keys={"wide": KEYS}, missing=Missing.ZEROS, shard_map_epoch=9)
+        with pytest.raises(ProtocolError):
+            transport.call(0, calls.PULL_SPARSE, request).result()
+
+
+def test_other_service_at_the_port_gets_no_call(servers, monkeypatch):
+    """One that answers, with a head as a server does."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        offer = StreamOffer(port=other.getsockname()[1], key=7)
+        monkeypatch.setattr(StreamChannel, "_ask", lambda _: offer)
+        received = []
+
+        def answer() -> None:
+            accepted, _ = other.accept()
+            with accepted:
+                accepted.settimeout(LIMIT_S)
+                received.append(accepted.recv(1000))
+                accepted.sendall(HEAD.pack(0, 0, 0, 0))
+                received.append(accepted.recv(1000))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with transport_to(servers) as (transport, _):
+            thread.join(LIMIT_S)
+            assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
+    assert received == [hello_of(7, ()), b""]
