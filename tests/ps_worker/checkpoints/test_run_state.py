@@ -38,7 +38,7 @@ def test_state_survives_json() -> None:
 def test_other_validations_are_refused_by_the_name_of_the_file(each: Any) -> None:
     text = json.dumps({**json.loads(STATE.to_json()), "validations": [each]}).encode()
 
-    with pytest.raises(CheckpointError, match=r"^epoch-1/run\.json is .*: validations\.0"):
+    with pytest.raises(CheckpointError, match=r"^epoch-1/run\.json has .*: validations\.0"):
         RunState.from_json(text, "epoch-1/run.json")
 
 
