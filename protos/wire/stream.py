@@ -16,6 +16,7 @@ of gRPC. A failure is JSON: its details and its trailing metadata. The number is
 """
 
 import json
+import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,16 @@ HELLO = 0
 CANCEL = 0xFFFF
 
 MAX_HELLO_BYTES = 8 * 2**10
+
+SOCKET_OPTIONS = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    # A machine that is gone is noticed as soon as over gRPC (protos/wire/channel.py).
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
+)
+"""Of both ends."""
 
 _KEY = struct.Struct("<Q")
 
@@ -61,24 +72,24 @@ class Failure:
     metadata: Metadata = ()
 
 
-class StreamError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+class FailedCallError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
     """Error of a call without gRPC, with what is read of gRPC's own."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.details)
-        self._failure = failure
+        self.failure = failure
 
     def code(self) -> grpc.StatusCode:
         """See grpc.Call."""
-        return self._failure.code
+        return self.failure.code
 
     def details(self) -> str:
         """See grpc.Call."""
-        return self._failure.details
+        return self.failure.details
 
     def trailing_metadata(self) -> Metadata:
         """See grpc.Call."""
-        return self._failure.metadata
+        return self.failure.metadata
 
 
 def hello_of(key: int, metadata: Metadata) -> bytes:

@@ -28,7 +28,9 @@ from ctr_ps.protos.wire.stream import (
     HEAD,
     HELLO,
     MAX_HELLO_BYTES,
+    SOCKET_OPTIONS,
     STREAMED,
+    FailedCallError,
     Failure,
     Metadata,
     body_of,
@@ -52,23 +54,6 @@ MAX_INCOMPLETE_BYTES = 32 * MAX_MESSAGE_BYTES
 
 _SCRATCH_BYTES = 64 * 2**10
 
-_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # A machine that is gone is noticed as soon as by gRPC (protos/wire/channel.py).
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
-)
-
-
-class _FailedError(Exception):
-    """Ends a call, as `abort` of gRPC's context does."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.details)
-        self.failure = failure
-
 
 class _Context:
     """What `Service.method` needs of a context of gRPC."""
@@ -77,7 +62,7 @@ class _Context:
         self, code: grpc.StatusCode, details: str = "", metadata: Metadata = ()
     ) -> None:
         """See grpc.aio.ServicerContext."""
-        raise _FailedError(Failure(code, details, metadata))
+        raise FailedCallError(Failure(code, details, metadata))
 
 
 class StreamPort:
@@ -135,7 +120,7 @@ class StreamPort:
                 accepted.close()
                 return
             accepted.setblocking(False)
-            for option in _OPTIONS:
+            for option in SOCKET_OPTIONS:
                 accepted.setsockopt(*option)
             connection = _Connection(self, accepted)
             task = self._loop.create_task(connection.serve())
@@ -209,10 +194,12 @@ class _Connection:
                 metadata = await self._hello()
             while True:
                 await self._take_request(metadata)
+        except TimeoutError:
+            logger.warning("stream closed peer=%s: no hello came", peer)
         except OSError:  # the client is gone
             return
-        except (ProtocolError, TimeoutError) as error:
-            logger.warning("stream closed peer=%s: %s", peer, error or "no hello came")
+        except ProtocolError as error:
+            logger.warning("stream closed peer=%s: %s", peer, error)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -244,7 +231,9 @@ class _Connection:
         if call is None or length > MAX_MESSAGE_BYTES or number in self._calls:
             raise ProtocolError(f"a request of kind {kind} and number {number} has {length} bytes")
         if (error := self._refusal(call, metadata)) is not None:
+            self._received = 0
             await self._discard(length)
+            self._received = None
             failure = Failure(status_of(error), details_of(error), metadata_of(error))
             await self._send(failure.code.value[0], number, body_of(failure))
             return
@@ -257,9 +246,8 @@ class _Connection:
         for tasks in (self._tasks, self._port.calls):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        await asyncio.sleep(
-            0
-        )  # others have a turn, where requests come faster than they are answered
+        # Others have a turn, where requests come faster than they are answered.
+        await asyncio.sleep(0)
 
     def _refusal(self, call: Call[Any, Any], metadata: Metadata) -> CtrPsError | None:
         """Returns why a call is refused before its request is read."""
@@ -271,7 +259,7 @@ class _Connection:
         code = 0
         try:
             answer = await self._port.methods[kind](cast("bytes", request), _Context())
-        except _FailedError as error:
+        except FailedCallError as error:
             code, answer = error.failure.code.value[0], body_of(error.failure)
         finally:
             del self._calls[number]  # no cancelling from here on: it would cut a frame short

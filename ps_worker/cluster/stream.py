@@ -25,9 +25,10 @@ from ctr_ps.protos.wire.stream import (
     CANCEL,
     HEAD,
     KINDS,
+    SOCKET_OPTIONS,
+    FailedCallError,
     Failure,
     Metadata,
-    StreamError,
     failure_of,
     hello_of,
 )
@@ -43,15 +44,6 @@ _SEND_S = 30.0
 _LOOK_S = 0.25
 """Between looks at the deadlines of calls."""
 
-_OPTIONS = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    # As often as over gRPC (protos/wire/channel.py).
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2),
-)
-
 
 class StreamCall(futures.Future[bytes]):
     """A call on its way, with what is used of a grpc.Future. Thread-safe."""
@@ -66,11 +58,6 @@ class StreamCall(futures.Future[bytes]):
         """Ends it, and has the server end it."""
         self._stream.cancel(self._number)
         return True
-
-    def code(self) -> grpc.StatusCode:
-        """See grpc.Call."""
-        error = self.exception()
-        return error.code() if isinstance(error, StreamError) else grpc.StatusCode.OK
 
 
 class _Stream:
@@ -90,7 +77,7 @@ class _Stream:
         self._is_lost = False
         self._next_look = 0.0
         try:
-            for option in _OPTIONS:
+            for option in SOCKET_OPTIONS:
                 self._socket.setsockopt(*option)
             self._socket.sendall(hello_of(offer.key, metadata))
             if HEAD.unpack(self._receive(HEAD.size))[3] != offer.key:
@@ -134,12 +121,28 @@ class _Stream:
         if call is None:
             return
         if code is not grpc.StatusCode.UNAVAILABLE:
-            with contextlib.suppress(OSError):
-                self._write(HEAD.pack(0, CANCEL, 0, number), b"")
-        call.set_exception(StreamError(Failure(code, details)))
+            self._cancel_there(number)
+        call.set_exception(FailedCallError(Failure(code, details)))
+
+    def _cancel_there(self, number: int) -> None:
+        """Has the server end a call, unless that would wait: who reads may not wait for who sends.
+
+        A call that is not ended there ends by the server's own limit.
+        """
+        if not self._sending.acquire(blocking=False):
+            return
+        try:
+            frame = HEAD.pack(0, CANCEL, 0, number)
+            if self._socket.send(frame, socket.MSG_DONTWAIT) < len(frame):
+                self.close()
+        except OSError:  # there is no room for it, or the stream is lost
+            pass
+        finally:
+            self._sending.release()
 
     def read(self) -> None:
         """Reads answers until the connection is lost; then all calls have failed."""
+        reason = "the stream is lost"
         try:
             while True:
                 length, code, _, number = HEAD.unpack(self._receive(HEAD.size))
@@ -152,12 +155,13 @@ class _Stream:
                 if code == 0:
                     call.set_result(body)
                 else:
-                    call.set_exception(StreamError(failure_of(code, body)))
+                    call.set_exception(FailedCallError(failure_of(code, body)))
         except OSError as error:
+            reason = f"the stream is lost: {error}"
+        finally:  # whatever it was: nobody reads answers any more
             self._is_lost = True
             for number in list(self._calls):
-                self._fail(number, grpc.StatusCode.UNAVAILABLE, f"the stream is lost: {error}")
-        finally:
+                self._fail(number, grpc.StatusCode.UNAVAILABLE, reason)
             self._socket.close()
 
     def _receive(self, size: int) -> bytes:
@@ -228,8 +232,10 @@ class StreamChannel:
                 continue
             if self._closed.is_set():
                 self.stream.close()
-            self.stream.read()
-            self.stream = None
+            try:
+                self.stream.read()
+            finally:
+                self.stream = None
 
     def _ask(self) -> StreamOffer | None:
         answer = self._get_status(b"", timeout=_ASK_S, metadata=self._metadata)

@@ -22,6 +22,7 @@ import grpc
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.wire.calls import CALLS, Moves
+from ctr_ps.protos.wire.stream import FailedCallError, Failure
 from ctr_ps.ps_worker.cluster.grpc_transport import Disturb
 from ctr_ps.ps_worker.cluster.slow_calls import Delays
 from ctr_ps.ps_worker.extras.chaos import CHAOS
@@ -252,7 +253,7 @@ class _DisturbedCall(futures.Future[Any]):
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
         """Ends the call with an error."""
-        self._end(_FailedError(code, details), None)
+        self._end(FailedCallError(Failure(code, details)), None)
 
     def _answered(self, copy: Any) -> None:
         if self._fate.is_reply_lost:
@@ -278,24 +279,3 @@ class _DisturbedCall(futures.Future[Any]):
             copy.cancel()
         self.fail(grpc.StatusCode.CANCELLED, "cancelled")
         return True
-
-
-class _FailedError(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """Error of a call that chaos ended, with what is read of gRPC's own."""
-
-    def __init__(self, code: grpc.StatusCode, details: str) -> None:
-        super().__init__(details)
-        self._code = code
-        self._details = details
-
-    def code(self) -> grpc.StatusCode:
-        """See grpc.Call."""
-        return self._code
-
-    def details(self) -> str:
-        """See grpc.Call."""
-        return self._details
-
-    def trailing_metadata(self) -> tuple[()]:
-        """See grpc.Call."""
-        return ()

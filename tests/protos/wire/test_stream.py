@@ -11,8 +11,8 @@ from ctr_ps.protos.wire.stream import (
     HEAD,
     KINDS,
     STREAMED,
+    FailedCallError,
     Failure,
-    StreamError,
     body_of,
     failure_of,
     hello_of,
@@ -73,7 +73,7 @@ def test_failure_raises_what_the_server_raised(error: CtrPsError):
     failure = failure_of(sent.code.value[0], body_of(sent))
 
     assert failure == sent
-    raised = error_of(StreamError(failure), "server:1", "PushGrad")
+    raised = error_of(FailedCallError(failure), "server:1", "PushGrad")
     assert type(raised) is type(error)
     assert str(error) in str(raised)
     assert getattr(raised, "retry_after_s", None) == getattr(error, "retry_after_s", None)

@@ -176,10 +176,11 @@ def test_who_does_not_begin_with_a_hello_is_cut_off(connect, beginning):
     assert client.is_closed()
 
 
-def test_who_says_nothing_is_cut_off(monkeypatch, connect):
+def test_who_says_nothing_is_cut_off(monkeypatch, connect, caplog):
     monkeypatch.setattr(stream, "HELLO_S", 0.2)
     client = connect()
     assert client.is_closed()
+    assert "no hello came" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,14 @@ def test_number_that_is_in_use_ends_the_connection(connect):
 def test_request_that_does_not_go_on_ends_the_connection(monkeypatch):
     monkeypatch.setattr(stream, "HELLO_S", 0.3)
     with serving() as (_, offer), closing(Client(offer)) as client:
+        client.hello()
+        client.socket.sendall(HEAD.pack(100, KINDS[calls.PUSH_GRAD.path], 0, 1) + b"begun")
+        assert client.is_closed()
+
+
+def test_refused_request_that_does_not_go_on_ends_the_connection(monkeypatch):
+    monkeypatch.setattr(stream, "HELLO_S", 0.3)
+    with serving(backlog=Backlog(max_calls=0)) as (_, offer), closing(Client(offer)) as client:
         client.hello()
         client.socket.sendall(HEAD.pack(100, KINDS[calls.PUSH_GRAD.path], 0, 1) + b"begun")
         assert client.is_closed()

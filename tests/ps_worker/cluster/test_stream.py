@@ -4,9 +4,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from contextlib import closing, contextmanager
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -19,7 +21,7 @@ from ctr_ps.protos.wire.stream import HEAD, hello_of
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster import stream
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
-from ctr_ps.ps_worker.cluster.stream import StreamChannel
+from ctr_ps.ps_worker.cluster.stream import StreamCall, StreamChannel
 from tests.support.certificates import CertificateAuthority
 from tests.support.cluster import Cluster, cluster
 from tests.support.stores import declare, joined
@@ -221,3 +223,17 @@ def test_other_service_at_the_port_gets_no_call(servers, monkeypatch):
             thread.join(LIMIT_S)
             assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
     assert received == [hello_of(7, ()), b""]
+
+
+def test_deadline_passes_while_another_call_cannot_be_sent(servers):
+    """Who reads answers does not wait for who sends."""
+    deadlines = Deadlines(rpc_s=0.4, wait_s=0.0)
+    with transport_to(servers, deadlines=deadlines) as (transport, channel):
+        with open_stream(channel)._sending:  # as while a server takes no bytes
+            late = futures.Future()
+            call = StreamCall(channel.stream, 99, time.monotonic())
+            channel.stream._calls[99] = call
+            call.add_done_callback(late.set_result)
+            late.result(LIMIT_S)
+        assert call.exception().code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
