@@ -13,6 +13,7 @@ from ctr_ps.protos.store import PushId, Store, push_then_pull
 from ctr_ps.ps_worker.job import Job, override_job
 
 _POLL_S = 0.002
+_SAVE_LIMIT_S = 30.0
 
 
 class KilledError(Exception):
@@ -20,7 +21,9 @@ class KilledError(Exception):
 
 
 class KilledStore:
-    """Forwards calls to a store in this process, until worker 0 has pushed `after_pushes` times."""
+    """Forwards calls to a store in this process, until worker 0 has pushed `after_pushes` times.
+
+    A checkpoint whose writing has begun is still written."""
 
     def __init__(self, store: Store, after_pushes: int) -> None:
         self._store = store
@@ -43,9 +46,11 @@ class KilledStore:
     def _push_grad(self, gradients: Gradients, push_id: PushId, **named: Any) -> Any:
         with self._lock:
             self._left -= push_id.worker == 0
-            if self._left < 0:
-                self._is_dead.set()
-                raise KilledError
+            is_last = self._left < 0
+        if is_last:
+            wait_for_saves(_SAVE_LIMIT_S)  # else a slow disk decides whether a run can be resumed
+            self._is_dead.set()
+            raise KilledError
         return self._mortal(self._store.push_grad)(gradients, push_id, **named)
 
     def _mortal(self, call: Callable[..., Any]) -> Callable[..., Any]:
