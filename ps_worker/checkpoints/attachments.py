@@ -10,7 +10,7 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker.data.slot_values import SlotValues
-from ctr_ps.ps_worker.job import Job, saved_job
+from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, dense_spec, model_of, own_model_file
 from ctr_ps.ps_worker.job.sections import ModelSection, require_json
 
@@ -83,7 +83,7 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
     `overrides` are `section.key=value`. Raises CtrPsError if the checkpoint has no job, or an invalid one.
     """
     data = checkpoint.json_attachment(JOB_ATTACHMENT)
-    job = saved_job(data, overrides, source=f"{JOB_ATTACHMENT} of the checkpoint")
+    job = override_job(data, overrides, source=f"{JOB_ATTACHMENT} of the checkpoint")
     path, is_known = own_model_file(job), MODEL_ATTACHMENT in checkpoint.attachments
     if (
         path is not None

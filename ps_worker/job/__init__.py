@@ -9,6 +9,6 @@ directory.
 """
 
 from ctr_ps.ps_worker.job.job import Job
-from ctr_ps.ps_worker.job.reading import load_job, override_job, saved_job
+from ctr_ps.ps_worker.job.reading import load_job, override_job
 
-__all__ = ["Job", "load_job", "override_job", "saved_job"]
+__all__ = ["Job", "load_job", "override_job"]

@@ -22,7 +22,6 @@ from ctr_ps.ps_worker.job.job import Job, KeyPath, Origin, path_of
 from ctr_ps.ps_worker.job.optimizers import OptimizerChoice
 from ctr_ps.ps_worker.job.strategy import (
     FLEET_WORDS,
-    SETTINGS,
     FleetWordError,
     StrategySection,
     aliases_of,
@@ -41,27 +40,9 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
     return _job_of(data, Origin(source=str(path), overrides=tuple(overrides)))
 
 
-def override_job(data: Mapping[str, Any], overrides: Sequence[str], *, source: str) -> Job:
+def override_job(data: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str) -> Job:
     """Returns the job of nested mappings; `source` is its name in errors."""
     return _job_of(data, Origin(source=source, overrides=tuple(overrides)))
-
-
-def saved_job(data: Mapping[str, Any], overrides: Sequence[str] = (), *, source: str) -> Job:
-    """Returns the job of a checkpoint or a run, also of an older release."""
-    strategy = data.get("strategy")
-    if isinstance(strategy, Mapping):
-        data = {**data, "strategy": _with_table_of_mode(strategy)}
-    return override_job(data, overrides, source=source)
-
-
-def _with_table_of_mode(strategy: Mapping[str, Any]) -> dict[str, Any]:
-    """Moves the mode's settings of a saved `[strategy]` into its table, if they are beside it."""
-    kept = dict(strategy)
-    for mode, table in SETTINGS.items():
-        flat = strategy.keys() & table.model_fields
-        if flat and strategy.get("mode") == mode:
-            kept[mode] = {key: kept.pop(key) for key in flat}
-    return kept
 
 
 def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:

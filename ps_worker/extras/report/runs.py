@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr_ps.protos.errors import DataError, JobError, UsageError
-from ctr_ps.ps_worker.job import Job, saved_job
+from ctr_ps.ps_worker.job import Job, override_job
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def _job(path: Path) -> Job | None:
     except ValueError as error:
         raise DataError(f"{path}: not JSON: {error}") from error
     try:
-        return saved_job(data, source=str(path))
+        return override_job(data, source=str(path))
     except JobError as error:
         logger.warning("omitting the job of a run from the report: %s", error)
         return None

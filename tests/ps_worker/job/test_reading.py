@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.protos.errors import JobError
-from ctr_ps.ps_worker.job import Job, load_job, override_job, saved_job
+from ctr_ps.ps_worker.job import Job, load_job, override_job
 from ctr_ps.ps_worker.job.job import Origin
 
 
@@ -278,41 +278,6 @@ def test_job_survives_json() -> None:
     job = load_job(Path("examples/ctr_dnn.toml"))
 
     assert override_job(json.loads(job.to_json()), [], source="checkpoint") == job
-
-
-@pytest.mark.parametrize(
-    ("mode", "settings"),
-    [
-        ("sync", {}),
-        ("half_async", {}),
-        ("geo", {"k_steps": 50, "max_replica_mb": 8192}),
-        (
-            "async",
-            {
-                "max_merge_var_num": 3,
-                "max_merge_dense_num": 4,
-                "send_queue_size": 4,
-                "max_delay_ms": 100.0,
-                "wire_dtype": "float32",
-            },
-        ),
-    ],
-)
-def test_saved_strategy_without_tables_is_that_of_its_mode(
-    mode: str, settings: dict[str, float | str]
-) -> None:
-    job = saved_job({"strategy": {"mode": mode, **settings}}, source="job.json")
-
-    assert job.strategy.in_use() == {
-        "mode": mode,
-        **{f"{mode}.{key}": value for key, value in settings.items()},
-    }
-    assert saved_job(json.loads(job.to_json()), source="job.json") == job
-
-
-def test_saved_key_that_no_release_wrote_is_refused() -> None:
-    with pytest.raises(JobError, match=r"job\.json: unknown key 'strategy\.k_steps'"):
-        saved_job({"strategy": {"mode": "async", "k_steps": 50}}, source="job.json")
 
 
 def test_limit_without_an_end_is_refused() -> None:
