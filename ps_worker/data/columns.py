@@ -1,6 +1,6 @@
 """Files as columns of unscaled numbers and slot values, for the tools that need more than keys."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -9,22 +9,17 @@ import numpy as np
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.blocks import Reader
 from ctr_ps.ps_worker.data.columnar.column_matching import LABEL_NAMES
-from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
 from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader, Columns
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import format_of
+from ctr_ps.ps_worker.data.formats import DEFAULT, NAMED, format_of, reader_of
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 from ctr_ps.ps_worker.data.text.text_reader import line_blocks
 
 _NO_COLUMN = "\0"  # the name of no column
 
-_READERS: dict[str, Callable[[Schema, BadRows], ColumnReader]] = {
-    "csv": CsvReader,
-    "parquet": ParquetReader,
-    "orc": OrcReader,
-}
-FORMATS = ("criteo", *_READERS)
+FORMATS = (DEFAULT, *NAMED)
 
 
 def columns_of(
@@ -41,16 +36,17 @@ def columns_of(
     format not in `FORMATS`.
     """
     format = format or format_of(path)
-    if format == "criteo":
-        header = _criteo_header(path, layout or schema)
-        schema = replace(schema, is_for_prediction=True)  # the label is told by its place
-        reader: ColumnReader = CsvReader(schema, bad_rows, header=header)
-    elif format not in FORMATS:
+    if format not in FORMATS:
         raise UsageError(
             f"{path}: cannot take values from the format {format!r}, only from {', '.join(FORMATS)}"
         )
+    if format == DEFAULT:
+        header = _criteo_header(path, layout or schema)
+        schema = replace(schema, is_for_prediction=True)  # the label is told by its place
+        reader: Reader = CsvReader(schema, bad_rows, header=header)
     else:
-        reader = _READERS[format](schema, bad_rows)
+        reader = reader_of(path, schema, bad_rows, format)
+    assert isinstance(reader, ColumnReader)
     return reader.columns(FileSplit(path))
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import PurePath
 
 from ctr_ps.ctr_model.schema import Schema
@@ -19,20 +21,50 @@ DEFAULT = "criteo"
 
 _HEAD_BYTES = 4096
 
-_FORMATS: dict[str, tuple[tuple[str, ...], tuple[Kind, ...]]] = {
-    "criteo": ((".tsv",), ("text",)),
-    "csv": ((".csv",), ("text",)),
-    "parquet": ((".parquet",), ()),
-    "orc": ((".orc",), ()),
-    "libsvm": ((".svm", ".libsvm"), ("text", "lists")),
-    "libffm": ((".ffm", ".libffm"), ("text",)),
-    "multislot": ((".multislot",), ("keys", "lists")),
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traits:
+    """What there is to know of a format before a file is opened."""
+
+    reader: str  # its class in this package, imported on use: some import large packages
+    suffixes: tuple[str, ...]
+    kinds: tuple[Kind, ...] = ("text",)  # of slot values; empty: they depend on the file
+    has_names: bool = False  # columns are found by their names
+    is_text: bool = True
+
+
+_FORMATS = {
+    "criteo": _Traits(reader="text.criteo.CriteoReader", suffixes=(".tsv",)),
+    "csv": _Traits(reader="text.csv_text.CsvReader", suffixes=(".csv",), has_names=True),
+    "parquet": _Traits(
+        reader="columnar.parquet_orc.ParquetReader",
+        suffixes=(".parquet",),
+        kinds=(),
+        has_names=True,
+        is_text=False,
+    ),
+    "orc": _Traits(
+        reader="columnar.parquet_orc.OrcReader",
+        suffixes=(".orc",),
+        kinds=(),
+        has_names=True,
+        is_text=False,
+    ),
+    "libsvm": _Traits(
+        reader="text.svm.LibsvmReader", suffixes=(".svm", ".libsvm"), kinds=("text", "lists")
+    ),
+    "libffm": _Traits(reader="text.svm.LibffmReader", suffixes=(".ffm", ".libffm")),
+    "multislot": _Traits(
+        reader="text.multislot.MultiSlotReader", suffixes=(".multislot",), kinds=("keys", "lists")
+    ),
 }
-"""Suffixes, and kinds of slot values; without kinds they depend on the file."""
 
 FORMATS = tuple(_FORMATS)
 
-SUFFIXES = {suffix: name for name, (suffixes, _) in _FORMATS.items() for suffix in suffixes}
+NAMED = tuple(name for name, traits in _FORMATS.items() if traits.has_names)
+"""Formats of files with named columns."""
+
+SUFFIXES = {suffix: name for name, traits in _FORMATS.items() for suffix in traits.suffixes}
 """Formats by suffix, before that of the compression; any other suffix means `DEFAULT`."""
 
 
@@ -43,29 +75,8 @@ def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | Non
     if not isinstance(format, str):
         return format(schema, bad_rows)
     require_format(format)
-    # Readers are imported on use, as some import large packages.
-    reader: Reader
-    match format:
-        case "csv":
-            from ctr_ps.ps_worker.data.text.csv_text import CsvReader
-
-            reader = CsvReader(schema, bad_rows)
-        case "parquet" | "orc":
-            from ctr_ps.ps_worker.data.columnar.parquet_orc import OrcReader, ParquetReader
-
-            reader = (OrcReader if format == "orc" else ParquetReader)(schema, bad_rows)
-        case "libsvm" | "libffm":
-            from ctr_ps.ps_worker.data.text.svm import LibffmReader, LibsvmReader
-
-            reader = (LibffmReader if format == "libffm" else LibsvmReader)(schema, bad_rows)
-        case "multislot":
-            from ctr_ps.ps_worker.data.text.multislot import MultiSlotReader
-
-            reader = MultiSlotReader(schema, bad_rows)
-        case _:
-            from ctr_ps.ps_worker.data.text.criteo import CriteoReader
-
-            reader = CriteoReader(schema, bad_rows)
+    module, _, kind = _FORMATS[format].reader.rpartition(".")
+    reader: Reader = getattr(import_module(f"{__package__}.{module}"), kind)(schema, bad_rows)
     return reader
 
 
@@ -111,8 +122,7 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
     for path in files:
         first.setdefault(format or format_of(path), path)
     for name, path in first.items():
-        _, kinds = _FORMATS[name]
-        if kinds:
+        if kinds := _FORMATS[name].kinds:
             found.merge(SlotValues(dict.fromkeys(schema.slots, kinds)))
             continue
         from ctr_ps.ps_worker.data.columnar.column_matching import kinds_of_values
@@ -126,13 +136,13 @@ def values_of_files(files: Sequence[str], schema: Schema, format: Format | None)
 def has_byte_offsets(path: str, format: Format | None) -> bool:
     """Whether offsets of blocks in a file are in bytes of its content, as in text."""
     name = format_of(path) if format is None else format
-    return isinstance(name, str) and name not in ("parquet", "orc")
+    return isinstance(name, str) and _FORMATS[name].is_text
 
 
 def has_named_columns(path: str, format: Format | None) -> bool:
     """Whether a file has named columns."""
     name = format_of(path) if format is None else format
-    return name in ("csv", "parquet", "orc")
+    return name in NAMED
 
 
 def require_format(name: str) -> None:

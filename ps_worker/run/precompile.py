@@ -29,7 +29,7 @@ from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
 from ctr_ps.ps_worker.data.columnar.record_batches import blocks_of
 from ctr_ps.ps_worker.data.columns import columns_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import format_of, without_codec
+from ctr_ps.ps_worker.data.formats import format_of, has_byte_offsets, without_codec
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
@@ -99,7 +99,7 @@ def _first_rows(plan: Plan) -> Callable[[], object] | None:
     path = plan.train_files[0]
     format = plan.job.data.format or format_of(path)
     with contextlib.suppress(CtrPsError):  # training reports it
-        if format in ("parquet", "orc"):
+        if not has_byte_offsets(path, format):
             bad_rows = BadRows(plan.job.data.bad_row_limit, BadRowLog(is_silent=True))
             columns = next(columns_of(path, plan.schema, bad_rows, format=format), None)
             return None if columns is None else lambda: next(blocks_of(columns, plan.schema), None)

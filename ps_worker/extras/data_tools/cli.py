@@ -25,7 +25,7 @@ from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes, pri
 from ctr_ps.ps_worker.data.columns import without_label
 from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
-from ctr_ps.ps_worker.data.formats import format_of
+from ctr_ps.ps_worker.data.formats import has_named_columns
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.first_job import write_first_job
@@ -44,7 +44,6 @@ from ctr_ps.ps_worker.extras.data_tools.profile import (
 )
 from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
 from ctr_ps.ps_worker.extras.data_tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
-from ctr_ps.ps_worker.extras.data_tools.samples import FORMATS as NAMED_FORMATS
 from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
 
 _FILE_WIDTH = 200  # characters per line of a table written to a file or a pipe
@@ -183,7 +182,7 @@ def profile_command(
     """
     console = _console()
     files, proposal = matching_files(patterns), None
-    if not schema and all((format_name or format_of(path)) in NAMED_FORMATS for path in files):
+    if not schema and all(has_named_columns(path, format_name or None) for path in files):
         sample = sample_of(files, format_name or None)
         proposal = propose(sample, label=label, ignore=_names(ignore), needs_label=False)
         if not proposal.slots and out is None:  # nor a schema to read all rows with

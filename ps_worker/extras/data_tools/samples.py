@@ -24,11 +24,10 @@ from ctr_ps.ps_worker.data.columns import slots_only
 from ctr_ps.ps_worker.data.files.content import stored_size_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import size_of
-from ctr_ps.ps_worker.data.formats import doubt_about, format_of
+from ctr_ps.ps_worker.data.formats import NAMED, doubt_about, format_of
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
 from ctr_ps.ps_worker.data.text.csv_text import CsvReader
 
-FORMATS = ("csv", "parquet", "orc")
 SAMPLE_ROWS = 200_000
 
 _MAX_FILES = 16
@@ -131,10 +130,10 @@ def _require_names(path: str, format: str | None) -> None:
     name = format or format_of(path)
     if name == "criteo":
         _refuse_criteo(path)
-    if name not in FORMATS:
+    if name not in NAMED:
         fault = doubt_about(path, format) or f"files of format {name!r} do not name their columns"
         raise UsageError(
-            f"{path}: {fault}. Columns are named in {', '.join(FORMATS)}: give --format if it is one of "
+            f"{path}: {fault}. Columns are named in {', '.join(NAMED)}: give --format if it is one of "
             f"them; else write a schema by hand (docs/schema.md)"
         )
 

@@ -8,10 +8,7 @@ from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.checkpoints.attachments import (
-    VALUES_ATTACHMENT,
-    values_of_checkpoint,
-)
+from ctr_ps.ps_worker.checkpoints.attachments import VALUES_ATTACHMENT, values_of_checkpoint
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{", b"[]"], ids=["deep", "cut", "list"])

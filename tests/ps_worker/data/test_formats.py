@@ -9,13 +9,24 @@ import pytest
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.bad_rows import BadRows
+from ctr_ps.ps_worker.data.columnar.record_batches import ColumnReader
+from ctr_ps.ps_worker.data.columns import columns_of
 from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
-from ctr_ps.ps_worker.data.formats import FORMATS, SUFFIXES, doubt_about, format_of, reader_of
+from ctr_ps.ps_worker.data.formats import (
+    FORMATS,
+    SUFFIXES,
+    doubt_about,
+    format_of,
+    has_named_columns,
+    reader_of,
+)
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.text.criteo import CriteoReader
+from tests.support.formats import FILE_FORMATS
 
 SCHEMA = Schema.numbered(1, 1)
+ONE_SLOT = Schema(dense=(), slots=("C1",))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +89,26 @@ def test_compressed_file_with_capitals_is_read(tmp_path: Path) -> None:
 
 def test_every_suffix_is_of_a_format() -> None:
     assert set(SUFFIXES.values()) <= set(FORMATS)
+
+
+def test_every_format_has_a_reader_of_its_own() -> None:
+    readers = {type(reader_of("rows", ONE_SLOT, BadRows(), name)) for name in FORMATS}
+
+    assert len(readers) == len(FORMATS)
+
+
+def test_suite_for_every_format_has_all_but_those_of_numbered_features() -> None:
+    assert set(FORMATS) - set(FILE_FORMATS) == {"libsvm"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_values_are_taken_from_formats_whose_readers_have_columns(name: str) -> None:
+    has_columns = isinstance(reader_of("rows", ONE_SLOT, BadRows(), name), ColumnReader)
+
+    assert has_columns == has_named_columns("rows", name)
+    if not has_columns and name != "criteo":
+        with pytest.raises(UsageError, match=f"cannot take values from the format '{name}'"):
+            columns_of("rows", ONE_SLOT, BadRows(), format=name)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -252,16 +252,6 @@ def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
     assert "No lines of training" in page.texts["training"]
 
 
-def test_job_of_a_run_by_an_older_release_is_read(tmp_path: Path) -> None:
-    shutil.copy("tests/ps_worker/job/files/job.flat_strategy.json", tmp_path / "job.json")
-    write_metrics(tmp_path, {"kind": "start", "step": 0})
-
-    (run,) = read_runs([tmp_path])
-
-    assert run.job is not None
-    assert run.job.strategy.bounded_staleness.max_staleness == 2
-
-
 def test_figures_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     write_metrics(
         tmp_path,
