@@ -202,7 +202,6 @@ def command(
 
 
 def _run_on_ray(launch: Launch, terminal: Terminal, address: str) -> int:
-    """Runs a launch on the nodes of a Ray cluster."""
     try:
         from ctr_ps.deploy.ray_engine import AddressError, PlacementError, ray_engine
     except ModuleNotFoundError as error:

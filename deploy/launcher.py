@@ -153,7 +153,6 @@ class _Launcher:
         )
 
     def run(self) -> int:
-        """Starts all, and returns the exit code when all has ended."""
         self._start_all()
         while True:
             due = min(self._supervisor.next_time(), self._disturber.next_time())
@@ -296,7 +295,6 @@ class _Launcher:
         self._engine.remove(folder)
 
     def _update_logs_in(self, folder: Path) -> set[str]:
-        """Returns the servers that have segments there."""
         found = self._engine.find(self._server_names, folder, "*/segment-*.log")
         return {Path(each).parts[0] for each in found}
 

@@ -92,7 +92,6 @@ class _JobRole:
 
     @property
     def members(self) -> Members:
-        """All processes that join the job."""
         return Members(self.num_workers, len(self.heter_endpoints))
 
     @property

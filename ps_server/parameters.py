@@ -215,7 +215,6 @@ class Parameters:
             return {name: table.status for name, table in self._tables.items()}
 
     def _table_bytes(self) -> dict[str, int]:
-        """Returns the memory of each table, its candidates included."""
         return {
             name: table.size_bytes + table.candidate_bytes
             for name, table in self.table_status().items()

@@ -116,7 +116,6 @@ def kind_of(admission: AdmissionSpec) -> AdmissionSpec:
 
 
 def _exercise(optimizer: str) -> None:
-    """Runs every operation of a server with one optimizer."""
     table = _table_spec(optimizer)
     store = ParameterStore(num_workers=2)
     counting = replace(
@@ -160,7 +159,6 @@ def _exercise(optimizer: str) -> None:
 
 
 def _admit(admission: AdmissionSpec) -> None:
-    """Counts and admits keys by one admission rule."""
     optimizer = next(iter(OPTIMIZERS))  # any: it does not matter
     table = SparseTable(_admitting(optimizer, admission))
     keys = read_only(np.arange(_NUM_KEYS, dtype=np.uint64))

@@ -330,7 +330,6 @@ def _other_role(command: str) -> RoleError:
 
 
 def _report(result: Mapping[str, Any], as_json: bool) -> None:
-    """Prints the result: as tables for people, or as JSON."""
     from ctr_ps.ps_worker.run.result_tables import print_result
 
     if as_json:

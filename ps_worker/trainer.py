@@ -270,7 +270,6 @@ class Trainer:
         self.close()
 
     def _epochs(self, data: Data, epochs: int) -> Iterator[Any]:
-        """Yields the batches of each epoch."""
         if not are_files(data):
             for _ in range(epochs):
                 yield self._batches(data, self.schema)
@@ -343,7 +342,6 @@ def _checked(data: Iterable[object]) -> Iterator[Batch]:
 def _schema_of(
     model: Model, options: Mapping[str, Any] | None, schema: str | Path | Schema | None
 ) -> Schema:
-    """Returns the schema that a model was made for."""
     if options:
         raise UsageError(f"options are {options!r}, but the model has been made with its own")
     origin = origin_of(model)

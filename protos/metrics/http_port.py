@@ -112,7 +112,6 @@ class _Place:
         self._timer = self._ends_after(HEADERS_LIMIT_S)
 
     def hear(self) -> None:
-        """Its request has come."""
         self.is_silent = False
         self._timer.cancel()
         self._timer = self._ends_after(REQUEST_LIMIT_S)
@@ -180,7 +179,6 @@ class _Server(http.server.ThreadingHTTPServer):
         return True
 
     def hear(self, client_address: Any) -> None:
-        """The request of a connection has come."""
         with self._lock:
             if (place := self._places.get(client_address)) is not None:
                 place.hear()

@@ -179,7 +179,6 @@ class _Compiled(event.Listener):
         self.since = 0.0
 
     def on_start(self, event: event.Event) -> None:
-        """Numba begins to compile."""
         if not self.kernels:
             self.since = time.monotonic()
             logger.info(

@@ -48,7 +48,6 @@ def _is_own_file(name: str) -> bool:
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
-    """Removes files that killed processes left unfinished."""
     for name in folder.files():
         if _UNFINISHED.fullmatch(name):
             folder.remove_file(name)

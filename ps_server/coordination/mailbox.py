@@ -210,7 +210,6 @@ class Mailbox:
         }
 
     def _inbox(self, exchange: str, receiver: int) -> _Inbox:
-        """Returns an inbox; a new one is empty."""
         return self._inboxes.get((exchange, receiver)) or _Inbox()
 
     def _require_present(self, exchange: str, worker: int) -> None:

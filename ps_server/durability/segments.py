@@ -336,7 +336,6 @@ class SegmentReader:
                 )
 
     def _headers_after(self, offset: int) -> Iterator[RecordHeader]:
-        """Yields the headers of records that begin anywhere after `offset`."""
         position = offset + 1
         while len(content := self._read(position, _SCAN_BYTES)) >= len(MARKER):
             found = content.find(MARKER)

@@ -166,7 +166,6 @@ def _is_full(groups: deque[_Group], batches: int) -> bool:
 
 
 def _open_group(groups: deque[_Group], batches: int, now: float, pulled: Version) -> _Group:
-    """Returns the group for the next step."""
     if not groups or groups[-1].batches >= batches:
         groups.append(_Group(since=now, pulled=pulled))
     return groups[-1]

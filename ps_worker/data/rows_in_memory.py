@@ -151,7 +151,6 @@ class RowsInMemory:
         return 4 * sum(self._widths.values())
 
     def _stored(self, name: str) -> NDArray[np.float32]:
-        """Returns a column of floats, shaped as in a `Batch`."""
         array: NDArray[np.float32] = self._floats[name].array
         has_two_axes = name in ("dense", "other_labels")
         return array[:, : self._widths[name]] if has_two_axes else array[:, 0]

@@ -113,7 +113,6 @@ def _number(name: str, value: object) -> float:
 
 
 def _ratio(name: str, value: float, learning_rate: float) -> float:
-    """Returns a rate as a factor of the learning rate."""
     rate = _number("learning_rate", learning_rate)
     if not rate > 0 or not 0 <= _number(name, value) <= rate:
         raise UsageError(f"{name} is {value!r}, expected 0 to the learning rate, {learning_rate!r}")

@@ -65,7 +65,6 @@ class _Loaded:
 
     @property
     def none(self) -> Values:
-        """The predictions of no rows."""
         return np.empty((0, len(self.tasks)) if self.tasks else 0, np.float32)
 
     def batch(self, samples: Sequence[Sample]) -> Batch:

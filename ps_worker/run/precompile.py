@@ -81,7 +81,6 @@ def precompile_script(
 def _train_on_two_rows(
     model: Model, schema: Schema, job: Job, new_pass_trainer: NewPassTrainer | None
 ) -> None:
-    """Runs what trains and evaluates a model."""
     quiet = job.train.model_copy(update={"batch_size": 1, "log_every_s": math.inf})
     batches = [_batch_of_one(schema, label) for label in (0.0, 1.0)]
     job = job.model_copy(update={"train": quiet})
@@ -177,7 +176,6 @@ def _read_criteo_rows(schema: Schema) -> None:
 
 
 def _precompile_image() -> None:
-    """Compiles what most jobs need."""
     plan = plan_of(Job(), WorkerRole(endpoints=("server:1",), worker_index=0, num_workers=1))
     precompile(plan)
     with compile_lock():

@@ -223,7 +223,6 @@ class Run:
         self._communicator = communicator
 
     def _declare(self, rates: Sequence[float] = ()) -> None:
-        """Declares the model, once."""
         if not self._is_declared:
             declare(self.store, self._plan.specs, rates)
             self._is_declared = True

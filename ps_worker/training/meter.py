@@ -273,7 +273,6 @@ class Progress:
                 logger.info("%s%s", line.text, self._rates())
 
     def _line(self) -> _Line:
-        """Returns a line, and starts the next window."""
         seconds = self._clock() - self._window_start
         window = self._sliding.window
         figures: dict[str, float] = {

@@ -254,7 +254,6 @@ def _errors(operation: str, path: Path) -> Iterator[None]:
 
 
 def _sync(path: Path) -> None:
-    """Syncs a file's content, or a folder's entries, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

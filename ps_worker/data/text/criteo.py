@@ -76,7 +76,6 @@ class CriteoScanner:
         )
 
     def _fault(self, block: NDArray[np.uint8], row: NDArray[np.int64]) -> str:
-        """Returns the fault of a malformed row for a message."""
         text, column = block[row[START] : row[STOP]].tobytes(), int(row[COLUMN])
         fields = text.split(b"\t")
         expected = len(self._schema.dense) + len(self._schema.slots) + self._has_label

@@ -137,7 +137,6 @@ class MultiSlotScanner:
         count: int,
         num_read: int,
     ) -> str:
-        """Returns the fault of a malformed line for a message."""
         rest = block[position:stop].tobytes()
         name = f"{self._order.names[column]!r} (column {column + 1} of {len(self._kinds)})"
         word = shown(rest.split(maxsplit=1)[0]) if rest.strip() else None

@@ -132,7 +132,6 @@ class _Rows:
             self._columns.add(_sample(cells, self._order, self._schema))
 
     def taken(self, offset: int) -> Block:
-        """Returns and removes the rows so far, as the block at `offset`."""
         columns, self._columns = self._columns, SampleColumns(self._schema, seen=self._seen)
         row_offsets, self._row_offsets = self._row_offsets, []
 
@@ -144,7 +143,6 @@ class _Rows:
 
 
 def _sample(cells: Cells, order: ColumnOrder, schema: Schema) -> Sample:
-    """Converts a generator's sample to the form of `samples.py`."""
     label: float | None = None
     dense: list[float | None] = [None] * len(schema.dense)
     slots: list[list[Any]] = [[]] * len(schema.slots)

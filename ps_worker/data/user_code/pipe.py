@@ -137,7 +137,6 @@ def _line_blocks(process: "PipeProcess") -> Iterator[NDArray[np.uint8]]:
 
 
 def _skip_lines(text: NDArray[np.uint8], num_lines: int) -> NDArray[np.uint8]:
-    """Returns text without its first lines; empty if it has fewer."""
     if num_lines <= 0:
         return text
     ends = np.flatnonzero(text == _NEWLINE) + 1
@@ -233,7 +232,6 @@ class PipeProcess:
             raise self.failure("did not read all of its input")
 
     def _wait_for(self, pipe: int) -> None:
-        """Waits until a pipe is readable or closed."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         num_fed = self._num_fed

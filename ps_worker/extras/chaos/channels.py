@@ -184,7 +184,6 @@ class _DisturbedChannel:
         self._delays = delays
 
     def unary_unary(self, method: str, **options: Any) -> "_DisturbedMethod":
-        """See grpc.Channel."""
         name = method.rpartition("/")[2]
         send = self._channel.unary_unary(method, **options).future
         return _DisturbedMethod(name, send, self._fates, self._delays)
@@ -248,11 +247,9 @@ class _DisturbedCall(futures.Future[Any]):
             self.cancel()
 
     def expire(self) -> None:
-        """Ends the call at its deadline."""
         self.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "chaos: delayed for longer than its deadline")
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
-        """Ends the call with an error."""
         self._end(FailedCallError(Failure(code, details)), None)
 
     def _answered(self, copy: Any) -> None:
@@ -273,7 +270,6 @@ class _DisturbedCall(futures.Future[Any]):
                 self.set_exception(error)
 
     def cancel(self) -> bool:
-        """See grpc.Future."""
         self._is_cancelled = True
         for copy in list(self._copies):
             copy.cancel()

@@ -183,7 +183,6 @@ class ValueCounts:
         return [(int(self._keys[i]), int(self._counts[i])) for i in order]
 
     def _merge(self) -> None:
-        """Counts the pending keys."""
         if not self._pending:
             return
         new_keys, new_counts = np.unique(np.concatenate(self._pending), return_counts=True)
@@ -210,7 +209,6 @@ class ValueCounts:
 
 
 def _estimate(registers: NDArray[np.uint8]) -> float:
-    """Returns the estimated number of distinct keys."""
     num_registers = len(registers)
     of_rank = np.bincount(registers, minlength=_MAX_RANK + 1)
     z = 0.0  # without the largest rank, which takes 2^60 keys

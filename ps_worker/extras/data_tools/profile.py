@@ -237,7 +237,6 @@ class _SlotStats:
         return self.values.top(_NUM_TOP)
 
     def add(self, rows: SlotKeys) -> None:
-        """Adds the keys of rows."""
         is_there = rows.keys != self._missing_key
         self.values.add(rows.keys[is_there])
         before = np.concatenate([[0], np.cumsum(is_there)])[rows.offsets]  # [B + 1]

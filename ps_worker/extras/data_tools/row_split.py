@@ -141,7 +141,6 @@ def _suffix_for(path: str, kind: str) -> str:
 
 
 def _require_same_format(path: str, kind: str, suffix: str) -> None:
-    """Checks that the suffix stands for the format of the input."""
     kind_out = format_of(f"part{suffix}")
     if kind_out != "parquet" if kind in _TABLES else kind != kind_out:
         raise UsageError(
@@ -213,7 +212,6 @@ def _lines(path: str, header_bytes: int) -> Iterator[pa.Table]:
 
 
 def _tables(path: str, kind: str) -> Iterator[pa.Table]:
-    """Yields the rows of a Parquet or ORC file in order."""
     with open_columnar(path, kind.upper() if kind == "orc" else "Parquet") as source:
         if kind == "orc":
             file = orc.ORCFile(source)
@@ -251,7 +249,6 @@ class _SetWriter:
             temporary_path(path).unlink(missing_ok=True)
 
     def write(self, rows: pa.Table) -> None:
-        """Appends rows of a table, or lines."""
         while len(rows):
             room = self._rows_per_file - self.rows % self._rows_per_file
             if self._file is None or room == self._rows_per_file:

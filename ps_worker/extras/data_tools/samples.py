@@ -234,7 +234,6 @@ def _orc_pieces(path: str, names: Sequence[str], num_rows: int) -> _Pieces:
 
 
 def _pieces_of(tables: list[pa.Table], num_rows: int) -> _Pieces:
-    """Returns pieces of a file of so many rows."""
     read = sum(map(len, tables))
     return _Pieces(tables, read / max(num_rows, 1), read == num_rows)
 

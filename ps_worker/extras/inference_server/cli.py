@@ -224,7 +224,6 @@ async def _run(
 
 
 async def _start_grpc(service: "GrpcService", address: str, credentials: Credentials) -> End:
-    """Serves over gRPC; returns what ends that."""
     server = service.server(credentials, ports=PORTS)
     host, port = parse_address(address)
     port = bind(server, address_to_bind(host, port), credentials)
@@ -234,7 +233,6 @@ async def _start_grpc(service: "GrpcService", address: str, credentials: Credent
 
 
 async def _start_http(service: "HttpService", address: str, credentials: Credentials) -> End:
-    """Serves over HTTP; returns what ends that."""
     from aiohttp import web  # of an extra
 
     from ctr_ps.ps_worker.extras.inference_server.http_listener import HttpListener

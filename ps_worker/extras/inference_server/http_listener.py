@@ -43,7 +43,6 @@ class _Connection(web.RequestHandler):
 
     @property
     def is_silent(self) -> bool:
-        """Whether no request has come."""
         return self._request_count == 0
 
     def connection_lost(self, exc: BaseException | None) -> None:

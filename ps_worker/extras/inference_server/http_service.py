@@ -251,7 +251,6 @@ class _Asked:
     """A request to infer, which is decoded in a thread: one of 16 MiB takes long."""
 
     def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Takes the body as it came, and its headers."""
         self._body = body
         self._headers = headers
         self._outputs: dict[str, Mapping[str, Any]] = {}

@@ -101,7 +101,6 @@ def _made(title: str, make: Callable[[], Section]) -> Section:
 
 
 def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | str:
-    """Returns the importance of a run's features, or why there is none."""
     if not rows:
         return "not measured: give --importance-rows above 0."
     job = run.job

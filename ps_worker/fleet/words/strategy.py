@@ -53,7 +53,6 @@ class DistributedStrategy:
 
 
 def _hint(name: str, value: Any) -> str:
-    """Returns what may be meant by an unknown name."""
     tables = {
         "async_" if mode == "async" else mode: settings.model_fields
         for mode, settings in SETTINGS.items()

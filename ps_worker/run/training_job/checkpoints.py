@@ -242,7 +242,6 @@ def clear_folder(job: Job, run: Run, start: Start) -> None:
 
 
 def _require_folder(job: Job, run: Run) -> None:
-    """Finds out whether the folder takes checkpoints of this run."""
     folder = job.checkpoint.dir
     if not folder:
         logger.warning(
