@@ -29,13 +29,14 @@ from ctr_ps.deploy.launcher import Launch, run
 from ctr_ps.deploy.plan import commands_of_job, commands_of_script, is_script
 from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
 from ctr_ps.protos.errors import OverloadedError
+from ctr_ps.protos.runtime.options import command_app
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
 RAY_SERVER_COMMAND = "ps-server"  # binds by POD_IP, which is its node's address
 WORKER_COMMAND = "ps-worker train"
 HETER_COMMAND = "ps-worker heter"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 
 class _LaunchCommand(TyperCommand):

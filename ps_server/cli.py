@@ -16,11 +16,19 @@ import typer
 from ctr_ps.protos.errors import RoleError
 from ctr_ps.protos.role import ROLE, ServerRole, role_from_environment
 from ctr_ps.protos.runtime.environment import arguments
-from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.options import (
+    GrpcDebug,
+    Insecure,
+    LogFormatOption,
+    LogLevelOption,
+    Metrics,
+    command_app,
+)
 from ctr_ps.ps_server.rpc.run import run_server
 from ctr_ps.ps_server.settings import Limits, LogSync, ServerSettings, bytes_of_size
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 CHECK_LIMIT_S = 3.0
 DEFAULTS = ServerSettings()
@@ -75,13 +83,7 @@ def run(
             help="Address to listen on; default: loopback if POD_IP is, else all of its IP version."
         ),
     ] = DEFAULTS.bind,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Serve a non-loopback address without credentials.",
-        ),
-    ] = DEFAULTS.insecure,
+    insecure: Insecure = DEFAULTS.insecure,
     stream_port: Annotated[
         int | None,
         typer.Option(
@@ -90,31 +92,10 @@ def run(
             help="Port of a stream for calls that move data, 0: a free one; default: gRPC alone.",
         ),
     ] = DEFAULTS.stream_port,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            help="Address of Prometheus metrics and status page; host defaults to loopback; default: "
-            "CTR_PS_METRICS, else none.",
-        ),
-    ] = DEFAULTS.metrics,
-    grpc_debug: Annotated[
-        bool,
-        typer.Option(
-            "--grpc-debug",
-            help="Answer gRPC reflection and channelz (grpcurl, grpcdebug); needs the extra [grpc-debug].",
-        ),
-    ] = DEFAULTS.grpc_debug,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(
-            help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text."
-        ),
-    ] = None,
-    log_level: Annotated[
-        LogLevel | None,
-        typer.Option(help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
-    ] = None,
+    metrics: Metrics = DEFAULTS.metrics,
+    grpc_debug: GrpcDebug = DEFAULTS.grpc_debug,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
     sigterm_exit_code: Annotated[
         int,
         typer.Option(

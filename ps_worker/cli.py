@@ -30,16 +30,11 @@ from ctr_ps.protos.role import (
 )
 from ctr_ps.protos.runtime.environment import arguments, keep_freed_memory
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, Metrics, command_app
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.job import Job, load_job
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help=__doc__.replace("\n\n", "\n\n\b\n"),  # keeps the lines of a block as they are
-)
+app = command_app(__doc__.replace("\n\n", "\n\n\b\n"))  # keeps the lines of a block as they are
 
 Set = Annotated[
     list[str] | None,
@@ -56,25 +51,6 @@ AllowCode = Annotated[
 ]
 Json = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON on the last line of stdout.")
-]
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        metavar="[HOST:]PORT",
-        help="Address of Prometheus metrics and status page; host defaults to loopback; default: "
-        "CTR_PS_METRICS, else none.",
-    ),
-]
-LogFormatOption = Annotated[
-    LogFormat | None,
-    typer.Option(
-        "--log-format",
-        help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text.",
-    ),
-]
-LogLevelOption = Annotated[
-    LogLevel | None,
-    typer.Option("--log-level", help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
 ]
 
 

@@ -25,6 +25,7 @@ from rich.text import Text
 from ctr_ps.protos.errors import CheckpointError, UsageError
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
+from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.protos.store import InferenceDtype, InferenceSettings
 from ctr_ps.ps_server.checkpoint.inspection import (
     QUANTILES,
@@ -41,13 +42,7 @@ from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.predict.value_vectors import ExportedValues, export_values, import_vectors
 from ctr_ps.ps_worker.predict.vector_files import VectorFormat
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Inspect, verify, export, import and compact checkpoints.",
-)
+app = command_app("Inspect, verify, export, import and compact checkpoints.")
 
 _FILE_WIDTH = 200  # characters per line of output to a file or a pipe
 

@@ -22,6 +22,7 @@ from ctr_ps.ctr_model.schema import Schema, SchemaError, Transform
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes, printable
+from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.ps_worker.data.columns import without_label
 from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.listing import matching_files, natural_order
@@ -74,12 +75,8 @@ BadRowLimit = Annotated[
     typer.Option("--bad-row-limit", min=0, help="Malformed rows to skip before failing."),
 ]
 
-app = typer.Typer(
-    name="ps-data",
-    help="Generate, check, profile, split and convert click logs; write a first job for them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
+app = command_app(
+    "Generate, check, profile, split and convert click logs; write a first job for them."
 )
 
 

@@ -28,7 +28,15 @@ from ctr_ps.protos.metrics.metrics_port import (
 )
 from ctr_ps.protos.role import address_to_bind
 from ctr_ps.protos.runtime.environment import arguments, connection_limit, num_processors
-from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
+from ctr_ps.protos.runtime.options import (
+    GrpcDebug,
+    Insecure,
+    LogFormatOption,
+    LogLevelOption,
+    Metrics,
+    command_app,
+)
 from ctr_ps.protos.wire.grpc_services import DebugServices
 from ctr_ps.protos.wire.security.credentials import (
     Credentials,
@@ -44,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 GRACE_S = 10.0
 """Seconds that requests in flight may take when it ends."""
@@ -67,13 +75,7 @@ def serve(
     grpc: Annotated[
         str, typer.Option(metavar="[HOST:]PORT", help="Address for gRPC; empty: none.")
     ] = "127.0.0.1:8001",
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            help="Address of Prometheus metrics and status page; default: CTR_PS_METRICS, else none.",
-        ),
-    ] = None,
+    metrics: Metrics = None,
     reload_every: Annotated[
         float, typer.Option(min=0, help="Seconds between checks for a newer checkpoint; 0: never.")
     ] = 10.0,
@@ -103,27 +105,10 @@ def serve(
             help="Seconds to keep serving after SIGTERM, reporting not ready to load balancers.",
         ),
     ] = 0.0,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Serve a non-loopback address without credentials."),
-    ] = False,
-    grpc_debug: Annotated[
-        bool,
-        typer.Option(
-            "--grpc-debug",
-            help="Answer gRPC reflection and channelz (grpcurl, grpcdebug); needs the extra [grpc-debug].",
-        ),
-    ] = False,
-    log_format: Annotated[
-        LogFormat | None,
-        typer.Option(
-            help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text."
-        ),
-    ] = None,
-    log_level: Annotated[
-        LogLevel | None,
-        typer.Option(help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
-    ] = None,
+    insecure: Insecure = False,
+    grpc_debug: GrpcDebug = False,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
 ) -> None:
     """Serve a saved model over HTTP and gRPC in the Open Inference Protocol."""
     with errors_as_exit_codes():

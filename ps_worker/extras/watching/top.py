@@ -26,6 +26,7 @@ from ctr_ps.protos.errors import AccessError, CtrPsError, TransportError, UsageE
 from ctr_ps.protos.role import require_endpoints, split_endpoints
 from ctr_ps.protos.runtime.environment import arguments
 from ctr_ps.protos.runtime.logs import errors_as_exit_codes, printable
+from ctr_ps.protos.runtime.options import command_app
 from ctr_ps.protos.store import ServerStatus, StoreStatus, WorkerState, merge_status
 from ctr_ps.ps_worker.extras.watching.servers import Servers
 
@@ -37,7 +38,7 @@ WIDE = 1000
 
 SERVERS = "PADDLE_PSERVERS_IP_PORT_LIST"
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = command_app()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,49 @@
+"""What the commands have in common: the settings of typer, and the options that several of them take."""
+
+from typing import Annotated
+
+import typer
+
+from ctr_ps.protos.runtime.logs import LogFormat, LogLevel
+
+LogFormatOption = Annotated[
+    LogFormat | None,
+    typer.Option(
+        "--log-format",
+        help="One text line or JSON object per event; default: CTR_PS_LOG_FORMAT, else text.",
+    ),
+]
+LogLevelOption = Annotated[
+    LogLevel | None,
+    typer.Option("--log-level", help="Lowest level to log; default: CTR_PS_LOG_LEVEL, else info."),
+]
+Metrics = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Address of Prometheus metrics and status page; host defaults to loopback; default: "
+        "CTR_PS_METRICS, else none.",
+    ),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Serve a non-loopback address without credentials."),
+]
+GrpcDebug = Annotated[
+    bool,
+    typer.Option(
+        "--grpc-debug",
+        help="Answer gRPC reflection and channelz (grpcurl, grpcdebug); needs the extra [grpc-debug].",
+    ),
+]
+
+
+def command_app(help: str | None = None) -> typer.Typer:
+    """Returns an app for commands; with `help` it has several, and shows it where none is named."""
+    return typer.Typer(
+        help=help,
+        no_args_is_help=help is not None,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
