@@ -66,7 +66,6 @@ class ParameterStore:
             return self.engine.job.join(Member(worker, incarnation), terms, lease)
 
     def renew(self, worker: int, *, is_last: bool = False) -> None:
-        """See `protos.store.Store`."""
         self.engine.renew(worker, is_last=is_last)
 
     def confirm_place(self, worker: int) -> None:
@@ -76,15 +75,12 @@ class ParameterStore:
         """See `protos.store.Store`; no-op, since there is no connection."""
 
     def leave(self, worker: int, *, step: Version) -> None:
-        """See `protos.store.Store`."""
         self.engine.leave(worker, step=step)
 
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
-        """See `protos.store.Store`."""
         self.engine.abort(worker, reason, comes_again=comes_again)
 
     def create_table(self, spec: TableSpec) -> None:
-        """See `protos.store.Store`."""
         self.engine.parameters.create_table(spec)
 
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
@@ -120,7 +116,6 @@ class ParameterStore:
     def push_grad(
         self, gradients: Gradients, push_id: PushId, *, at: Version | None = None
     ) -> Future[Version]:
-        """See `protos.store.Store`."""
         self._require_push(push_id)
         return self.engine.push(gradients, push_id, at)
 
@@ -133,7 +128,6 @@ class ParameterStore:
         into: Mapping[str, Values],
         at: Version | None = None,
     ) -> tuple[Future[Pulled], Future[Version]]:
-        """See `protos.store.Store`."""
         return push_then_pull(self, gradients, push_id, keys=keys, into=into, at=at)
 
     def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
@@ -152,7 +146,6 @@ class ParameterStore:
         return self.engine.wait_version(at)
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        """See `protos.store.Store`."""
         return self.engine.barrier(name, worker, step=step)
 
     def all_reduce(
@@ -165,19 +158,15 @@ class ParameterStore:
         step: Version,
         remember: bool = True,
     ) -> Future[Reduced]:
-        """See `protos.store.Store`."""
         return self.engine.all_reduce(name, worker, values, op, step=step, remember=remember)
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
-        """See `protos.store.Store`."""
         return self.engine.advance(worker, clock, at_least=at_least)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
-        """See `protos.store.Store`."""
         return self.engine.job.rendezvous.post(exchange, message)
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
-        """See `protos.store.Store`."""
         return self.engine.take(exchange, worker, received=received)
 
     # Checkpoints and upkeep
@@ -215,7 +204,6 @@ class ParameterStore:
     def resume(
         self, version: Version, progress: Mapping[int, WorkerProgress], *, batches: int = 0
     ) -> None:
-        """See `protos.store.Store`."""
         self.engine.job.resume(version, progress, batches)
 
     def shrink(
@@ -233,5 +221,4 @@ class ParameterStore:
         return model_digest(parameters.dense_vectors(), parameters.shard_digests())
 
     def status(self) -> StoreStatus:
-        """See `protos.store.Store`."""
         return self.engine.status()

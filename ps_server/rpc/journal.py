@@ -124,7 +124,6 @@ class UpdateJournal(Journal):
 
     @contextmanager
     def written(self, kind: str, payload: bytes) -> Iterator[None]:
-        """See `Journal`."""
         with self._lock.shared():
             self._log.append(kind, payload)
             start = self._clock()
@@ -132,25 +131,20 @@ class UpdateJournal(Journal):
             self._log.replay_s += self._clock() - start  # two threads at once may lose a call's
 
     def durable(self) -> Future[None]:
-        """See `Journal`."""
         return self._log.durable()
 
     def prepare_segment(self) -> None:
-        """See `Journal`."""
         self._remove_old()
         self._log.sync()  # most of it now: calls that change the server wait while a segment begins
 
     def alone(self) -> AbstractContextManager[None]:
-        """See `Journal`."""
         return self._lock.alone(self._wait_limit_s)
 
     def begin_segment(self, token: str, state: EngineState) -> None:
-        """See `Journal`."""
         head = state_records(state, self._completed(), base=token)
         self._bases[self._log.begin_segment(head)] = token
 
     def saved(self, token: str, folder: str) -> None:
-        """See `Journal`."""
         saved = SavedAt(token=token, url=folder.rstrip("/").rpartition("/")[0])
         self._saved[token] = saved
         with self.written(SAVED, SAVED_JSON.dump_json(saved)):
