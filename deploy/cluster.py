@@ -23,9 +23,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, Self
+from typing import IO, Protocol
 
 from ctr_ps.deploy import tether
 from ctr_ps.deploy.plan import ProcessSpec, environment_of, with_token
@@ -181,7 +182,7 @@ def held(log_dir: Path) -> Iterator[None]:
         os.close(lock)
 
 
-class Cluster:
+class Cluster(AbstractContextManager["Cluster"]):
     """Running processes and their logs; leaving the `with` block stops them.
 
     Use it from the main thread only: the kernel ties a process to the thread that started it, and signals
@@ -209,9 +210,6 @@ class Cluster:
         self._running: dict[str, Process] = {}
         self._servers: set[str] = set()
         self._copies: dict[str, list[threading.Thread]] = {}  # of output, by process
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

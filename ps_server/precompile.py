@@ -55,7 +55,6 @@ class Kernels:
     """Compiled kernels, or loaded ones, of tables and dense blocks. Thread-safe."""
 
     def __init__(self) -> None:
-        """Has none yet."""
         self._lock = threading.Lock()
         self._ready: set[str | AdmissionSpec] = set()
 

@@ -4,9 +4,10 @@ import logging
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,7 @@ class Trained:
     seconds: float  # that it took
 
 
-class Trainer:
+class Trainer(AbstractContextManager["Trainer"]):
     """A model, its parameters, and what trains and evaluates it, in this process. For one thread.
 
     Nothing is shared between two trainers, and nothing is left of one that is deleted. After `close` all
@@ -262,9 +263,6 @@ class Trainer:
                 "this Trainer is closed, by close() or at the end of its with block: train, evaluate, "
                 "predict and save before that, or make another and load() what was saved"
             )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -17,9 +17,10 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from email.message import Message
-from typing import Any, Self, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ctr_ps.protos.errors import BindError
@@ -56,7 +57,7 @@ def allow_all(headers: Message, certificate: Mapping[str, Any] | None) -> str:
     return ""
 
 
-class HttpPort:
+class HttpPort(AbstractContextManager["HttpPort"]):
     """Serves routes until it is closed, at the `port` that it has bound; `url` is that of its root."""
 
     def __init__(
@@ -94,9 +95,6 @@ class HttpPort:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

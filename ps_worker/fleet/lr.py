@@ -122,6 +122,5 @@ def _ratio(name: str, value: float, learning_rate: float) -> float:
 if not TYPE_CHECKING:  # a type checker knows the names
 
     def __getattr__(name: str) -> NoReturn:
-        """Says which schedules there are."""
         names = [each.__name__ for each in LRScheduler.__subclasses__()]
         raise unknown_name("fleet.optimizer.lr", name, names)

@@ -157,5 +157,4 @@ def require_optimizer(optimizer: Any) -> Optimizer:
 if not TYPE_CHECKING:  # a type checker knows the names
 
     def __getattr__(name: str) -> NoReturn:
-        """Says which optimizers there are."""
         raise unknown_name("fleet.optimizer", name, __all__)

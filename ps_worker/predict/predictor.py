@@ -126,7 +126,6 @@ class Predictor:
         verifies: bool = False,
         allows_code: bool = False,
     ) -> None:
-        """See `load`."""
         self._loaded = loaded
         self._maps = maps
         self._verifies = verifies

@@ -10,8 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
 
 from ctr_ps.protos.errors import CtrPsError, PlaceLostError, TransportError, UsageError, comes_again
 from ctr_ps.protos.role import HeterRole, WorkerRole
@@ -29,7 +28,7 @@ from ctr_ps.ps_worker.job.sections import ClusterSection
 logger = logging.getLogger(__name__)
 
 
-class Membership:
+class Membership(AbstractContextManager["Membership"]):
     """The place of a worker that has joined. For one thread.
 
     Leaving the `with` block by an error ends the job: no other worker waits for one that does not come.
@@ -62,9 +61,6 @@ class Membership:
         self.joined: Joined = self._join(terms)  # what the store said
         if not is_in_process:
             self._renewal = LeaseRenewal(store, worker, lease, on_refusal=self._abort_by)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         refusal = None if self._renewal is None else self._renewal.refusal

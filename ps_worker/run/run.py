@@ -13,7 +13,7 @@ train; later it may not, since in some modes each worker has parameters of its o
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -59,7 +59,7 @@ _NOTHING = {ReduceOp.SUM: 0.0, ReduceOp.MAX: -np.inf, ReduceOp.MIN: np.inf}
 """Brought to a reduction, these leave it as it is."""
 
 
-class Run:
+class Run(AbstractContextManager["Run"]):
     """Trains, evaluates and saves one model. For one thread.
 
     Leaving the `with` block ends the background work; what was not sent is lost. By an error it ends the job:
@@ -131,9 +131,6 @@ class Run:
     def has_trained_before(self) -> bool:
         """Whether the lost process before this one came to a barrier after that at the start."""
         return self._membership.joined.barriers_passed > 1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:

@@ -93,7 +93,6 @@ class CriteoReader(TextReader):
     """Reads files in Criteo's layout, plain or compressed."""
 
     def __init__(self, schema: Schema, bad_rows: BadRows) -> None:
-        """Takes the columns after the label, and a counter of malformed rows."""
         super().__init__(CriteoScanner(schema, has_label=True), bad_rows)
         self._without_label = CriteoScanner(schema, has_label=False)
         self._num_features = len(schema.dense) + len(schema.slots)

@@ -13,8 +13,8 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import IO, Self, cast
+from contextlib import AbstractContextManager, suppress
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +143,7 @@ def _skip_lines(text: NDArray[np.uint8], num_lines: int) -> NDArray[np.uint8]:
     return text[ends[min(num_lines, len(ends)) - 1] :]
 
 
-class PipeProcess:
+class PipeProcess(AbstractContextManager["PipeProcess"]):
     """One run of a command over one file, in a process group that is killed at the end. For one thread."""
 
     def __init__(self, command: str, path: str, stall_limit_s: float) -> None:
@@ -187,9 +187,6 @@ class PipeProcess:
         ]
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._close()

@@ -119,7 +119,6 @@ class SampleColumns:
     def __init__(
         self, schema: Schema, *, seen: SlotValues | None = None, meant: SlotValues | None = None
     ) -> None:
-        """Takes the columns; see `batches_of_samples`."""
         self._schema = schema
         self._seen = seen
         self._kinds = [0] * len(schema.slots)

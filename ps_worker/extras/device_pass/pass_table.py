@@ -179,7 +179,6 @@ class PassTable:
     """The rows of one table on a device. For one thread."""
 
     def __init__(self, spec: TableSpec, rows: PassRows, device: torch.device) -> None:
-        """Copies the rows of a pass to the device."""
         self._spec = spec
         self._update = update_of(spec.optimizer)
         self._host_keys = rows.keys
@@ -223,7 +222,6 @@ class PassBlock:
     """The dense block on a device, one long row. For one thread."""
 
     def __init__(self, spec: DenseSpec, state: BlockState, device: torch.device) -> None:
-        """Copies the block to the device."""
         self._update = update_of(spec.optimizer)
         self._optimizer = spec.optimizer.name
         self._num_slots, self._length = state.element_state.shape

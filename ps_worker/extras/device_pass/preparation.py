@@ -8,9 +8,9 @@ Rows that the running pass changes are not among them: the trainer adds these wh
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,7 @@ class PreparedPass:
     fresh: dict[str, PassRows]
 
 
-class Preparation:
+class Preparation(AbstractContextManager["Preparation"]):
     """Prepares the passes of some batches, one ahead, in a thread of its own. Leaving the block ends it."""
 
     def __init__(
@@ -130,9 +130,6 @@ class Preparation:
         self._table_bytes = table_bytes
         self._is_stopped = threading.Event()
         self._pool = ThreadPoolExecutor(1, "next-pass")
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._is_stopped.set()

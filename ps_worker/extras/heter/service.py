@@ -7,7 +7,8 @@ the one before; calls beyond `MAX_CALLS` are refused.
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import grpc
 
@@ -29,7 +30,7 @@ GRACE_S = 1.0
 """For answers that are on their way when the service ends."""
 
 
-class HeterService:
+class HeterService(AbstractContextManager["HeterService"]):
     """Serves from `start` to `close`. For the thread that trains."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
@@ -60,9 +61,6 @@ class HeterService:
         handler = grpc.method_handlers_generic_handler(TRAIN.service, methods)
         self._server.add_generic_rpc_handlers((handler,))
         self._server.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -257,7 +257,6 @@ class RequestMetrics(Collector):
     """Counts requests, and collects what there is to know of a served model. Thread-safe."""
 
     def __init__(self, model: ServedModel) -> None:
-        """Has seen no request."""
         self._model = model
         self._durations = Histogram(
             "ctr_serve_request_duration_seconds",

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Self
+from contextlib import AbstractContextManager
 
 import grpc
 
@@ -37,7 +37,7 @@ _OPTIONS = {
 }
 
 
-class Servers:
+class Servers(AbstractContextManager["Servers"]):
     """Servers to look at, until the end of a `with`. For one thread."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
@@ -69,9 +69,6 @@ class Servers:
             except CtrPsError as error:  # of decoding
                 found.append(error)
         return found
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for channel in self._channels:

@@ -220,7 +220,6 @@ class StepsToValidation:
     """Counts the steps of a worker from one validation within a pass to the next. For one thread."""
 
     def __init__(self, plan: Plan, run: Run) -> None:
-        """Has counted none yet."""
         self._run = run
         self._threads = plan.job.train.thread_num
         # Threads in lockstep take their steps together.
