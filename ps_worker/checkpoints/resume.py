@@ -250,7 +250,7 @@ def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
     was = run.state.num_workers
     if was == num_workers:
         return
-    if job.strategy.mode == "sync":
+    if job.strategy.is_sync:
         change = f"a step takes {num_workers} batches, not {was}"
     else:
         change = (

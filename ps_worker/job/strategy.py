@@ -69,6 +69,11 @@ class StrategySection(Section):
     bounded_staleness: BoundedStalenessSettings = BoundedStalenessSettings()
 
     @property
+    def is_sync(self) -> bool:
+        """Whether all workers share each step."""
+        return self.mode == "sync"
+
+    @property
     def settings(self) -> Section | None:
         """The settings of the current mode, or None."""
         tables: dict[Mode, Section] = {

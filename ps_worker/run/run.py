@@ -386,7 +386,7 @@ class Run(AbstractContextManager["Run"]):
 
         In other modes 0: what that one did is known only as of its last push.
         """
-        is_sync = self._job.strategy.mode == "sync" and self._job.device.tables == "host"
+        is_sync = self._job.strategy.is_sync and self._job.device.tables == "host"
         return self._version - self._version_of_barrier if is_sync else 0
 
     def peers(self) -> Peers:

@@ -26,8 +26,6 @@ from ctr_ps.ps_worker.torch.prefetch import B, KeysOfBatch, Prefetcher
 
 logger = logging.getLogger(__name__)
 
-SYNC = "sync"
-
 
 class TableModule(nn.Module):
     """A module with rows in a table."""
@@ -98,7 +96,7 @@ class Tables:
         """Waits for all workers; of the job, sections [train], [optimizer] and [strategy] count."""
         self.worker = membership.member.worker  # index of this worker
         self.num_workers = num_workers
-        self.mode = job.strategy.mode  # "sync" or "async"
+        self._is_sync = job.strategy.is_sync
         self.checkpoint = ""  # the checkpoint that was saved or loaded last; empty: none
         self._token = ""  # of the save that made it
         self.pending = PendingGradients(max_pending_bytes)  # gradients since the last push
@@ -106,7 +104,7 @@ class Tables:
         self._job = job
         self._push_ids = PushIds(membership.member)
         self._declared: dict[str, EmbeddingTable] = {}
-        self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self.mode == SYNC)
+        self._prefetcher = Prefetcher(self._ask, self._declared, is_exact=self._is_sync)
         self._oldest_pull: Version | None = None  # since the last push
         self._num_pushes = 0
         self._pushes_saved = 0  # pushes in `checkpoint`
@@ -119,7 +117,7 @@ class Tables:
     @property
     def _at(self) -> Version | None:
         """The step of pulls and pushes; None: they are applied on arrival."""
-        return self.version if self.mode == SYNC else None
+        return self.version if self._is_sync else None
 
     def attach(self, module: nn.Module) -> None:
         """Declares the tables of a module's embeddings, which are looked up here from now on.
@@ -178,7 +176,7 @@ class Tables:
         """
         self._require_open()
         sparse: Mapping[str, SparseGrad] = self.pending.merged()
-        if not sparse and self.mode != SYNC:
+        if not sparse and not self._is_sync:
             return
         gradients = Gradients(sparse=sparse)
         require_finite(gradients)  # before the push has a number
@@ -192,7 +190,7 @@ class Tables:
         self._oldest_pull = None
         self._store.push_grad(gradients, push_id, at=self._at).result()
         self._num_pushes += 1
-        self.version += self.mode == SYNC
+        self.version += self._is_sync
         self._prefetcher.pushed()
 
     def barrier(self) -> None:
@@ -284,7 +282,7 @@ class Tables:
         return f"barrier-{self._num_barriers}"
 
     def _rejoin(self, version: Version) -> None:
-        if self.mode == SYNC and version != self.version:
+        if self._is_sync and version != self.version:
             self.version = version
             self._prefetcher.rejoined()
 

@@ -73,7 +73,7 @@ def require_heter(job: Job, model: Model) -> None:
             'cluster.on_worker_loss is "wait", but in a job with heter trainers no process can take the '
             'place of a lost one: set "fail" or "continue"',
         )
-    if job.strategy.mode == "sync" and job.train.thread_num > 1:
+    if job.strategy.is_sync and job.train.thread_num > 1:
         raise job.error(
             "train.thread_num",
             f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU trainer brings "
@@ -279,7 +279,7 @@ def takes_over(job: Job) -> bool:
 
     Not synchronously: it may have pushed its part of the step that the lost one was at.
     """
-    return job.cluster.on_worker_loss == "continue" and job.strategy.mode != "sync"
+    return job.cluster.on_worker_loss == "continue" and not job.strategy.is_sync
 
 
 def heter_trainers(endpoints: Sequence[str], job: Job, *, worker: int) -> HeterTrainers | None:

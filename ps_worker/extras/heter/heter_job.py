@@ -70,7 +70,7 @@ def train_heter(
             if takes_over(job) or worker % len(role.heter_endpoints) == role.heter_index
         ]
         inbox = Inbox(
-            Joining(served, is_sync=job.strategy.mode == "sync", max_joined=job.heter.max_joined),
+            Joining(served, is_sync=job.strategy.is_sync, max_joined=job.heter.max_joined),
             part.require,
             barriers_passed=1,  # the start
             wait_limit_s=job.cluster.wait_timeout_s,
