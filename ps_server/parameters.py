@@ -92,8 +92,6 @@ class Parameters:
         )
         self._lock = threading.Lock()
 
-    # Declaring
-
     def create_table(self, spec: TableSpec) -> None:
         """See `protos.store.Store`."""
         with self._lock:
@@ -219,8 +217,6 @@ class Parameters:
             name: table.size_bytes + table.candidate_bytes
             for name, table in self.table_status().items()
         }
-
-    # Looking up and changing
 
     def table(self, name: str) -> SparseTable:
         """Returns a table; raises UnknownTableError if none has that name."""
@@ -371,8 +367,6 @@ class Parameters:
         return {
             name: table.shrink(max_norm=max_norm, dry_run=dry_run) for name, table in tables.items()
         }
-
-    # Checkpoints and digests
 
     def prepare_snapshot(self) -> None:
         """Allocates memory for `take_snapshot`, while pushes are still applied."""

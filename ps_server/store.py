@@ -68,8 +68,6 @@ class ParameterStore:
     def __init__(self, **settings: Unpack[EngineSettings]) -> None:
         self.engine = Engine(**settings)
 
-    # Joining and declaring
-
     def join(
         self,
         worker: int,
@@ -103,8 +101,6 @@ class ParameterStore:
     def create_dense(self, spec: DenseSpec, values: Values | None = None) -> None:
         """See `protos.store.Store`; `values` are this store's piece."""
         self.engine.parameters.create_dense(spec, values)
-
-    # Moving data
 
     def with_bfloat16(self) -> Self:
         """See `protos.store.Store`: nothing goes over a wire here."""
@@ -156,8 +152,6 @@ class ParameterStore:
         self.engine.job.pushes.require_push(push_id)
         self.engine.job.require_own_place(push_id)
 
-    # Steps, barriers and messages
-
     def wait_version(self, at: Version) -> Future[Version]:
         """See `protos.store.Store`; of this process's parameters."""
         return self.engine.wait_version(at)
@@ -185,8 +179,6 @@ class ParameterStore:
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
         return self.engine.take(exchange, worker, received=received)
-
-    # Checkpoints and upkeep
 
     def require_writable(self, root: str) -> None:
         """See `protos.store.Store`; for a store that holds everything."""

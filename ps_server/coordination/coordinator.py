@@ -104,8 +104,6 @@ class Coordinator:
             self._members, self._steps, arrivals, self._calls, inbox_bytes=inbox_bytes
         )
 
-    # Places
-
     def join(
         self,
         member: Member,
@@ -278,8 +276,6 @@ class Coordinator:
             is_applied = self._steps.num_complete == self._steps.version
             return self._members.all_left and (is_applied or bool(self.failure))
 
-    # The end before its time
-
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """See `protos.store.Store`."""
         with self._calls.lock:
@@ -326,8 +322,6 @@ class Coordinator:
     def require_no_failure(self) -> None:
         """Raises AbortedError if the job has ended before its time, NoMemoryError if it lacked memory."""
         self._calls.require_no_failure()
-
-    # State
 
     def state(self) -> JobState:
         """Returns what `restore` needs, besides what `waiting` returns."""

@@ -86,8 +86,6 @@ class PushIntake:
         """Batches applied, those of the runs that this one resumes included."""
         return self._steps.batches
 
-    # Entering
-
     def require_push(self, push_id: PushId) -> None:
         """Raises ProtocolError unless the job has the worker, and the push id's numbers are plausible."""
         self._members.require(push_id.worker)
@@ -151,8 +149,6 @@ class PushIntake:
 
         return self._calls.wait(poll, lambda: f"{name} is still being applied")
 
-    # On arrival
-
     def begin_arrival(self, push_id: PushId) -> bool:
         """A push begins to be applied on arrival; ends with `arrival_applied` or `abandon_arrival`.
 
@@ -194,8 +190,6 @@ class PushIntake:
         """Counts a push that is applied to `version`; needs the lock."""
         self.staleness = self.staleness.add(max(0, version - push_id.pulled), batches)
         self.examples[push_id.worker] = self.examples.get(push_id.worker, 0) + push_id.examples
-
-    # Steps
 
     def enter_part(self, gradients: Gradients, push_id: PushId, step: Version) -> Entered:
         """Takes a worker's part of a synchronous step, once.

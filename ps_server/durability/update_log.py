@@ -231,8 +231,6 @@ class UpdateLog:
             self._fault = self._fault or f"the update log {self._folder.path} is closed"
         return True
 
-    # Group commit
-
     def _sync_groups(self) -> None:
         """Syncs all records that were appended during the sync before, until the log is closed."""
         while True:
@@ -255,8 +253,6 @@ class UpdateLog:
         return LogError(
             f"the disk of the update log {self._folder.path} did not sync within {SYNC_LIMIT_S:g} s"
         )
-
-    # Faults
 
     def _fail(self, error: OSError) -> LogError:
         """Lets nothing be appended any more, and returns why; needs `_lock`."""

@@ -83,8 +83,6 @@ class Routing:
         piece = self.piece(block, server)
         return int(piece.stop - piece.start)
 
-    # Pulls
-
     def split_pull(self, keys: Mapping[str, Keys]) -> list[list[dict[str, Positions]]]:
         """Returns, by server, a pull of rows as parts: the positions of their keys, by table.
 
@@ -175,8 +173,6 @@ class Routing:
             version=min(part.version for part in parts),
             has_more=any(part.has_more for part in parts),
         )
-
-    # Pushes
 
     def split_push(self, gradients: Gradients, *, bfloat16: bool) -> list[list[PushChunk]]:
         """Returns, by server, the chunks of a push, at least one; `bfloat16` is how they are sent.

@@ -59,8 +59,6 @@ class InMemoryDataset(FileDataset):
         self._num_slot_shuffles = 0
         self._num_shuffled_globally = 0
 
-    # Loading
-
     def load_into_memory(self) -> None:
         """Reads all files; rows in memory are released first.
 
@@ -119,8 +117,6 @@ class InMemoryDataset(FileDataset):
         self._order = _NO_ROWS if rows is None else rows.in_order()
         self._swap = None
 
-    # Shuffling
-
     def local_shuffle(self) -> None:
         """Shuffles the rows of this worker; raises UsageError if no rows were loaded."""
         rows = self._loaded("dataset.local_shuffle()")
@@ -171,8 +167,6 @@ class InMemoryDataset(FileDataset):
     def _random(self, *purpose: int) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64([self._seed, *purpose]))
 
-    # Reading
-
     def __iter__(self) -> Iterator[Batch]:
         """Yields all rows, in batches of B and a smaller last one; UsageError if no rows were loaded."""
         return (batch for batch, _ in self.positioned())
@@ -220,8 +214,6 @@ class InMemoryDataset(FileDataset):
                 )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)
-
-    # Sizes
 
     def get_memory_data_size(self, fleet: HasPeers | None = None) -> int:
         """Returns the number of rows of this worker, or with `fleet`, collectively, of all workers."""

@@ -130,8 +130,6 @@ class Fleet:
         if self._on_role is not None:
             self._on_role(self)
 
-    # The role of this process.
-
     def is_server(self) -> bool:
         """Whether this process holds parameters."""
         return isinstance(self._known_role("fleet.is_server()"), ServerRole)
@@ -217,8 +215,6 @@ class Fleet:
             # By name: machines list a folder in any order, which changes nothing.
             listed = sorted(paths, key=lambda path: (PurePath(path).name, path))
             self._file_lists.append(signature_of(listed, {path: stamp_of(path) for path in paths}))
-
-    # The run.
 
     @property
     def limits(self) -> Mapping[str, float]:
