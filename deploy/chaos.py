@@ -37,21 +37,13 @@ class SentenceError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """A process to kill or to pause.
+    """A process to kill or to pause."""
 
-    Attributes:
-        role: Of the process, "server", "worker" or "heter".
-        index: Among those of its role.
-        step: When all servers that answer have this version; None: at a time.
-        at_s: Seconds after the start; None: at a step.
-        pause_s: For how long it is paused, in seconds; None: it is killed.
-    """
-
-    role: str
-    index: int
-    step: int | None = None
-    at_s: float | None = None
-    pause_s: float | None = None
+    role: str  # of the process, "server", "worker" or "heter"
+    index: int  # among those of its role
+    step: int | None = None  # when all servers that answer have this version; None: at a time
+    at_s: float | None = None  # seconds after the start; None: at a step
+    pause_s: float | None = None  # for how long it is paused, in seconds; None: it is killed
 
     @property
     def process(self) -> str:

@@ -42,24 +42,15 @@ log = logging.getLogger("ps-launch")
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What was done to a process, and what followed.
+    """What was done to a process, and what followed."""
 
-    Attributes:
-        action: "kill" or "pause".
-        process: Its name.
-        at_s: Seconds after the start.
-        step: The version that all servers that answered had; None: none was known.
-        pause_s: For how long it was paused; None: it was killed.
-        is_done: Whether the process was there.
-        recovered_s: Seconds until all servers applied steps again; None: that was not seen.
-    """
-
-    action: str
-    process: str
-    at_s: float
-    step: int | None
-    pause_s: float | None = None
-    is_done: bool = True
+    action: str  # "kill" or "pause"
+    process: str  # its name
+    at_s: float  # seconds after the start
+    step: int | None  # the version that all servers that answered had; None: none was known
+    pause_s: float | None = None  # for how long it was paused; None: it was killed
+    is_done: bool = True  # whether the process was there
+    # seconds until all servers applied steps again; None: that was not seen
     recovered_s: float | None = None
 
 

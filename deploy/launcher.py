@@ -54,36 +54,26 @@ log = logging.getLogger("ps-launch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A cluster to run.
-
-    Attributes:
-        heter_device: Of the heter trainers, "cpu" or "gpu".
-        policy: What is restarted, and how long to wait.
-        waits_for_lost: Whether processes can take the places of lost ones, so that a run can go on from the
-            update logs of an earlier one.
-        checkpoints: `checkpoint.dir` of the job; empty: it has none, or a script is run.
-        is_resumed: Whether the job itself resumes from there.
-        has_metrics: Whether it has a `run.dir`.
-        watch_command: See `Disturber`.
-        as_json: Whether the last line of trainer 0 is an object, which gets the fields of the report.
-        grace_seconds: Time between the first SIGTERM and SIGKILL.
-    """
+    """A cluster to run."""
 
     commands: Commands
     num_servers: int
     num_workers: int
     log_dir: Path
     num_heter: int = 0
-    heter_device: str = "cpu"
-    policy: Policy = field(default_factory=Policy)
+    heter_device: str = "cpu"  # of the heter trainers, "cpu" or "gpu"
+    policy: Policy = field(default_factory=Policy)  # what is restarted, and how long to wait
+    # whether processes can take the places of lost ones, so that a run can go on from the update
+    # logs of an earlier one
     waits_for_lost: bool = False
-    checkpoints: str = ""
-    is_resumed: bool = False
-    has_metrics: bool = False
+    checkpoints: str = ""  # `checkpoint.dir` of the job; empty: it has none, or a script is run
+    is_resumed: bool = False  # whether the job itself resumes from there
+    has_metrics: bool = False  # whether it has a `run.dir`
     chaos: Chaos = field(default_factory=Chaos)
-    watch_command: tuple[str, ...] = (sys.executable, "-m", WATCHER)
+    watch_command: tuple[str, ...] = (sys.executable, "-m", WATCHER)  # see `Disturber`
+    # whether the last line of trainer 0 is an object, which gets the fields of the report
     as_json: bool = False
-    grace_seconds: float = 10.0
+    grace_seconds: float = 10.0  # time between the first SIGTERM and SIGKILL
 
     @property
     def update_logs(self) -> Path | None:

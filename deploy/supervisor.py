@@ -100,29 +100,23 @@ Decision = Restart | RestartAll | OtherPorts | Warn | End
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How much the launcher puts up with.
+    """How much the launcher puts up with."""
 
-    Attributes:
-        max_restarts: Restarts of a run, of single processes or of the whole job.
-        durability: "log": servers replay a log, so a killed process is started again alone. "checkpoint": the
-            whole job is.
-        why_no_resume: Why the job cannot be started again from a checkpoint; empty: it can.
-        is_script: Whether processes run a script, whose servers may end without having served.
-        continues: Whether workers but the first may be lost: cluster.on_worker_loss is "continue".
-        lease_seconds: Time after the death of a worker until servers know that it is lost.
-        server_exit_seconds: Time that servers have to end when all workers have.
-        notice_seconds: Time after the exit of servers until a warning that workers still run.
-        cause_seconds: Time to wait for the failure behind that of a process that others ended.
-    """
-
-    max_restarts: int = 0
+    max_restarts: int = 0  # restarts of a run, of single processes or of the whole job
+    # "log": servers replay a log, so a killed process is started again alone. "checkpoint": the
+    # whole job is
     durability: Durability = "checkpoint"
-    why_no_resume: str = ""
+    why_no_resume: str = ""  # why the job cannot be started again from a checkpoint; empty: it can
+    # whether processes run a script, whose servers may end without having served
     is_script: bool = False
+    # whether workers but the first may be lost: cluster.on_worker_loss is "continue"
     continues: bool = False
+    # time after the death of a worker until servers know that it is lost
     lease_seconds: float = LEASE_SECONDS
-    server_exit_seconds: float = 30.0
+    server_exit_seconds: float = 30.0  # time that servers have to end when all workers have
+    # time after the exit of servers until a warning that workers still run
     notice_seconds: float = 10.0
+    # time to wait for the failure behind that of a process that others ended
     cause_seconds: float = 5.0
 
 

@@ -35,18 +35,12 @@ NUM_COUNTS = 2
 
 @dataclass(frozen=True, slots=True)
 class SparseGrad:
-    """Gradients of rows of one table.
+    """Gradients of rows of one table."""
 
-    Attributes:
-        keys: uint64[N], unique.
-        values: float32[N, D], summed over the examples.
-        examples: Sum of the weights of all examples, with and without these keys.
-        counts: uint32[N, 2], occurrences and clicked occurrences; None: the table keeps no statistics.
-    """
-
-    keys: Keys
-    values: Values
-    examples: float
+    keys: Keys  # uint64[N], unique
+    values: Values  # float32[N, D], summed over the examples
+    examples: float  # sum of the weights of all examples, with and without these keys
+    # uint32[N, 2], occurrences and clicked occurrences; None: the table keeps no statistics
     counts: Counts | None = None
 
     def take(self, positions: NDArray[np.int32]) -> "SparseGrad":

@@ -13,23 +13,14 @@ DEFAULT_NUM_SHARDS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
-    """A schedule: the factor of the learning rate by batch of any worker (docs/optimizers.md#schedules).
+    """A schedule: the factor of the learning rate by batch of any worker (docs/optimizers.md#schedules)."""
 
-    Attributes:
-        kind: After the warm-up: "constant", "linear", "cosine" or "step".
-        warmup_steps: Steps of linear growth to 1.
-        total_steps: Steps until `end_factor`, with the warm-up; for "linear" and "cosine".
-        end_factor: Final factor, for "linear" and "cosine".
-        step_size: Steps between two multiplications by `gamma`, for "step".
-        gamma: See `step_size`.
-    """
-
-    kind: str = "constant"
-    warmup_steps: int = 0
-    total_steps: int = 0
-    end_factor: float = 0.0
-    step_size: int = 0
-    gamma: float = 1.0
+    kind: str = "constant"  # after the warm-up: "constant", "linear", "cosine" or "step"
+    warmup_steps: int = 0  # steps of linear growth to 1
+    total_steps: int = 0  # steps until `end_factor`, with the warm-up; for "linear" and "cosine"
+    end_factor: float = 0.0  # final factor, for "linear" and "cosine"
+    step_size: int = 0  # steps between two multiplications by `gamma`, for "step"
+    gamma: float = 1.0  # see `step_size`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,76 +62,47 @@ class StatisticsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSpec:
-    """Admission: the condition under which a key gets a row.
+    """Admission: the condition under which a key gets a row."""
 
-    Attributes:
-        policy: "count", "probability" or "score".
-        threshold: Occurrences, probability of each occurrence, or score that a key needs.
-        table: Table whose score of the same key counts; empty: this one.
-        counter: "exact", or "bloom": a counting Bloom filter.
-        expected_keys: Capacity of a Bloom filter, in keys without a row.
-        false_positive_rate: Of the filter at its capacity.
-        default_value: Weight that a key without a row reads, in training as well.
-    """
-
-    policy: str = "count"
-    threshold: float = 1.0
-    table: str = ""
-    counter: str = "exact"
-    expected_keys: int = 0
-    false_positive_rate: float = 0.01
-    default_value: float = 0.0
+    policy: str = "count"  # "count", "probability" or "score"
+    threshold: float = 1.0  # occurrences, probability of each occurrence, or score that a key needs
+    table: str = ""  # table whose score of the same key counts; empty: this one
+    counter: str = "exact"  # "exact", or "bloom": a counting Bloom filter
+    expected_keys: int = 0  # capacity of a Bloom filter, in keys without a row
+    false_positive_rate: float = 0.01  # of the filter at its capacity
+    default_value: float = 0.0  # weight that a key without a row reads, in training as well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpirySpec:
-    """Expiry: the rules by which keys lose their rows; 0 switches a rule off.
+    """Expiry: the rules by which keys lose their rows; 0 switches a rule off."""
 
-    Attributes:
-        delete_threshold: A shrink removes rows of a lower score.
-        max_unseen: A shrink removes rows without a push for more passes.
-        ttl_s: A shrink removes rows without a push for more seconds.
-        max_rows: A push to a table with this number of rows evicts some.
-        max_bytes: The same, for the bytes of rows and index.
-        evict: "lru" evicts the least recently pushed rows, "score" those of the lowest score.
-    """
-
-    delete_threshold: float = 0.0
-    max_unseen: int = 0
-    ttl_s: float = 0.0
-    max_rows: int = 0
-    max_bytes: int = 0
+    delete_threshold: float = 0.0  # a shrink removes rows of a lower score
+    max_unseen: int = 0  # a shrink removes rows without a push for more passes
+    ttl_s: float = 0.0  # a shrink removes rows without a push for more seconds
+    max_rows: int = 0  # a push to a table with this number of rows evicts some
+    max_bytes: int = 0  # the same, for the bytes of rows and index
+    # "lru" evicts the least recently pushed rows, "score" those of the lowest score
     evict: str = "lru"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
-    """A named set of rows: an embedding of `dim` float32 for each uint64 key.
+    """A named set of rows: an embedding of `dim` float32 for each uint64 key."""
 
-    Attributes:
-        name: Unique among the tables of a cluster.
-        dim: Width of the embedding.
-        initializer: Initial weights of a row.
-        optimizer: Applied by the server of a row.
-        seed: Of the initial values.
-        num_shards: A power of two; fixed for the life of the table.
-        records_changes: Servers record the changed rows for each worker (`Store.pull_changed`). A property of
-            the job, not of the model: in no digest, and checkpoints load with or without it.
-        statistics: None: rows count no shows and clicks. Of the job, as are admission and expiry.
-        admission: Condition for a row; None: the first push.
-        expiry: Rules by which rows are removed; None: none.
-    """
-
-    name: str
-    dim: int
-    initializer: InitializerSpec
-    optimizer: OptimizerSpec
-    seed: int = 0
-    num_shards: int = DEFAULT_NUM_SHARDS
+    name: str  # unique among the tables of a cluster
+    dim: int  # width of the embedding
+    initializer: InitializerSpec  # initial weights of a row
+    optimizer: OptimizerSpec  # applied by the server of a row
+    seed: int = 0  # of the initial values
+    num_shards: int = DEFAULT_NUM_SHARDS  # a power of two; fixed for the life of the table
+    # servers record the changed rows for each worker (`Store.pull_changed`). A property of the job,
+    # not of the model: in no digest, and checkpoints load with or without it
     records_changes: bool = False
+    # None: rows count no shows and clicks. Of the job, as are admission and expiry
     statistics: StatisticsSpec | None = None
-    admission: AdmissionSpec | None = None
-    expiry: ExpirySpec | None = None
+    admission: AdmissionSpec | None = None  # condition for a row; None: the first push
+    expiry: ExpirySpec | None = None  # rules by which rows are removed; None: none
 
     @property
     def default_value(self) -> float:
@@ -150,39 +112,26 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSegment:
-    """Consecutive elements of a dense block with one initializer: a tensor of the model.
+    """Consecutive elements of a dense block with one initializer: a tensor of the model."""
 
-    Attributes:
-        length: Number of elements.
-        initializer: Initial values.
-        name: Of the tensor; empty: unknown, as in older checkpoints.
-        shape: Of the tensor, row-major in the block; meaningless without a name.
-        values: `length` initial values that replace the initializer's; empty: none.
-    """
-
-    length: int
-    initializer: InitializerSpec
-    name: str = ""
-    shape: tuple[int, ...] = ()
+    length: int  # number of elements
+    initializer: InitializerSpec  # initial values
+    name: str = ""  # of the tensor; empty: unknown, as in older checkpoints
+    shape: tuple[int, ...] = ()  # of the tensor, row-major in the block; meaningless without a name
+    # `length` initial values that replace the initializer's; empty: none
     values: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseSpec:
-    """A dense block: one flat float32 vector, split evenly over the servers.
+    """A dense block: one flat float32 vector, split evenly over the servers."""
 
-    Attributes:
-        name: Unique among the dense blocks of a cluster.
-        segments: Parts of the vector, in order.
-        optimizer: Element-wise, so the result does not depend on the split over servers.
-        seed: Of the initial values.
-        values_digest: Digest of initial values that workers provide; 0: the initializers make them.
-    """
-
-    name: str
-    segments: tuple[DenseSegment, ...]
+    name: str  # unique among the dense blocks of a cluster
+    segments: tuple[DenseSegment, ...]  # parts of the vector, in order
+    # element-wise, so the result does not depend on the split over servers
     optimizer: OptimizerSpec
-    seed: int = 0
+    seed: int = 0  # of the initial values
+    # digest of initial values that workers provide; 0: the initializers make them
     values_digest: int = 0
 
     @property

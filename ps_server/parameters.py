@@ -59,12 +59,7 @@ from ctr_ps.ps_server.table.spec_compat import (
 
 
 class Parameters:
-    """Tables and dense blocks of one process. Thread-safe.
-
-    Attributes:
-        base: Token of the checkpoint that was saved or loaded last, since which tables record changes;
-            empty: no such checkpoint.
-    """
+    """Tables and dense blocks of one process. Thread-safe."""
 
     def __init__(
         self,
@@ -76,6 +71,8 @@ class Parameters:
         limits: Limits = NO_LIMITS,
     ) -> None:
         """Holds nothing yet; see `Engine` for the settings."""
+        # token of the checkpoint that was saved or loaded last, since which tables record changes;
+        # empty: no such checkpoint
         self.base = ""
         self._num_workers = num_workers
         self._server_index = server_index

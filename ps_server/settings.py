@@ -25,13 +25,11 @@ class LogSync(enum.Enum):
 class Limits:
     """What the parameters of a server may take.
 
-    Attributes:
-        memory_limit: Bytes of tables from which on pushes may not create rows; None: no limit.
-
     Raises:
         UsageError: If a limit is not a number above 0.
     """
 
+    # bytes of tables from which on pushes may not create rows; None: no limit
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -46,48 +44,38 @@ NO_LIMITS = Limits()
 class ServerSettings:
     """How a server runs.
 
-    Attributes:
-        load: Checkpoint to start with; None: fresh parameters.
-        bind: Address to bind; None: loopback if workers reach the server there, else all interfaces.
-        stay: Serve the next job when all workers have left, instead of ending.
-        idle_limit_s: Seconds without a call after which the server ends with an error, 0: never; None: 600,
-            or never with `stay`.
-        wait_limit_s: Seconds that a worker may wait for others.
-        limits: What its parameters may take.
-        checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
-        grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
-            that leaves among them.
-        stream_port: Port of the stream for calls that move data, 0: a free one; None, and with TLS: it has
-            none.
-        update_log: Folder of the update log, with which a restarted server goes on where it was; None: what
-            is not in a checkpoint is lost with the process.
-        log_sync: What a call that is in the update log survives.
-        insecure: Serve whoever reaches an address that is not loopback, without tokens and certificates.
-        metrics: Address of the port for metrics, [HOST:]PORT; None: it has none.
-        grpc_debug: Whether gRPC's reflection and channelz are answered.
-        sigterm_exit_code: Exit code after SIGTERM, by which it can be told from the end of the job.
-        linger_s: Seconds that the server answers after its job has ended by an error, so that every worker
-            hears of it.
-
     Raises:
         UsageError: If a limit is not a number of seconds or bytes.
     """
 
-    load: str | None = None
+    load: str | None = None  # checkpoint to start with; None: fresh parameters
+    # address to bind; None: loopback if workers reach the server there, else all interfaces
     bind: str | None = None
-    stay: bool = False
+    stay: bool = False  # serve the next job when all workers have left, instead of ending
+    # seconds without a call after which the server ends with an error, 0: never; None: 600, or
+    # never with `stay`
     idle_limit_s: float | None = None
-    wait_limit_s: float = DEFAULT_WAIT_LIMIT_S
-    limits: Limits = NO_LIMITS
+    wait_limit_s: float = DEFAULT_WAIT_LIMIT_S  # seconds that a worker may wait for others
+    limits: Limits = NO_LIMITS  # what its parameters may take
+    # folders or URLs to which saving and loading is limited; none: anywhere
     checkpoint_roots: tuple[str, ...] = ()
+    # seconds that calls in flight may take when the server ends, the answer to the last worker that
+    # leaves among them
     grace_s: float = 5.0
+    # seconds that the server answers after its job has ended by an error, so that every worker
+    # hears of it
     linger_s: float = 20.0
+    # port of the stream for calls that move data, 0: a free one; None, and with TLS: it has none
     stream_port: int | None = None
+    # folder of the update log, with which a restarted server goes on where it was; None: what is
+    # not in a checkpoint is lost with the process
     update_log: str | None = None
-    log_sync: LogSync = LogSync.OS
+    log_sync: LogSync = LogSync.OS  # what a call that is in the update log survives
+    # serve whoever reaches an address that is not loopback, without tokens and certificates
     insecure: bool = False
-    metrics: str | None = None
-    grpc_debug: bool = False
+    metrics: str | None = None  # address of the port for metrics, [HOST:]PORT; None: it has none
+    grpc_debug: bool = False  # whether gRPC's reflection and channelz are answered
+    # exit code after SIGTERM, by which it can be told from the end of the job
     sigterm_exit_code: int = 0
 
     def __post_init__(self) -> None:

@@ -59,13 +59,10 @@ class EngineSettings(TypedDict, total=False):
 
 
 class ParameterStore:
-    """A `protos.store.Store` over an engine of this process. Thread-safe.
-
-    Attributes:
-        engine: What the store is made of; a server answers its calls from it.
-    """
+    """A `protos.store.Store` over an engine of this process. Thread-safe."""
 
     def __init__(self, **settings: Unpack[EngineSettings]) -> None:
+        # what the store is made of; a server answers its calls from it
         self.engine = Engine(**settings)
 
     def join(

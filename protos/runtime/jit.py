@@ -167,16 +167,11 @@ def _announced() -> Iterator[None]:
 
 
 class _Compiled(event.Listener):
-    """Counts the kernels that numba compiles, those that others inline included.
-
-    Attributes:
-        kernels: Compiled so far.
-        since: When the first was begun.
-    """
+    """Counts the kernels that numba compiles, those that others inline included."""
 
     def __init__(self) -> None:
-        self.kernels = 0
-        self.since = 0.0
+        self.kernels = 0  # compiled so far
+        self.since = 0.0  # when the first was begun
 
     def on_start(self, event: event.Event) -> None:
         if not self.kernels:

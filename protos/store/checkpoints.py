@@ -12,15 +12,12 @@ InferenceDtype = Literal["float32", "float16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceSettings:
-    """Contents of an inference checkpoint.
+    """Contents of an inference checkpoint."""
 
-    Attributes:
-        dtype: Of the rows' weights, another one is a UsageError; dense blocks are float32.
-        min_score: Rows of a lower score (docs/feature_life.md) are left out; above 0 all tables have to keep
-            statistics.
-    """
-
+    # of the rows' weights, another one is a UsageError; dense blocks are float32
     dtype: InferenceDtype = "float32"
+    # rows of a lower score (docs/feature_life.md) are left out; above 0 all tables have to keep
+    # statistics
     min_score: float = 0.0
 
     def __post_init__(self) -> None:
@@ -32,23 +29,20 @@ class InferenceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """A checkpoint to save: full, a delta, or for inference.
+    """A checkpoint to save: full, a delta, or for inference."""
 
-    Attributes:
-        url: A path or URL that does not exist, or a checkpoint of the same kind, which is replaced.
-        attachments: Files that travel with the parameters, by name.
-        base: The checkpoint that the store saved or loaded last, in the same folder as `url`: only rows
-            that changed since are written, and readers of that delta need the base, too. Empty: all rows.
-        on_snapshot: Called once, when the snapshot is taken: later pushes are no part of the checkpoint.
-            Pushes are held back for a moment; then rows are copied before their first change.
-        inference: Save weights alone, to predict with; no delta can be based on it, and nothing can be
-            trained from it. None: all that training needs. With a base it is a UsageError.
-    """
-
+    # a path or URL that does not exist, or a checkpoint of the same kind, which is replaced
     url: str
+    # files that travel with the parameters, by name
     attachments: Mapping[str, bytes] = field(default_factory=dict)
+    # the checkpoint that the store saved or loaded last, in the same folder as `url`: only rows
+    # that changed since are written, and readers of that delta need the base, too. Empty: all rows
     base: str = ""
+    # called once, when the snapshot is taken: later pushes are no part of the checkpoint. Pushes
+    # are held back for a moment; then rows are copied before their first change
     on_snapshot: Callable[[], None] | None = None
+    # save weights alone, to predict with; no delta can be based on it, and nothing can be trained
+    # from it. None: all that training needs. With a base it is a UsageError
     inference: InferenceSettings | None = None
 
     def __post_init__(self) -> None:

@@ -88,20 +88,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """What a process that joined has to know.
+    """What a process that joined has to know."""
 
-    Attributes:
-        jobs_before: Jobs that the store has served before; of several servers all the same.
-        barriers_passed: Barriers that processes before this one have passed in its place; of several servers
-            the most.
-        has_update_log: The servers keep an update log: when one is restarted, it goes on where it was.
-        version: Version of the parameters; of several servers the smallest.
-    """
-
-    jobs_before: int = 0
+    jobs_before: int = 0  # jobs that the store has served before; of several servers all the same
+    # barriers that processes before this one have passed in its place; of several servers the most
     barriers_passed: int = 0
+    # the servers keep an update log: when one is restarted, it goes on where it was
     has_update_log: bool = False
-    version: Version = 0
+    version: Version = 0  # version of the parameters; of several servers the smallest
 
 
 def abort_reason(error: BaseException) -> str:

@@ -56,31 +56,23 @@ class PushedPulled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushId:
-    """Identity of a push: its worker, its number, and what it completes.
+    """Identity of a push: its worker, its number, and what it completes."""
 
-    Attributes:
-        worker: Index of the worker, from 0.
-        incarnation: Chosen at random when the worker starts; tells a restarted worker from its past.
-        sequence: Number of this push, from 0, without gaps in one incarnation.
-        step: Number of the worker's batches, from the first of its training, that are whole on a server once
-            this push and all before it are applied.
-        examples: Examples that this push completes; over all pushes each example counts once.
-        batches: Batches that this push completes; over all pushes each batch counts once.
-        pulled: The version of the parameters that the gradients were computed from; of merged batches the
-            oldest.
-        position: Position in the worker's data after these `step` batches, opaque to stores; empty: unknown.
-        weight: Sum of the weights of these examples; None: each has weight 1.
-    """
-
-    worker: int
+    worker: int  # index of the worker, from 0
+    # chosen at random when the worker starts; tells a restarted worker from its past
     incarnation: int
-    sequence: int
+    sequence: int  # number of this push, from 0, without gaps in one incarnation
+    # number of the worker's batches, from the first of its training, that are whole on a server
+    # once this push and all before it are applied
     step: int
-    examples: int
-    batches: int
+    examples: int  # examples that this push completes; over all pushes each example counts once
+    batches: int  # batches that this push completes; over all pushes each batch counts once
+    # the version of the parameters that the gradients were computed from; of merged batches the
+    # oldest
     pulled: Version
+    # position in the worker's data after these `step` batches, opaque to stores; empty: unknown
     position: str = ""
-    weight: float | None = None
+    weight: float | None = None  # sum of the weights of these examples; None: each has weight 1
 
     @property
     def divisor(self) -> float:
@@ -90,15 +82,10 @@ class PushId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """The pushes of a process that all servers have acknowledged.
+    """The pushes of a process that all servers have acknowledged."""
 
-    Attributes:
-        pushes: Of those applied on arrival, how many from the first on, without a gap.
-        steps: Of the parts of synchronous steps, one more than the largest step; 0: none.
-    """
-
-    pushes: int = 0
-    steps: Version = 0
+    pushes: int = 0  # of those applied on arrival, how many from the first on, without a gap
+    steps: Version = 0  # of the parts of synchronous steps, one more than the largest step; 0: none
 
 
 class ParameterReader(Protocol):

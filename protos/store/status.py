@@ -22,17 +22,11 @@ T = TypeVar("T", "TableStatus", "Shrunk")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staleness:
-    """Counts of batches by staleness. Adding and merging return another histogram.
+    """Counts of batches by staleness. Adding and merging return another histogram."""
 
-    Attributes:
-        counts: Batches in each bucket, without empty ones at the end.
-        total: Sum of the staleness over all batches, exact.
-        largest: The largest seen, exact.
-    """
-
-    counts: tuple[int, ...] = ()
-    total: int = 0
-    largest: int = 0
+    counts: tuple[int, ...] = ()  # batches in each bucket, without empty ones at the end
+    total: int = 0  # sum of the staleness over all batches, exact
+    largest: int = 0  # the largest seen, exact
 
     @property
     def batches(self) -> int:
@@ -107,31 +101,18 @@ def _range_of(bucket: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatus:
-    """Size of one table, or of one server's shards of it.
+    """Size of one table, or of one server's shards of it."""
 
-    Attributes:
-        rows: Number of rows.
-        size_bytes: Memory of rows, index and marks.
-        candidates: Keys that are counted but have no row yet; 0 where a Bloom filter counts.
-        candidate_bytes: Memory of the counters.
-        expired: Rows that shrinks have removed so far.
-        evicted: Rows that made room for others in a table that was full, so far.
-        shards: Number of shards.
-        smallest_shard: Rows of the shard with the fewest.
-        largest_shard: Rows of the shard with the most.
-        index_slots: Slots of the index; each row takes one.
-    """
-
-    rows: int
-    size_bytes: int
-    candidates: int = 0
-    candidate_bytes: int = 0
-    expired: int = 0
-    evicted: int = 0
-    shards: int = 0
-    smallest_shard: int = 0
-    largest_shard: int = 0
-    index_slots: int = 0
+    rows: int  # number of rows
+    size_bytes: int  # memory of rows, index and marks
+    candidates: int = 0  # keys that are counted but have no row yet; 0 where a Bloom filter counts
+    candidate_bytes: int = 0  # memory of the counters
+    expired: int = 0  # rows that shrinks have removed so far
+    evicted: int = 0  # rows that made room for others in a table that was full, so far
+    shards: int = 0  # number of shards
+    smallest_shard: int = 0  # rows of the shard with the fewest
+    largest_shard: int = 0  # rows of the shard with the most
+    index_slots: int = 0  # slots of the index; each row takes one
 
     def __add__(self, other: "TableStatus") -> "TableStatus":
         """Returns the size of both parts."""
@@ -157,18 +138,12 @@ class TableStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shrunk:
-    """What a shrink removed from one table, or from one server's shards of it, or would remove.
+    """What a shrink removed from one table, or from one server's shards of it, or would remove."""
 
-    Attributes:
-        rows: Number of rows.
-        size_bytes: By how much the table is smaller.
-        left_rows: Rows that are left.
-        candidates: Keys without a row that are no longer counted; 0 where a Bloom filter counts.
-    """
-
-    rows: int = 0
-    size_bytes: int = 0
-    left_rows: int = 0
+    rows: int = 0  # number of rows
+    size_bytes: int = 0  # by how much the table is smaller
+    left_rows: int = 0  # rows that are left
+    # keys without a row that are no longer counted; 0 where a Bloom filter counts
     candidates: int = 0
 
     def __add__(self, other: "Shrunk") -> "Shrunk":
@@ -178,19 +153,12 @@ class Shrunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStatus:
-    """Cost of a save for training, on one server or the most of any server of a cluster.
+    """Cost of a save for training, on one server or the most of any server of a cluster."""
 
-    Attributes:
-        pause_s: For how long pushes were held back while the snapshot was taken.
-        duration_s: From the snapshot until all was written; 0 before that.
-        is_over: Whether it has ended, saved or failed.
-        number: From 1, of the saves of this process.
-    """
-
-    pause_s: float
-    duration_s: float
-    is_over: bool
-    number: int = 1
+    pause_s: float  # for how long pushes were held back while the snapshot was taken
+    duration_s: float  # from the snapshot until all was written; 0 before that
+    is_over: bool  # whether it has ended, saved or failed
+    number: int = 1  # from 1, of the saves of this process
 
 
 class WorkerState(enum.Enum):
@@ -213,38 +181,30 @@ class WorkerState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus:
-    """What a store holds and has seen.
+    """What a store holds and has seen."""
 
-    Attributes:
-        version: Steps applied.
-        tables: By name.
-        examples: Examples pushed so far, by worker.
-        left: Workers that have left.
-        staleness: Of the batches pushed so far. A push counts as many times as it completes batches, a
-            worker's contribution to a synchronous step once; each with the version that it was applied to
-            minus the version that it was computed from. Every server counts every batch, by its own versions.
-        progress: How much of each worker's training is in the parameters; a worker without has no entry.
-        last_save: Of the last save; None: there was none.
-        duplicates: Pushes that came again, because their answer was lost, and were not applied again.
-        lost: Workers whose leases ran out, and whose places no other processes have taken.
-        batches: Of all workers, that are applied, those of the runs that this one resumes included: the step
-            of schedules of learning rates.
-        silent_s: Seconds without a sign of life, by worker that has joined and not left. They pass by
-            themselves, so they do not count when two are compared.
-        lease_s: Seconds of silence after which a worker is lost; None: it never is, or nobody has joined.
-    """
-
-    version: Version
-    tables: Mapping[str, TableStatus]
-    examples: Mapping[int, int]
-    left: frozenset[int]
+    version: Version  # steps applied
+    tables: Mapping[str, TableStatus]  # by name
+    examples: Mapping[int, int]  # examples pushed so far, by worker
+    left: frozenset[int]  # workers that have left
+    # of the batches pushed so far. A push counts as many times as it completes batches, a worker's
+    # contribution to a synchronous step once; each with the version that it was applied to minus
+    # the version that it was computed from. Every server counts every batch, by its own versions
     staleness: Staleness
+    # how much of each worker's training is in the parameters; a worker without has no entry
     progress: Mapping[int, WorkerProgress]
-    last_save: SaveStatus | None = None
+    last_save: SaveStatus | None = None  # of the last save; None: there was none
+    # pushes that came again, because their answer was lost, and were not applied again
     duplicates: int = 0
+    # workers whose leases ran out, and whose places no other processes have taken
     lost: frozenset[int] = frozenset()
+    # of all workers, that are applied, those of the runs that this one resumes included: the step
+    # of schedules of learning rates
     batches: int = 0
+    # seconds without a sign of life, by worker that has joined and not left. They pass by
+    # themselves, so they do not count when two are compared
     silent_s: Mapping[int, float] = field(default_factory=dict, compare=False)
+    # seconds of silence after which a worker is lost; None: it never is, or nobody has joined
     lease_s: float | None = None
 
     @property
@@ -278,15 +238,10 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffer:
-    """Where a server takes calls that move data, beside gRPC; see protos/wire/stream.py.
+    """Where a server takes calls that move data, beside gRPC; see protos/wire/stream.py."""
 
-    Attributes:
-        port: On the host of the server.
-        key: Chosen at random by the server that has this port now.
-    """
-
-    port: int
-    key: int
+    port: int  # on the host of the server
+    key: int  # chosen at random by the server that has this port now
 
 
 @dataclass(frozen=True, slots=True)

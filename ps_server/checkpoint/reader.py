@@ -57,9 +57,6 @@ class Checkpoint:
     Attributes:
         url: Path or URL.
         name: Last component of `url`.
-        manifest: Its own manifest, not that of its base.
-        sha256: Checksum in the manifest; empty before it is published.
-        base: Base of a delta; else None.
     """
 
     def __init__(
@@ -72,9 +69,9 @@ class Checkpoint:
     ) -> None:
         require_whole(manifest, f"{folder.url}/{MANIFEST}")
         self.url, self.name = folder.url, folder.name
-        self.manifest = manifest
-        self.sha256 = sha256
-        self.base = base
+        self.manifest = manifest  # its own manifest, not that of its base
+        self.sha256 = sha256  # checksum in the manifest; empty before it is published
+        self.base = base  # base of a delta; else None
         self._data = folder.child(manifest.data_folder)
         self._attachments = self._data.child(ATTACHMENTS)
         _require_sizes(self._data, {entry.file: entry.size_bytes for entry in manifest.entries})

@@ -35,18 +35,14 @@ class _Arrival(NamedTuple):
 
 
 class Arrivals:
-    """All barriers of a job. Not thread-safe.
-
-    Attributes:
-        clocks: Of the workers that are at no barrier.
-        passed: Answers at the barriers that workers have passed.
-    """
+    """All barriers of a job. Not thread-safe."""
 
     def __init__(self, members: Membership, steps: StepAggregator) -> None:
         self._members = members
         self._steps = steps
         self._waiting: dict[str, dict[int, _Arrival]] = {}
-        self.clocks = Clocks(members)
+        self.clocks = Clocks(members)  # of the workers that are at no barrier
+        # answers at the barriers that workers have passed
         self.passed = PassedBarriers(members.all)
 
     def arrive(

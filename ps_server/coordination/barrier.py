@@ -65,11 +65,6 @@ class Outcome:
     """How a barrier answers the workers that it releases.
 
     The first answer makes the reduction, so that this is done outside of the coordinator's lock.
-
-    Attributes:
-        version: The version at which the workers continue.
-        num_values: Numbers that it has: 0 for a barrier.
-        remember: Whether the numbers are for processes in the workers' places, too.
     """
 
     def __init__(
@@ -81,8 +76,9 @@ class Outcome:
         remember: bool,
     ) -> None:
         """`reduce` returns the numbers, None for a barrier, or raises ProtocolError."""
-        self.version = version
-        self.num_values = num_values
+        self.version = version  # the version at which the workers continue
+        self.num_values = num_values  # numbers that it has: 0 for a barrier
+        # whether the numbers are for processes in the workers' places, too
         self.remember = remember
         self._reduce: Callable[[], Numbers | None] | None = reduce
         self._values: Numbers | None = None

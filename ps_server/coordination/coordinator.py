@@ -66,13 +66,7 @@ _HOW_TO_RESUME = (
 
 
 class Coordinator:
-    """The workers of one job, as one store sees them. Thread-safe.
-
-    Attributes:
-        pushes: What they push.
-        rendezvous: Where they wait for each other.
-        can_resume: Whether a job that has failed can go on from the servers' update logs.
-    """
+    """The workers of one job, as one store sees them. Thread-safe."""
 
     def __init__(
         self,
@@ -91,6 +85,7 @@ class Coordinator:
         self._jobs_before = jobs_before
         self._has_update_log = has_update_log
         self.on_failure = on_failure
+        # whether a job that has failed can go on from the servers' update logs
         self.can_resume = False
         self._members = Membership(members)
         self._steps = StepAggregator(self._members)
@@ -99,7 +94,8 @@ class Coordinator:
         arrivals = Arrivals(self._members, self._steps)
         self._calls = PendingCalls(self._steps, arrivals, wait_limit_s=wait_limit_s)
         self._passed, self._clocks = arrivals.passed, arrivals.clocks
-        self.pushes = PushIntake(self._members, self._steps, self._calls)
+        self.pushes = PushIntake(self._members, self._steps, self._calls)  # what they push
+        # where they wait for each other
         self.rendezvous = Rendezvous(
             self._members, self._steps, arrivals, self._calls, inbox_bytes=inbox_bytes
         )

@@ -42,21 +42,17 @@ class MembersState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedBarrier:
-    """A barrier that a worker has passed, by its number among those of the worker, and its answer.
-
-    Attributes:
-        values: Those of an all-reduce, float64 little-endian in hexadecimal digits, as JSON has no infinite
-            numbers; None if they are forgotten, too.
-        remember: Whether `values` are kept when the next barrier is passed.
-        with_last: It was passed together with the last one in the list, which has the `values`.
-    """
+    """A barrier that a worker has passed, by its number among those of the worker, and its answer."""
 
     worker: int
     number: int
     name: str
     version: Version
+    # those of an all-reduce, float64 little-endian in hexadecimal digits, as JSON has no infinite
+    # numbers; None if they are forgotten, too
     values: str | None
-    remember: bool = True
+    remember: bool = True  # whether `values` are kept when the next barrier is passed
+    # it was passed together with the last one in the list, which has the `values`
     with_last: bool = False
 
 
@@ -83,32 +79,23 @@ class InboxState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """A job, as one store sees it; mappings are by worker.
-
-    Attributes:
-        next_step: The first step of which its part is neither applied nor among the waiting ones.
-        since: The step at which it last left a barrier.
-        absent_from: Of one that has left or came to a barrier, the first step in which it takes no part.
-        applied: Pushes on arrival.
-        examples: Of applied pushes, as `staleness`.
-        passed: Barriers, the oldest first.
-        clocks: Of those that train.
-        inboxes: Those of one receiver in the order of its exchanges.
-    """
+    """A job, as one store sees it; mappings are by worker."""
 
     members: MembersState
     version: Version
     batches: int = 0  # in older logs, which have no schedule
+    # the first step of which its part is neither applied nor among the waiting ones
     next_step: Mapping[int, Version]
-    since: Mapping[int, Version]
+    since: Mapping[int, Version]  # the step at which it last left a barrier
+    # of one that has left or came to a barrier, the first step in which it takes no part
     absent_from: Mapping[int, Version]
     progress: Mapping[int, WorkerProgress]
-    applied: Mapping[int, AppliedPushes]
-    examples: Mapping[int, int]
+    applied: Mapping[int, AppliedPushes]  # pushes on arrival
+    examples: Mapping[int, int]  # of applied pushes, as `staleness`
     staleness: Staleness
-    passed: Sequence[PassedBarrier]
-    clocks: Mapping[int, int]
-    inboxes: Sequence[InboxState]
+    passed: Sequence[PassedBarrier]  # barriers, the oldest first
+    clocks: Mapping[int, int]  # of those that train
+    inboxes: Sequence[InboxState]  # those of one receiver in the order of its exchanges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

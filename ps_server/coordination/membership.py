@@ -36,19 +36,16 @@ class Membership:
 
     A place is taken once, unless the job waits for lost workers: a process in another's place goes on where
     the servers say that one was.
-
-    Attributes:
-        all: Workers of the job, including those that have left, and their names.
-        lost: Workers that were silent for a whole lease, until their next sign of life.
-        replaced: Workers whose process was lost, and whose place another one has taken.
-        lease: How the job loses a worker; None: never, or nobody has joined.
     """
 
     def __init__(self, members: Members) -> None:
-        self.all = members
+        self.all = members  # workers of the job, including those that have left, and their names
         self.left: set[int] = set()
+        # workers that were silent for a whole lease, until their next sign of life
         self.lost: set[int] = set()
+        # workers whose process was lost, and whose place another one has taken
         self.replaced: set[int] = set()
+        # how the job loses a worker; None: never, or nobody has joined
         self.lease: Lease | None = None
         self._incarnations: dict[int, int] = {}
         self._candidates: dict[int, int] = {}  # the last process that asked for a place

@@ -70,27 +70,22 @@ class CallQueue:
 
 
 class PendingCalls:
-    """The lock of a job, the calls that wait, and why it has failed. Thread-safe.
-
-    Attributes:
-        for_version: Calls that wait for a step to be applied.
-        for_clocks: Calls that wait for the slowest worker.
-        failure: Why the job has ended before its time; empty: it has not.
-        lacks_memory: Whether it has failed since this process has no memory left.
-    """
+    """The lock of a job, the calls that wait, and why it has failed. Thread-safe."""
 
     def __init__(self, steps: StepAggregator, arrivals: Arrivals, *, wait_limit_s: float) -> None:
         self.lock = threading.Lock()
         self.wait_limit_s = wait_limit_s
         self._arrivals = arrivals
+        # calls that wait for a step to be applied
         self.for_version = CallQueue(lambda: steps.version)
+        # calls that wait for the slowest worker
         self.for_clocks = CallQueue(arrivals.clocks.slowest)
         self._for_any_change = CallQueue(object)
         # In this order: a call that waits for slower workers is answered when these are in a barrier, before
         # the barrier is released and they count from 0 again.
         self._queues = (self.for_version, self.for_clocks, self._for_any_change)
-        self.failure = ""
-        self.lacks_memory = False
+        self.failure = ""  # why the job has ended before its time; empty: it has not
+        self.lacks_memory = False  # whether it has failed since this process has no memory left
 
     @contextmanager
     def change(self, *, even_if_failed: bool = False) -> Iterator[None]:

@@ -100,17 +100,13 @@ class _Incarnation:
 
 
 class PushLedger:
-    """The pushes of all workers. Not thread-safe.
-
-    Attributes:
-        duplicates: Pushes that came again, and were not applied again.
-    """
+    """The pushes of all workers. Not thread-safe."""
 
     def __init__(self, members: Members) -> None:
         self._members = members
         self._incarnations: dict[int, _Incarnation] = {}
         self._progress: dict[int, WorkerProgress] = {}
-        self.duplicates = 0
+        self.duplicates = 0  # pushes that came again, and were not applied again
 
     def state(self, push_id: PushId) -> PushState:
         """Returns what was done with a push."""

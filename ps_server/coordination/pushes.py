@@ -43,14 +43,10 @@ from ctr_ps.ps_server.coordination.steps import CompleteStep, StepAggregator
 
 @dataclass(frozen=True, slots=True)
 class StepApplied:
-    """What follows from a step that was applied.
+    """What follows from a step that was applied."""
 
-    Attributes:
-        answers: To the calls that it makes ready; `answer_all` answers them.
-        complete: The step that the caller applies now; None: none is complete, or another thread applies one.
-    """
-
-    answers: list[Answer]
+    answers: list[Answer]  # to the calls that it makes ready; `answer_all` answers them
+    # the step that the caller applies now; None: none is complete, or another thread applies one
     complete: CompleteStep | None
 
 

@@ -32,11 +32,7 @@ from ctr_ps.ps_server.coordination.steps import StepAggregator
 
 
 class Rendezvous:
-    """The calls by which the workers of a job wait for each other. Thread-safe.
-
-    Attributes:
-        mailbox: Messages between workers; needs the lock.
-    """
+    """The calls by which the workers of a job wait for each other. Thread-safe."""
 
     def __init__(
         self,
@@ -52,6 +48,7 @@ class Rendezvous:
         self._steps = steps
         self._arrivals = arrivals
         self._calls = calls
+        # messages between workers; needs the lock
         self.mailbox = Mailbox(members, inbox_bytes=inbox_bytes)
 
     def barrier(

@@ -63,17 +63,12 @@ class CompleteStep:
 
 
 class StepAggregator:
-    """Collects the workers' parts of synchronous steps, and counts steps. Not thread-safe.
-
-    Attributes:
-        version: Steps applied.
-        batches: Batches applied, those of the runs that this one resumes included.
-        num_complete: Steps that are complete, applied or not; also the number of the step collected now.
-    """
+    """Collects the workers' parts of synchronous steps, and counts steps. Not thread-safe."""
 
     def __init__(self, members: Membership) -> None:
-        self.version: Version = 0
-        self.batches = 0
+        self.version: Version = 0  # steps applied
+        self.batches = 0  # batches applied, those of the runs that this one resumes included
+        # steps that are complete, applied or not; also the number of the step collected now
         self.num_complete: Version = 0
         self._members = members
         self._next_step = dict.fromkeys(range(members.all.total), 0)

@@ -159,14 +159,11 @@ class SavedLog:
     """An update log as an earlier process left it. Not thread-safe.
 
     What reads it raises LogError if there is no such segment, or it is damaged.
-
-    Attributes:
-        folder: The log's folder, locked; `UpdateLog` takes it over.
-        segments: Numbers of its segments, consecutive and ascending; empty if there is no log.
     """
 
     def __init__(self, folder: LogFolder, segments: tuple[int, ...]) -> None:
-        self.folder = folder
+        self.folder = folder  # the log's folder, locked; `UpdateLog` takes it over
+        # numbers of its segments, consecutive and ascending; empty if there is no log
         self.segments = segments
         self._end: LogEnd | None = None
 

@@ -92,15 +92,10 @@ class SegmentHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordHeader:
-    """What stands before a payload.
+    """What stands before a payload."""
 
-    Attributes:
-        number: Number of the record; they are consecutive through all segments.
-        acknowledged: All records with a lower number were acknowledged when this one was written.
-    """
-
-    number: int
-    acknowledged: int
+    number: int  # number of the record; they are consecutive through all segments
+    acknowledged: int  # all records with a lower number were acknowledged when this one was written
     kind: str
     payload_bytes: int
     payload_checksum: int
@@ -256,18 +251,15 @@ class SegmentWriter:
 
 
 class SegmentReader:
-    """One segment file, read from its beginning.
-
-    Attributes:
-        offset: Where the next record begins; in the end, where the last whole one ended.
-        torn_bytes: Size of the torn tail, which the last segment may have; known in the end.
-    """
+    """One segment file, read from its beginning."""
 
     def __init__(self, path: Path, segment: int, *, is_last: bool) -> None:
         """Opens the file; raises LogError if its header is damaged or of another segment."""
         self.path = path
         self.is_last = is_last
+        # where the next record begins; in the end, where the last whole one ended
         self.offset = SEGMENT_HEADER_BYTES
+        # size of the torn tail, which the last segment may have; known in the end
         self.torn_bytes = 0
         with disk_errors(f"cannot read {path}"):
             self._file: BinaryIO = path.open("rb")

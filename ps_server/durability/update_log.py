@@ -26,13 +26,7 @@ SYNC_LIMIT_S = 60.0
 
 
 class UpdateLog:
-    """An update log that records are appended to. Thread-safe.
-
-    Attributes:
-        num_appended: Records appended by this process, without heads.
-        appended_bytes: Size of these records.
-        replay_s: About the seconds that the calls since the last segment began took, and would take again.
-    """
+    """An update log that records are appended to. Thread-safe."""
 
     def __init__(self, saved: SavedLog, writer: SegmentWriter, sync: LogSync) -> None:
         """Takes over the folder of `saved`; made by `create` and `resume`."""
@@ -50,8 +44,9 @@ class UpdateLog:
         self._acknowledged = writer.next_record
         self._waiting: list[WaitingFuture[None]] = []
         self._newest: Future[None] = Answered(None)
-        self.num_appended = 0
-        self.appended_bytes = 0
+        self.num_appended = 0  # records appended by this process, without heads
+        self.appended_bytes = 0  # size of these records
+        # about the seconds that the calls since the last segment began took, and would take again
         self.replay_s = 0.0
         self._fault = ""  # why nothing can be written
         self._is_closed = False

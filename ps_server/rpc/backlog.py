@@ -29,21 +29,15 @@ RETRY_AFTER_S = 1.0
 
 
 class Backlog:
-    """Counts the calls in threads. Not thread-safe: it lives on the server's event loop.
-
-    Attributes:
-        num_calls: Calls that wait for a thread, or have one.
-        num_bytes: Bytes of their requests.
-        num_refused: Calls that were refused so far.
-    """
+    """Counts the calls in threads. Not thread-safe: it lives on the server's event loop."""
 
     def __init__(self, *, max_calls: int = MAX_CALLS, max_bytes: int = MAX_BYTES) -> None:
         """Has no calls, and takes more until there are `max_calls`, or `max_bytes` of their requests."""
         self._max_calls = max_calls
         self._max_bytes = max_bytes
-        self.num_calls = 0
-        self.num_bytes = 0
-        self.num_refused = 0
+        self.num_calls = 0  # calls that wait for a thread, or have one
+        self.num_bytes = 0  # bytes of their requests
+        self.num_refused = 0  # calls that were refused so far
         self._is_refusing = False
 
     @contextmanager

@@ -46,33 +46,24 @@ STATE, SAVED, MESSAGE, PART = "state", "saved", "message", "part"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletedState:
-    """Calls of this job that are not carried out again.
+    """Calls of this job that are not carried out again."""
 
-    Attributes:
-        shrinks: What shrinks were answered, by worker and number of the shrink.
-        loads: Incarnation and number of loads, by worker.
-    """
-
+    # what shrinks were answered, by worker and number of the shrink
     shrinks: Mapping[int, Mapping[int, Mapping[str, Shrunk]]] = field(default_factory=dict)
+    # incarnation and number of loads, by worker
     loads: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """A server at the beginning of a segment; see `EngineState`.
-
-    Attributes:
-        written_by: Version of the package that wrote the segment.
-        base: Token of the save that has its parameters; empty: they were fresh.
-        completed: Calls of this job that are not carried out again.
-    """
+    """A server at the beginning of a segment; see `EngineState`."""
 
     owner: Owner
-    base: str
+    base: str  # token of the save that has its parameters; empty: they were fresh
     jobs_before: int
     job: JobState
-    completed: CompletedState
-    written_by: str
+    completed: CompletedState  # calls of this job that are not carried out again
+    written_by: str  # version of the package that wrote the segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,19 +46,15 @@ SENT_AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class Retry:
-    """The tries of one call: failures in, pauses out; the clock and the pauses are the caller's.
+    """The tries of one call: failures in, pauses out; the clock and the pauses are the caller's."""
 
-    Attributes:
-        budget_s: Seconds from the first failure after which no new try begins, but for one after the pause
-            that an overloaded server asked for before.
-        since: Time of the first failure, in seconds; None: it has not failed.
-        progress: How far a server that recovers had come, at most; -1: it was not there, or did not say so.
-    """
-
+    # seconds from the first failure after which no new try begins, but for one after the pause that
+    # an overloaded server asked for before
     budget_s: float
     tries: int = 1
-    since: float | None = None
+    since: float | None = None  # time of the first failure, in seconds; None: it has not failed
     last: float = 0.0
+    # how far a server that recovers had come, at most; -1: it was not there, or did not say so
     progress: int = -1
 
     def pause_after(

@@ -14,17 +14,12 @@ A = TypeVar("A")
 
 
 class Transport(Protocol):
-    """Calls to servers, which are numbered as in `endpoints`. Thread-safe.
+    """Calls to servers, which are numbered as in `endpoints`. Thread-safe."""
 
-    Attributes:
-        endpoints: host:port of each.
-        servers_recover: A server that went away is worth waiting for: restarted, it goes on where it was.
-        retries: Calls that were sent again.
-    """
-
-    endpoints: Sequence[str]
+    endpoints: Sequence[str]  # host:port of each
+    # a server that went away is worth waiting for: restarted, it goes on where it was
     servers_recover: bool
-    retries: int
+    retries: int  # calls that were sent again
 
     def call(
         self, server: int, call: Call[Q, A], argument: Q, *, ready_s: float | None = None

@@ -19,22 +19,16 @@ from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 
 class Communicator(ABC):
-    """One mode of training; what is not said here it does at once. Thread-safe where `is_lockstep` is False.
+    """One mode of training; what is not said here it does at once. Thread-safe where `is_lockstep` is False."""
 
-    Attributes:
-        is_lockstep: The threads of a worker take each step together, and their gradients are pushed as one.
-        is_overlapped: The next batch may be pulled before this batch is pushed; after `begin`.
-        version: Steps of synchronous training done; 0 in the asynchronous modes.
-        push_ids: Numbers the worker's batches, in the order of its data.
-    """
-
+    # the threads of a worker take each step together, and their gradients are pushed as one
     is_lockstep = False
-    is_overlapped = False
-    version: Version = 0
+    is_overlapped = False  # the next batch may be pulled before this one is pushed; after `begin`
+    version: Version = 0  # steps of synchronous training done; 0 in the asynchronous modes
 
     def __init__(self, member: Member) -> None:
         """Numbers batches from 0; `member` is this process, in its worker's place."""
-        self.push_ids = PushIds(member)
+        self.push_ids = PushIds(member)  # numbers the worker's batches, in the order of its data
 
     def begin(self, thread_num: int) -> None:  # noqa: B027
         """Called with the number of threads before training."""

@@ -14,16 +14,12 @@ Settings = dict[str, Any]
 
 
 class LRScheduler:
-    """A learning rate and its schedule, with Paddle's arguments; they count batches of all workers.
-
-    Attributes:
-        base_lr: The learning rate that the schedule multiplies.
-        schedule: As a job's `schedule`.
-    """
+    """A learning rate and its schedule, with Paddle's arguments; they count batches of all workers."""
 
     def __init__(self, learning_rate: float, schedule: Settings) -> None:
+        # the learning rate that the schedule multiplies
         self.base_lr = _number("learning_rate", learning_rate)
-        self.schedule = schedule
+        self.schedule = schedule  # as a job's `schedule`
 
     def step(self, *_: object, **__: object) -> None:
         """Raises UsageError: servers count the steps."""

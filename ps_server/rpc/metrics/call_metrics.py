@@ -32,19 +32,15 @@ class Histogram:
 
 @dataclass(slots=True)
 class CallCounts:
-    """What was measured of the calls of one RPC.
+    """What was measured of the calls of one RPC."""
 
-    Attributes:
-        durations: By the name of the status that they ended with, from the request's arrival on.
-        waits: For other workers, or for the update log; of the calls that had to. A part of the durations.
-        keys: By table, that were pulled or pushed.
-    """
-
+    # by the name of the status that they ended with, from the request's arrival on
     durations: dict[str, Histogram] = field(default_factory=dict)
+    # for other workers, or for the update log; of the calls that had to. A part of the durations
     waits: Histogram = field(default_factory=Histogram)
     received_bytes: int = 0
     sent_bytes: int = 0
-    keys: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)  # by table, that were pulled or pushed
 
     def touched(self, argument: Any) -> None:
         """A request was decoded: counts its keys, if it pulls or pushes rows."""

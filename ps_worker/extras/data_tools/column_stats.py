@@ -41,16 +41,11 @@ Floats = NDArray[np.float64]
 
 
 class Moments:
-    """Means and deviations of columns; blocks are merged as in Chan, Golub and LeVeque, 1979.
-
-    Attributes:
-        counts: int64[C], numbers that are not missing.
-        means: float64[C], 0 without numbers.
-    """
+    """Means and deviations of columns; blocks are merged as in Chan, Golub and LeVeque, 1979."""
 
     def __init__(self, num_columns: int) -> None:
-        self.counts = np.zeros(num_columns, np.int64)
-        self.means = np.zeros(num_columns)
+        self.counts = np.zeros(num_columns, np.int64)  # int64[C], numbers that are not missing
+        self.means = np.zeros(num_columns)  # float64[C], 0 without numbers
         self._squares = np.zeros(num_columns)  # sums of squared distances from the mean
 
     @property

@@ -178,19 +178,12 @@ def _auc(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedRows:
-    """R rows and their click probabilities.
+    """R rows and their click probabilities."""
 
-    Attributes:
-        clicks: bool[R].
-        probabilities: float64[R], of a click.
-        numbers: float64[R, num_dense], whole numbers; nan is missing.
-        values: int64[R, S], 32 bits each; -1 is missing.
-    """
-
-    clicks: NDArray[np.bool_]
-    probabilities: NDArray[np.float64]
-    numbers: NDArray[np.float64]
-    values: NDArray[np.int64]
+    clicks: NDArray[np.bool_]  # bool[R]
+    probabilities: NDArray[np.float64]  # float64[R], of a click
+    numbers: NDArray[np.float64]  # float64[R, num_dense], whole numbers; nan is missing
+    values: NDArray[np.int64]  # int64[R, S], 32 bits each; -1 is missing
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,25 +39,17 @@ _PERCENTILE_95 = NUM_BOUNDARIES - 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberProfile:
-    """Statistics of a dense column; all 0 if all numbers are missing. All are exact except percentiles.
-
-    Attributes:
-        missing_rate: Share of the rows, in [0, 1].
-        deviation: Population standard deviation.
-        log_mean: Mean of f(x) = sign(x) log(1 + |x|).
-        log_deviation: Deviation of f(x).
-        percentiles: The percentiles 0, 5, ..., 100.
-    """
+    """Statistics of a dense column; all 0 if all numbers are missing. All are exact except percentiles."""
 
     name: str
-    missing_rate: float
+    missing_rate: float  # share of the rows, in [0, 1]
     min: float
     max: float
     mean: float
-    deviation: float
-    log_mean: float
-    log_deviation: float
-    percentiles: tuple[float, ...]
+    deviation: float  # population standard deviation
+    log_mean: float  # mean of f(x) = sign(x) log(1 + |x|)
+    log_deviation: float  # deviation of f(x)
+    percentiles: tuple[float, ...]  # the percentiles 0, 5, ..., 100
 
     @property
     def percentile_95(self) -> float:
@@ -67,40 +59,28 @@ class NumberProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotProfile:
-    """Statistics of a slot.
-
-    Attributes:
-        missing_rate: Share of the rows, in [0, 1], with an empty value or none.
-        num_distinct: Number of distinct values, without the missing one.
-        is_exact: Whether `num_distinct`, else with a standard error of 0.81 %, and `top` are exact.
-        top: The most frequent values and their counts.
-        undercount: The largest error of the counts of `top`, which may be too small.
-    """
+    """Statistics of a slot."""
 
     name: str
-    missing_rate: float
-    num_distinct: int
+    missing_rate: float  # share of the rows, in [0, 1], with an empty value or none
+    num_distinct: int  # number of distinct values, without the missing one
+    # whether `num_distinct`, else with a standard error of 0.81 %, and `top` are exact
     is_exact: bool
-    top: tuple[tuple[str, int], ...]
-    undercount: int
+    top: tuple[tuple[str, int], ...]  # the most frequent values and their counts
+    undercount: int  # the largest error of the counts of `top`, which may be too small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Statistics of files: good and malformed rows, dense columns and slots.
+    """Statistics of files: good and malformed rows, dense columns and slots."""
 
-    Attributes:
-        schema: The columns, with the scaling that was given for them.
-        click_rate: None for rows without labels.
-        has_exact_percentiles: Whether percentiles are exact instead of those of a sample (`column_stats`).
-    """
-
-    schema: Schema
+    schema: Schema  # the columns, with the scaling that was given for them
     rows: int
     bad_rows: int
-    click_rate: float | None
+    click_rate: float | None  # None for rows without labels
     numbers: tuple[NumberProfile, ...]
     slots: tuple[SlotProfile, ...]
+    # whether percentiles are exact instead of those of a sample (`column_stats`)
     has_exact_percentiles: bool
 
 

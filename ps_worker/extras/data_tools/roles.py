@@ -109,21 +109,14 @@ class Ignored(Role):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The roles of all columns.
+    """The roles of all columns."""
 
-    Attributes:
-        label: None: no label was asked for, and none was found.
-        no_label: Why there is no label, with the candidates; "" if there is one.
-        numbers: In the order of the files, as slots are.
-        ignored: Likewise, then what cannot be used at all.
-        leaks: Names of the ignored columns that predict the label almost perfectly.
-    """
-
-    label: Label | None
-    no_label: str = ""
-    numbers: tuple[Number, ...] = ()
+    label: Label | None  # None: no label was asked for, and none was found
+    no_label: str = ""  # why there is no label, with the candidates; "" if there is one
+    numbers: tuple[Number, ...] = ()  # in the order of the files, as slots are
     slots: tuple[Slot, ...] = ()
-    ignored: tuple[Ignored, ...] = ()
+    ignored: tuple[Ignored, ...] = ()  # likewise, then what cannot be used at all
+    # names of the ignored columns that predict the label almost perfectly
     leaks: tuple[str, ...] = ()
 
     def schema(self) -> Schema:

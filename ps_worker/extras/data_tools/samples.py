@@ -39,24 +39,17 @@ _ANY = Schema(dense=(), slots=("-",))
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows of files, column by column.
+    """Rows of files, column by column."""
 
-    Attributes:
-        columns: Values by name, an array of all rows: of a Parquet or ORC file in their type, without
-            dictionaries and views; of CSV bytes, null where empty.
-        unusable: Reason why a column has no values here, by name: two columns of one name, or not in all
-            files.
-        is_text: Whether the files are CSV, so that types have to be told from the text.
-        total_rows: Rows of all files; estimated by their sizes unless `is_complete`.
-        is_complete: Whether the sample is all rows.
-    """
-
+    # values by name, an array of all rows: of a Parquet or ORC file in their type, without
+    # dictionaries and views; of CSV bytes, null where empty
     columns: Mapping[str, pa.Array]
+    # reason why a column has no values here, by name: two columns of one name, or not in all files
     unusable: Mapping[str, str]
-    is_text: bool
+    is_text: bool  # whether the files are CSV, so that types have to be told from the text
     num_rows: int
-    total_rows: int
-    is_complete: bool
+    total_rows: int  # rows of all files; estimated by their sizes unless `is_complete`
+    is_complete: bool  # whether the sample is all rows
 
 
 def sample_of(files: Sequence[str], format: str | None = None) -> Sample:

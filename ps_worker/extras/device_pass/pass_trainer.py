@@ -45,11 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class PassTrainer:
-    """Trains one model on one device, the only worker of its job. For one thread.
-
-    Attributes:
-        is_partly_written: The store may have a part of a pass: a write back has begun, and did not end.
-    """
+    """Trains one model on one device, the only worker of its job. For one thread."""
 
     def __init__(
         self,
@@ -76,6 +72,7 @@ class PassTrainer:
         self._non_finite = non_finite
         self._clip_norm = job.train.clip_norm
         self._batches = 0  # of this run, and those that it resumes: the step of schedules
+        # the store may have a part of a pass: a write back has begun, and did not end
         self.is_partly_written = False
 
     def train(

@@ -91,16 +91,11 @@ class PassBatch:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPass:
-    """A pass that may begin once the one before has ended.
+    """A pass that may begin once the one before has ended."""
 
-    Attributes:
-        batches: In their order; none: the data has ended.
-        keys: By table uint64[R], ascending.
-        fresh: By table, the rows that the pass before does not have; taken out when the pass begins.
-    """
-
-    batches: Sequence[PassBatch]
-    keys: Mapping[str, Keys]
+    batches: Sequence[PassBatch]  # in their order; none: the data has ended
+    keys: Mapping[str, Keys]  # by table uint64[R], ascending
+    # by table, the rows that the pass before does not have; taken out when the pass begins
     fresh: dict[str, PassRows]
 
 

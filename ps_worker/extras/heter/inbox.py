@@ -28,13 +28,11 @@ class Joining(Generic[B]):
 
     It comes to a barrier when those that it serves have, since others may take further steps with other heter
     trainers. Where it takes over from one that is lost, it serves all.
-
-    Attributes:
-        waits_for: The CPU trainers without which it does not come to a barrier, nor synchronously to a step.
     """
 
     def __init__(self, waits_for: Collection[int], *, is_sync: bool, max_joined: int) -> None:
         """Has no batches; asynchronously, it joins up to `max_joined`."""
+        # the CPU trainers without which it does not come to a barrier, nor synchronously to a step
         self.waits_for = set(waits_for)
         self._is_sync = is_sync
         self._max_joined = max_joined

@@ -56,12 +56,7 @@ class _Connection(web.RequestHandler):
 
 
 class HttpListener:
-    """Accepts connections for a server of aiohttp. For one event loop.
-
-    Attributes:
-        server: That of aiohttp.
-        address: Host and port that are bound.
-    """
+    """Accepts connections for a server of aiohttp. For one event loop."""
 
     def __init__(
         self,
@@ -78,7 +73,7 @@ class HttpListener:
         One connection more than `max_connections` gets the place of one that is silent, or is closed. The
         options are those of `web.RequestHandler`.
         """
-        self.server = server
+        self.server = server  # that of aiohttp
         self._max = max_connections
         self._tls = tls
         self._options = {"keepalive_timeout": KEEP_ALIVE_S, **options}
@@ -93,6 +88,7 @@ class HttpListener:
                 f"cannot bind {address_to_bind(host, port)} for HTTP: {error.strerror}"
             ) from error
         self._socket.setblocking(False)
+        # host and port that are bound
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._accepting = asyncio.create_task(self._accept())
 

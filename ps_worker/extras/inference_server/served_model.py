@@ -84,14 +84,7 @@ class Counts:
 
 
 class ServedModel:
-    """The model of a checkpoint, or of the newest one in a folder. For one event loop.
-
-    Attributes:
-        name: By which requests ask for it.
-        counts: What it has done.
-        current: The model that answers.
-        num_waiting: Requests that have a thread, or wait for one.
-    """
+    """The model of a checkpoint, or of the newest one in a folder. For one event loop."""
 
     def __init__(
         self,
@@ -108,15 +101,15 @@ class ServedModel:
 
         `max_rows` is of a request, `threads` predict, for the others see `Predictor.load`.
         """
-        self.name = name
-        self.counts = Counts()
+        self.name = name  # by which requests ask for it
+        self.counts = Counts()  # what it has done
         self._url = url
         self._max_rows = max_rows
-        self.num_waiting = 0
+        self.num_waiting = 0  # requests that have a thread, or wait for one
         self._fault = ""  # of the newest checkpoint; told once
         self._allow_code = allow_code
         self._verify, self._maps = verify, maps
-        self.current = self._load(Checkpoint.open(url))
+        self.current = self._load(Checkpoint.open(url))  # the model that answers
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
             "serves model=%s version=%s url=%s",

@@ -30,16 +30,11 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page.
+    """A part of the page."""
 
-    Attributes:
-        lead: Text below its title: what it shows.
-        missing: Texts on what runs have not measured, and how they would.
-    """
-
-    lead: str
+    lead: str  # text below its title: what it shows
     cards: Sequence[Card] = ()
-    missing: Sequence[str] = ()
+    missing: Sequence[str] = ()  # texts on what runs have not measured, and how they would
 
 
 def page(title: str, sections: Mapping[str, Section]) -> str:

@@ -34,16 +34,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecords:
-    """What one run has measured, by a name that no other run has.
-
-    Attributes:
-        records: In the order of training; without those that a later process of the run has replaced.
-        job: The job as it was trained; None: it is not there, or of another release.
-    """
+    """What one run has measured, by a name that no other run has."""
 
     name: str
+    # in the order of training; without those that a later process of the run has replaced
     records: tuple[Record, ...]
-    job: Job | None
+    job: Job | None  # the job as it was trained; None: it is not there, or of another release
 
     def of_kind(self, kind: str) -> list[Record]:
         """Returns the records of a kind: train, valid, pass, test."""
