@@ -172,33 +172,25 @@ def open_base(base: str | Path, target: str | Path) -> Checkpoint:
 
 
 def save_checkpoint(
+    # path or URL. A checkpoint there is replaced, but not one for training by one for inference or
+    # vice versa
     target: str | Path,
     *,
+    # called with the URL of the data folder and the token; lets every server write its share, after
+    # `shared_folder`, and returns all shares
     write_shares: Callable[[str, str], Sequence[Share]],
-    tables: Mapping[str, TableSpec],
-    blocks: Mapping[str, DenseSpec],
-    attachments: Mapping[str, bytes],
-    base: Checkpoint | None = None,
-    is_inference: bool = False,
+    tables: Mapping[str, TableSpec],  # every table, by name
+    blocks: Mapping[str, DenseSpec],  # every dense block, by name
+    attachments: Mapping[str, bytes],  # opaque files to save with the parameters, by name
+    base: Checkpoint | None = None,  # base of a delta, from `open_base`; None: not a delta
+    is_inference: bool = False,  # whether the shares are written by `write_inference_share`
+    # called before publication; raises if this process must not publish any more
     confirm: Callable[[], object] = lambda: None,
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.time,  # seconds since 1970
 ) -> str:
     """Saves and publishes a checkpoint, and returns the model's digest; "" for a delta.
 
     Raises CheckpointError if it cannot be written, or is not complete; an older checkpoint is kept.
-
-    Args:
-        target: Path or URL. A checkpoint there is replaced, but not one for training by one for inference or
-            vice versa.
-        write_shares: Called with the URL of the data folder and the token; lets every server write its share,
-            after `shared_folder`, and returns all shares.
-        tables: Every table, by name.
-        blocks: Every dense block, by name.
-        attachments: Opaque files to save with the parameters, by name.
-        base: Base of a delta, from `open_base`; None: not a delta.
-        is_inference: Whether the shares are written by `write_inference_share`.
-        confirm: Called before publication; raises if this process must not publish any more.
-        clock: Seconds since 1970.
     """
     for name in attachments:
         require_name(name)

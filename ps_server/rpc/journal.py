@@ -91,20 +91,14 @@ class UpdateJournal(Journal):
 
     def __init__(
         self,
-        log: UpdateLog,
+        log: UpdateLog,  # where to write
+        # returns the calls of this job that are not carried out again
         completed: Callable[[], CompletedState],
         *,
-        wait_limit_s: float,
-        clock: Callable[[], float] = time.perf_counter,
+        wait_limit_s: float,  # how long a snapshot waits for calls that are being carried out
+        clock: Callable[[], float] = time.perf_counter,  # in seconds
     ) -> None:
-        """Continues a log.
-
-        Args:
-            log: Where to write.
-            completed: Returns the calls of this job that are not carried out again.
-            wait_limit_s: How long a snapshot waits for calls that are being carried out.
-            clock: In seconds.
-        """
+        """Continues a log."""
         self._log = log
         self._completed = completed
         self._wait_limit_s = wait_limit_s

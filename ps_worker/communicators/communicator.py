@@ -19,7 +19,7 @@ from ctr_ps.ps_worker.communicators.push_ids import UNNUMBERED, PushIds
 
 
 class Communicator(ABC):
-    """One mode of training; what is not said here it does at once. Thread-safe where `is_lockstep` is False."""
+    """One mode of training; what is not said here it does at once. Thread-safe unless `is_lockstep`."""
 
     # the threads of a worker take each step together, and their gradients are pushed as one
     is_lockstep = False
@@ -44,25 +44,21 @@ class Communicator(ABC):
     @abstractmethod
     def push(
         self,
-        gradients: Gradients,
-        examples: int,
+        gradients: Gradients,  # sums over the examples of the step; finite (training/non_finite.py)
+        examples: int,  # number of examples
         *,
+        # the oldest version of the embeddings that the gradients were computed from
         pulled: Version,
+        # numbers of the step's batches, from `push_ids.take`
         numbers: Sequence[int] = (UNNUMBERED,),
+        # in synchronous training, sum of the weights of its examples, by which its part counts in
+        # the mean; None: each has weight 1. In other modes the gradients contain it
         weight: float | None = None,
+        # keys of the next `pull`, so that modes in lockstep may pull with this push; both may then
+        # be acknowledged together
         next_keys: Mapping[str, Keys] | None = None,
     ) -> None:
         """Takes the gradients of a step; the arrays may be reused when it returns.
-
-        Args:
-            gradients: Sums over the examples of the step; finite (training/non_finite.py).
-            examples: Number of examples.
-            pulled: The oldest version of the embeddings that the gradients were computed from.
-            numbers: Numbers of the step's batches, from `push_ids.take`.
-            weight: In synchronous training, sum of the weights of its examples, by which its part counts in
-                the mean; None: each has weight 1. In other modes the gradients contain it.
-            next_keys: Keys of the next `pull`, so that modes in lockstep may pull with this push; both may
-                then be acknowledged together.
 
         Raises:
             CtrPsError: If this push failed, or an earlier one in the background.

@@ -35,12 +35,18 @@ _DIGITS = "%.9g"
 
 
 def infer(
-    model_dir: str,
+    model_dir: str,  # a checkpoint, or a folder of checkpoints, whose newest is taken
+    # patterns of files; empty: the test files of the job that trained the model
     data: Sequence[str],
     *,
+    # where to write one click probability a line, in the order of the rows, after the row's id and
+    # a tab if there are ids; of a model of several tasks those of all, with tabs between them. No
+    # malformed row is passed over then, unless overridden: line n is that of row n
     output: Path | None = None,
+    # name of the column of ids; None: the schema's, if that names one. Only for `output`
     id_column: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str] = (),  # `section.key=value`, over the job that trained the model
+    # run the model's file and the command for data that the checkpoint names
     allow_code: bool = False,
 ) -> dict[str, Any]:
     """Predicts the rows of files with a saved model.
@@ -48,16 +54,6 @@ def infer(
     Returns the number of rows, the model's digest, for labelled rows the figures of the evaluation, and for a
     model of several tasks the names of its probabilities, in the order of the columns of `output`. Raises
     CtrPsError if model, job or data are wrong.
-
-    Args:
-        model_dir: A checkpoint, or a folder of checkpoints, whose newest is taken.
-        data: Patterns of files; empty: the test files of the job that trained the model.
-        output: Where to write one click probability a line, in the order of the rows, after the row's id and
-            a tab if there are ids; of a model of several tasks those of all, with tabs between them. No
-            malformed row is passed over then, unless overridden: line n is that of row n.
-        id_column: Name of the column of ids; None: the schema's, if that names one. Only for `output`.
-        overrides: `section.key=value`, over the job that trained the model.
-        allow_code: Run the model's file and the command for data that the checkpoint names.
     """
     checkpoint = Checkpoint.open(model_dir)
     strict = [] if output is None else ["data.bad_row_limit=0"]

@@ -52,31 +52,22 @@ class ExportedValues:
 
 
 def export_values(
-    checkpoint: Checkpoint,
-    folder: Folder,
+    checkpoint: Checkpoint,  # of a job; every checksum is compared
+    folder: Folder,  # for the files TABLE.SLOT.*, made if necessary
+    # data files with the values: those of the training, or any others with a column of this name
     files: Sequence[str],
     *,
-    slot: str,
-    kind: VectorFormat,
-    tables: Sequence[str] = (),
-    format: str | None = None,
-    bad_row_limit: int = 0,
+    slot: str,  # name of the slot in the model's schema
+    kind: VectorFormat,  # format of the new files
+    tables: Sequence[str] = (),  # names of tables; empty: all that have a row of a value
+    format: str | None = None,  # of the data files; None: determined by the suffix
+    bad_row_limit: int = 0,  # malformed rows to skip; one more is an error
 ) -> ExportedValues:
     """Writes the vectors of a slot's values, in the order in which the values first occur.
 
     Raises CheckpointError if the checkpoint is damaged or of no job, or a file cannot be written; DataError
     if a data file cannot be read or has no such column; UsageError if there is no such slot, a file exists,
     or no value has a row in a table that was named. Nothing is left in the folder then.
-
-    Args:
-        checkpoint: Of a job; every checksum is compared.
-        folder: For the files TABLE.SLOT.*, made if necessary.
-        files: Data files with the values: those of the training, or any others with a column of this name.
-        slot: Name of the slot in the model's schema.
-        kind: Format of the new files.
-        tables: Names of tables; empty: all that have a row of a value.
-        format: Of the data files; None: determined by the suffix.
-        bad_row_limit: Malformed rows to skip; one more is an error.
     """
     schema = schema_of_checkpoint(checkpoint)
     bad_rows = BadRows(bad_row_limit)

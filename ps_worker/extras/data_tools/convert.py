@@ -50,28 +50,20 @@ class Converted:
 
 
 def convert(
-    files: Sequence[str],
+    files: Sequence[str],  # local paths or URLs
+    # a local folder, created if necessary, for part-00000.parquet, part-00001.parquet, ...
     out_dir: Path,
-    schema: Schema,
+    schema: Schema,  # the columns to write
     *,
+    # whether to write keys instead of slot values. Numbers are float64 with text, float32 with
+    # keys, unscaled in both cases
     keys: bool = False,
-    rows_per_file: int = 5_000_000,
-    row_group_rows: int = 65_536,
-    format_in: str | None = None,
-    bad_row_limit: int = 0,
+    rows_per_file: int = 5_000_000,  # maximum rows of a file
+    row_group_rows: int = 65_536,  # maximum rows of a row group, the smallest unit of a split
+    format_in: str | None = None,  # one of `columns.FORMATS`; None: determined by the suffix
+    bad_row_limit: int = 0,  # malformed rows to skip; one more is an error
 ) -> Converted:
     """Writes the rows of `files` in order as Parquet; each file is written atomically.
-
-    Args:
-        files: Local paths or URLs.
-        out_dir: A local folder, created if necessary, for part-00000.parquet, part-00001.parquet, ...
-        schema: The columns to write.
-        keys: Whether to write keys instead of slot values. Numbers are float64 with text, float32 with keys,
-            unscaled in both cases.
-        rows_per_file: Maximum rows of a file.
-        row_group_rows: Maximum rows of a row group, the smallest unit of a split.
-        format_in: One of `columns.FORMATS`; None: determined by the suffix.
-        bad_row_limit: Malformed rows to skip; one more is an error.
 
     Raises:
         UsageError: If a number is too small, a format cannot be converted, or `out_dir` contains Parquet.

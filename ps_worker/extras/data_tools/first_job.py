@@ -42,24 +42,17 @@ class FirstJob:
 
 
 def write_first_job(
+    # files to train on: Parquet, ORC, or CSV with a header. Without `test` the last of several is
+    # held out for the test
     patterns: Sequence[str],
-    out: Path,
+    out: Path,  # folder of both files, made if necessary; the job saves its model there, too
     *,
-    label: str = "",
-    ignore: Collection[str] = (),
-    test: Sequence[str] = (),
-    format: str | None = None,
+    label: str = "",  # see `propose`; likewise `ignore`
+    ignore: Collection[str] = (),  # names of columns to leave out
+    test: Sequence[str] = (),  # files to evaluate on
+    format: str | None = None,  # of the files; None: determined by the suffix
 ) -> FirstJob:
     """Writes `schema.toml` and `job.toml`, with a comment for each choice.
-
-    Args:
-        patterns: Files to train on: Parquet, ORC, or CSV with a header. Without `test` the last of several
-            is held out for the test.
-        out: Folder of both files, made if necessary; the job saves its model there, too.
-        label: See `propose`; likewise `ignore`.
-        ignore: Names of columns to leave out.
-        test: Files to evaluate on.
-        format: Of the files; None: determined by the suffix.
 
     Raises:
         UsageError: If one of the files exists, a name does not, or the label or the slots are not clear.

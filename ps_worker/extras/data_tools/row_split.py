@@ -49,26 +49,18 @@ class WrittenSet:
 
 
 def split_rows(
+    # text with one row a line, plain, .gz or .zst, CSV with its header; or Parquet and ORC, whose
+    # sets are Parquet. All of one kind; their order matters
     files: Sequence[str],
-    folder: Path,
+    folder: Path,  # created if it does not exist
     *,
-    ratio: Sequence[int] = (9, 1),
-    seed: int = 1,
-    rows_per_file: int = ROWS_PER_FILE,
-    suffix: str = "",
-    format: str | None = None,
+    ratio: Sequence[int] = (9, 1),  # sizes of train and validation, or train, validation and test
+    seed: int = 1,  # of the hash
+    rows_per_file: int = ROWS_PER_FILE,  # rows of all files of a set but the last
+    suffix: str = "",  # of the sets' files, as ".tsv.zst"; "": that of the format
+    format: str | None = None,  # of `files`; None: determined by the suffix
 ) -> list[WrittenSet]:
     """Writes the sets, which replace those of an earlier call once all files are complete.
-
-    Args:
-        files: Text with one row a line, plain, .gz or .zst, CSV with its header; or Parquet and ORC, whose
-            sets are Parquet. All of one kind; their order matters.
-        folder: Created if it does not exist.
-        ratio: Sizes of train and validation, or train, validation and test.
-        seed: Of the hash.
-        rows_per_file: Rows of all files of a set but the last.
-        suffix: Of the sets' files, as ".tsv.zst"; "": that of the format.
-        format: Of `files`; None: determined by the suffix.
 
     Raises:
         UsageError: If ratio, seed, rows_per_file, suffix or format are invalid, or a set's folder has files

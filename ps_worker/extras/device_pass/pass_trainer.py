@@ -77,16 +77,13 @@ class PassTrainer:
 
     def train(
         self,
-        batches: Batches,
+        batches: Batches,  # gone through in their order, in a thread that looks ahead
+        # called when the store has a pass, before the next one begins
         after_pass: Callable[[], None] | None = None,
+        # whether no further step is to begin; the pass ends with those before
         is_told_to_end: Callable[[], bool] | None = None,
     ) -> None:
         """Trains on each batch once, and returns when the store has all that was trained.
-
-        Args:
-            batches: Gone through in their order, in a thread that looks ahead.
-            after_pass: Called when the store has a pass, before the next one begins.
-            is_told_to_end: Whether no further step is to begin; the pass ends with those before.
 
         Raises:
             UsageError: If a pass does not fit the device; says both sizes.

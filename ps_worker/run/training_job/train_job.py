@@ -88,21 +88,16 @@ class Summary:
 
 
 def train_job(
-    plan: Plan,
-    store: Store,
+    plan: Plan,  # what to do, and in which role
+    store: Store,  # the parameters
     *,
-    heter: DenseTrainers | None = None,
+    heter: DenseTrainers | None = None,  # see `Run`
+    # called once this process has its place among the workers
     on_joined: Callable[[Run], None] = lambda _: None,
+    # whether this worker is to end after the step that it is in, and the job goes on
     is_told_to_end: Callable[[], bool] = lambda: False,
 ) -> Summary:
     """Trains, saves and evaluates; returns the figures.
-
-    Args:
-        plan: What to do, and in which role.
-        store: The parameters.
-        heter: See `Run`.
-        on_joined: Called once this process has its place among the workers.
-        is_told_to_end: Whether this worker is to end after the step that it is in, and the job goes on.
 
     Raises:
         SystemExit: With the exit code of SIGTERM, if it was told to end.
