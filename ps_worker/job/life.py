@@ -68,14 +68,7 @@ class TableLife(Section):
         """Returns the rules by which keys lose their rows, or None."""
         if not any(getattr(self, rule) for rule in EXPIRY_RULES):
             return None
-        return ExpirySpec(
-            delete_threshold=self.delete_threshold,
-            max_unseen=self.max_unseen,
-            ttl_s=self.ttl_s,
-            max_rows=self.max_rows,
-            max_bytes=self.max_bytes,
-            evict=self.evict,
-        )
+        return ExpirySpec(**self.model_dump(include={*EXPIRY_RULES, "evict"}))
 
 
 class LifeSection(TableLife):

@@ -41,7 +41,7 @@ class Termination:
     def __init__(self, grace_s: float = GRACE_S) -> None:
         """Ends the process `grace_s` seconds after a signal if it has not ended by then."""
         self._grace_s = grace_s
-        self._was_asked = False
+        self.was_asked = False  # whether there was a signal
         self._wake: SimpleQueue[None] = SimpleQueue()  # a handler may put while another one does
         self._is_over = threading.Event()
         self._place: Callable[[], Place | None] = lambda: None
@@ -57,14 +57,9 @@ class Termination:
         self._give_up = give_up
 
     @property
-    def was_asked(self) -> bool:
-        """Whether there was a signal."""
-        return self._was_asked
-
-    @property
     def is_told_to_end(self) -> bool:
         """Whether the worker is to end by itself, after the batch that it is in."""
-        return self._was_asked and self._give_up is not None
+        return self.was_asked and self._give_up is not None
 
     def start(self) -> None:
         """Handles signals to the end of the process."""
@@ -76,7 +71,7 @@ class Termination:
         return self
 
     def _ask(self) -> None:
-        self._was_asked = True
+        self.was_asked = True
         self._wake.put(None)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -84,7 +79,7 @@ class Termination:
         self._is_over.set()
         self._wake.put(None)
         self._thread.join()
-        if self._was_asked and isinstance(error, AbortedError | TransportError):
+        if self.was_asked and isinstance(error, AbortedError | TransportError):
             logger.info("ended by SIGTERM: %s", error)
             raise SystemExit(EXIT_CODE) from error
 

@@ -29,7 +29,10 @@ def server_status(
         hot_keys: Those of its pulls; None: nobody has counted them.
     """
     status, owner = engine.status(), engine.owner
-    num_calls = {name: _num_calls(counts) for name, counts in calls.items()}
+    num_calls = {
+        name: sum(sum(each.counts) for each in list(counts.durations.values()))
+        for name, counts in calls.items()
+    }
     return Status(
         title=f"ctr-ps server {owner.server_index} of {owner.num_servers}",
         figures={
@@ -134,10 +137,6 @@ def _tables(status: StoreStatus) -> Table:
             for name, table in status.tables.items()
         ],
     )
-
-
-def _num_calls(counts: CallCounts) -> int:
-    return sum(sum(each.counts) for each in list(counts.durations.values()))
 
 
 def _call_row(name: str, counts: CallCounts, number: int) -> list[Value]:

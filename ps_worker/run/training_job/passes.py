@@ -72,7 +72,12 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
     for epoch in range(first, last + 1):
         name = f"epoch-{epoch}"
         if epochs_ended(run, 0) >= epoch:  # the lost process before this one did
-            yield Pass(name=name, number=epoch, batches=_nothing(), is_last=epoch == last)
+            yield Pass(
+                name=name,
+                number=epoch,
+                batches=(each for each in list[Positioned]()),
+                is_last=epoch == last,
+            )
             continue
         data.prepare(run, epoch)
         yield Pass(
@@ -88,10 +93,6 @@ def epochs_ended(run: Run, resumed: int) -> int:
     """Returns the epochs that this worker has ended: `resumed`, or more if a lost process before it did."""
     position = _earlier_position(run) if run.is_replacement else None
     return resumed if position is None else max(resumed, position.epoch - 1)
-
-
-def _nothing() -> Generator[Positioned, None, None]:
-    yield from ()
 
 
 def _position_in(epoch: int, run: Run) -> DataPosition | None:

@@ -4,7 +4,7 @@ predicting the click rate p for every example:   loss = -(clicks * log p + other
 """
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
     """
     tasks = tasks or (_CLICK,)
     events, given, rows = np.full(len(tasks), 0.5), np.ones(len(tasks)), 0
-    with closing(_iterated(head)) as batches:
+    with closing(each for each in head) as batches:
         for batch in batches:
             labels = _labels(batch)
             if labels is None or max(max(task.labels) for task in tasks) >= labels.shape[1]:
@@ -46,10 +46,6 @@ def rates_of(head: Iterable[Batch], tasks: Sequence[Task]) -> tuple[float, ...]:
                 break
     rates = np.clip(events / given, _LEAST_RATE, 1.0 - _LEAST_RATE)
     return tuple(rates.tolist()) if rows else ()
-
-
-def _iterated(head: Iterable[Batch]) -> Generator[Batch, None, None]:
-    yield from head
 
 
 def _labels(batch: Batch) -> NDArray[np.bool_] | None:

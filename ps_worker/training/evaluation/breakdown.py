@@ -224,8 +224,8 @@ class Breakdown:
         if self._group_by:
             self._groups.append(self._groups_of(batch))
         for name, kept in self._keys.items():
-            keys, counts = _keys_of_slot(batch, self._slot_index[name])
-            kept.keys.append(keys)
+            begin, counts = _bounds_of_slot(batch, self._slot_index[name])
+            kept.keys.append(batch.keys[_positions(begin, counts)])
             kept.counts.append(counts)
 
     def figures(self) -> dict[str, Any]:
@@ -313,12 +313,6 @@ def breakdown_of(job: Job, schema: Schema, files: Sequence[str] = ()) -> Callabl
         except ValueError as error:
             raise job.error("valid.slices", str(error)) from error
     return new
-
-
-def _keys_of_slot(batch: Batch, slot: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
-    """Returns a copy of the keys of a slot, by index, and int32[B], their number in each example."""
-    begin, counts = _bounds_of_slot(batch, slot)
-    return batch.keys[_positions(begin, counts)], counts
 
 
 def _bounds_of_slot(batch: Batch, slot: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
