@@ -131,8 +131,6 @@ class _Timers:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Exit of a process that is not a clean end."""
-
     name: str
     returncode: int
     text: str

@@ -25,8 +25,7 @@ class LogSync(enum.Enum):
 class Limits:
     """What the parameters of a server may take.
 
-    Raises:
-        UsageError: If a limit is not a number above 0.
+    Raises UsageError if a limit is not a number above 0.
     """
 
     # bytes of tables from which on pushes may not create rows; None: no limit
@@ -44,8 +43,7 @@ NO_LIMITS = Limits()
 class ServerSettings:
     """How a server runs.
 
-    Raises:
-        UsageError: If a limit is not a number of seconds or bytes.
+    Raises UsageError if a limit is not a number of seconds or bytes.
     """
 
     load: str | None = None  # checkpoint to start with; None: fresh parameters
@@ -100,8 +98,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:I?B)?", re.IGNORECASE)
 def bytes_of_size(size: str) -> int:
     """Returns the bytes of a size such as "8G", "512M" or "1.5GiB"; units are powers of 1024.
 
-    Raises:
-        UsageError: If it is no size.
+    Raises UsageError if it is no size.
     """
     match = _SIZE.fullmatch(size.strip())
     if match is None:

@@ -183,8 +183,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def evaluate(self, data: Data) -> dict[str, Any]:
         """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
 
-        Raises:
-            DataError: If no row has a label; otherwise as `train`.
+        Raises DataError if no row has a label; otherwise as `train`.
         """
         self._require_open()
         self._require_weights(data)

@@ -364,8 +364,6 @@ class _Workspace:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """A step before its backward pass."""
-
     root: Tensor  # where the backward pass begins
     root_grad: Tensor | None  # the gradient there; None for a scalar loss
     loss: float  # summed over the examples

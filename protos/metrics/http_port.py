@@ -207,8 +207,6 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers requests by `routes`, of callers that `refusal` lets pass."""
-
     routes: Mapping[str, Route]
     refusal: Refusal
     server_version = "ctr-ps"

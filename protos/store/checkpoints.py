@@ -82,8 +82,7 @@ class Checkpoints(Protocol):
     def require_writable(self, root: str) -> None:
         """Checks before training that checkpoints can be saved into a folder; leaves nothing there.
 
-        Raises:
-            CheckpointError: If this process or a server cannot, or may not, or sees another storage.
+        Raises CheckpointError if this process or a server cannot, or may not, or sees another storage.
         """
 
     def save(self, request: SaveRequest) -> str:
@@ -121,8 +120,6 @@ class Checkpoints(Protocol):
         """Resumes an earlier run whose parameters were loaded, before the first push.
 
         They have `version`, the `progress` of each worker, which holds until that worker pushes, and
-        `batches` of all workers, where schedules of learning rates go on.
-
-        Raises:
-            ProtocolError: If a worker has pushed, or the job does not have such a worker.
+        `batches` of all workers, where schedules of learning rates go on. Raises ProtocolError if a worker
+        has pushed, or the job does not have such a worker.
         """

@@ -159,18 +159,15 @@ class Coordination(Protocol):
     def wait_version(self, at: Version) -> Future[Version]:
         """Waits until the store has version `at`, on every server; returns the smallest version it has.
 
-        Raises:
-            WaitTimeoutError: If the version does not come; names the workers that are behind.
+        Raises WaitTimeoutError if the version does not come; names the workers that are behind.
         """
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
         """Waits until every worker that has not left is at the barrier `name`.
 
-        A worker that waits takes part in no step: it leaves steps from `step` on to the others, by
-        number and never by time. It continues at the returned version, which is the same for all.
-
-        Raises:
-            WaitTimeoutError: If some workers do not come; names them.
+        A worker that waits takes part in no step: it leaves steps from `step` on to the others, by number and
+        never by time. It continues at the returned version, which is the same for all. Raises
+        WaitTimeoutError if some workers do not come; names them.
         """
 
     def all_reduce(
@@ -221,11 +218,9 @@ class Coordination(Protocol):
     def abort(self, worker: int, reason: str, *, comes_again: bool = False) -> None:
         """Ends the job for all workers at once: that of a worker that ends in error.
 
-        Calls that wait, and every later push, barrier, message and wait, raise an AbortedError that names
-        the worker and the reason. Of several aborts the first counts. `comes_again` is that of the error.
-
-        Raises:
-            ProtocolError: If the worker is not of this job.
+        Calls that wait, and every later push, barrier, message and wait, raise an AbortedError that names the
+        worker and the reason. Of several aborts the first counts. `comes_again` is that of the error. Raises
+        ProtocolError if the worker is not of this job.
         """
 
 

@@ -269,11 +269,8 @@ class Admin(Protocol):
         same rows are removed on any number of servers.
 
         Returns what was removed and what is left, by table; after a `dry_run` what would be, and nothing is
-        changed.
-
-        Raises:
-            ProtocolError: If `max_norm` is negative or not finite, or a table has replicas; nothing was
-                changed.
+        changed. Raises ProtocolError if `max_norm` is negative or not finite, or a table has replicas;
+        nothing was changed.
         """
 
     def digest(self) -> str:

@@ -57,11 +57,8 @@ class Arrivals:
         """A worker comes to a barrier, and takes no part in the steps from `step` on.
 
         One that comes again waits by its newer call, with the numbers of that. Returns how it was answered,
-        if it has passed the barrier of this number before; None: it waits.
-
-        Raises:
-            ProtocolError: If it has left or is not of this job, waits at too many others, or has passed
-                another barrier of this number.
+        if it has passed the barrier of this number before; None: it waits. Raises ProtocolError if it has
+        left or is not of this job, waits at too many others, or has passed another barrier of this number.
         """
         if number is not None:
             if (outcome := self.passed.outcome(name, worker, number)) is not None:

@@ -373,9 +373,8 @@ class Coordinator:
     def applied(self) -> Applied:
         """Returns what is applied.
 
-        Raises:
-            AbortedError: If the job has ended by an error: after a failed step the parameters may have a part
-                of it.
+        Raises AbortedError if the job has ended by an error: after a failed step the parameters may have a
+        part of it.
         """
         with self._calls.lock:
             self.require_no_failure()

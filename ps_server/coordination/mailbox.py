@@ -101,9 +101,8 @@ class Mailbox:
     def post(self, exchange: str, message: Message) -> None:
         """Keeps a message, unless it was posted before.
 
-        Raises:
-            ProtocolError: If it is not the next from its sender, one of the two workers has left or is not of
-                this job, or too many messages or exchanges wait for the receiver.
+        Raises ProtocolError if it is not the next from its sender, one of the two workers has left or is not
+        of this job, or too many messages or exchanges wait for the receiver.
         """
         self._require_present(exchange, message.sender)
         self._require_present(exchange, message.receiver)

@@ -143,8 +143,7 @@ class Membership:
     def may_join(self, member: Member) -> bool:
         """Whether a process has its place, or asked for it and could take it now.
 
-        Raises:
-            ProtocolError: If it asks in vain: the process that has the place is alive.
+        Raises ProtocolError if it asks in vain: the process that has the place is alive.
         """
         worker = member.worker
         if self._incarnations.get(worker) == member.incarnation:

@@ -94,10 +94,8 @@ class PushIntake:
 
         Returns all chunks of the push, in order, if none is missing any more: the caller checks it, and
         enters or refuses it. Else the answer: now if others are missing, as to the first if it came before.
-
-        Raises:
-            ProtocolError: If the worker is not of this job; of a push that is several chunks also if it
-                contradicts others of them, comes too late, or another process has the worker's place.
+        Raises ProtocolError if the worker is not of this job; of a push that is several chunks also if it
+        contradicts others of them, comes too late, or another process has the worker's place.
         """
         self.require_push(push_id)
         if chunk.num_chunks == 1 and not chunk.chunk:
@@ -190,9 +188,8 @@ class PushIntake:
     def enter_part(self, gradients: Gradients, push_id: PushId, step: Version) -> Entered:
         """Takes a worker's part of a synchronous step, once.
 
-        Raises:
-            ProtocolError: If the worker is not at this step or has gradients of no examples, or another
-                process has its place.
+        Raises ProtocolError if the worker is not at this step or has gradients of no examples, or another
+        process has its place.
         """
         has_own = gradients.dense and all(grad.examples for grad in gradients.dense.values())
         if push_id.divisor <= 0 and (gradients.sparse or (gradients.dense and not has_own)):
@@ -297,8 +294,7 @@ class PushIntake:
     ) -> None:
         """Resumes an earlier run; its workers' progress holds until they push.
 
-        Raises:
-            ProtocolError: If this run has begun, or the other had more workers.
+        Raises ProtocolError if this run has begun, or the other had more workers.
         """
         if max(version, batches) > MAX_VERSION:
             raise ProtocolError(

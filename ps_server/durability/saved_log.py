@@ -144,8 +144,7 @@ class LogEnd:
 def read_log(folder: str | Path) -> "SavedLog":
     """Opens the update log in a folder, which is made if it does not exist, and locks the folder.
 
-    Raises:
-        LogError: If another process has the folder, it cannot be read, or a segment is missing.
+    Raises LogError if another process has the folder, it cannot be read, or a segment is missing.
     """
     locked = LogFolder(folder)
     try:

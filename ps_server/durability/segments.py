@@ -194,8 +194,7 @@ class SegmentWriter:
     def resume(cls, path: Path, header: SegmentHeader, end: int, next_record: int) -> Self:
         """Opens a segment to append after byte `end`; cuts off what follows. All of it is durable then.
 
-        Raises:
-            OSError: If the file cannot be opened or written.
+        Raises OSError if the file cannot be opened or written.
         """
         writer = cls(os.open(path, os.O_WRONLY | os.O_APPEND), header)
         try:
@@ -280,8 +279,7 @@ class SegmentReader:
     def records(self) -> Iterator[Record]:
         """Yields all whole records, those of the head first.
 
-        Raises:
-            LogError: If the file is damaged or cannot be read.
+        Raises LogError if the file is damaged or cannot be read.
         """
         while self.offset < self._size:
             header = self._header_at(self.offset)

@@ -89,11 +89,9 @@ class UpdateLog:
     def append(self, kind: str, payload: bytes | memoryview) -> Future[None]:
         """Writes a record; the future is done when it is durable, with `LogSync.OS` at once.
 
-        The payload, up to 4 GiB, is read before this returns, and not copied.
-
-        Raises:
-            LogError: If the record is too long, cannot be written, or an earlier one could not, or the log is
-                closed. So does the future if the record may not be durable.
+        The payload, up to 4 GiB, is read before this returns, and not copied. Raises LogError if the record
+        is too long, cannot be written, or an earlier one could not, or the log is closed. So does the future
+        if the record may not be durable.
         """
         record, checksum = Record(kind, payload), checksum_of(payload)
         with self._lock:

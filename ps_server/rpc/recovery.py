@@ -209,8 +209,7 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
 def _replay(record: Record, engine: Engine, replay: Replay) -> None:
     """Carries out what a record says; what broke the contract at first is refused again.
 
-    Raises:
-        LogError: If a call fails that may have succeeded at first, as by storage that is away now.
+    Raises LogError if a call fails that may have succeeded at first, as by storage that is away now.
     """
     payload = bytes(record.payload)
     try:

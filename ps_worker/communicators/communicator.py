@@ -60,8 +60,7 @@ class Communicator(ABC):
     ) -> None:
         """Takes the gradients of a step; the arrays may be reused when it returns.
 
-        Raises:
-            CtrPsError: If this push failed, or an earlier one in the background.
+        Raises CtrPsError if this push failed, or an earlier one in the background.
         """
 
     def flush(self) -> None:  # noqa: B027

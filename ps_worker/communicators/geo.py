@@ -139,8 +139,7 @@ class GeoCommunicator(Communicator):
     ) -> None:
         """Fetches the servers' parameters, and starts the exchanger.
 
-        Raises:
-            CtrPsError: If the servers do not answer, or hold more than fits.
+        Raises CtrPsError if the servers do not answer, or hold more than fits.
         """
         super().__init__(member)
         self._store = store

@@ -100,8 +100,7 @@ class Executor:
     def fit(self, model: Model, loader: Iterable[Batch], epoch: int = 1) -> None:
         """Runs the rest of a script: serves on a server, and trains `epoch` times on a worker.
 
-        Raises:
-            UsageError: If another model was minimized, or `loader` can be gone through once only.
+        Raises UsageError if another model was minimized, or `loader` can be gone through once only.
         """
         FLEET.require_task(model)
         if epoch > 1 and isinstance(loader, Iterator):

@@ -79,8 +79,7 @@ class Membership(AbstractContextManager["Membership"]):
     def agree(self, terms: Mapping[str, str]) -> None:
         """Brings further terms, of which other workers bring the same sooner or later.
 
-        Raises:
-            JobError: If another worker has brought other ones; the job ends for all.
+        Raises JobError if another worker has brought other ones; the job ends for all.
         """
         self._join(terms)
 
@@ -95,8 +94,7 @@ class Membership(AbstractContextManager["Membership"]):
     def leave(self, step: Version) -> None:
         """Leaves the job for good: the worker takes part in no step from `step` on.
 
-        Raises:
-            AbortedError: If another worker has ended the job.
+        Raises AbortedError if another worker has ended the job.
         """
         # Version 0 is there since the start: this does not wait, and raises if the job has ended by an error.
         self._store.wait_version(0).result()

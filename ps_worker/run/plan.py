@@ -91,8 +91,7 @@ def model_plan_of(
 ) -> ModelPlan:
     """Returns the plan of a process that trains a model as a job says, with data of whatever kind.
 
-    Raises:
-        JobError: If the model cannot be trained in the job's precision.
+    Raises JobError if the model cannot be trained in the job's precision.
     """
     return ModelPlan(
         specs=specs_of(model, job),
@@ -112,8 +111,7 @@ def checked_model_plan(
 ) -> ModelPlan:
     """Returns the plan of a process, whose job gets the learning rates of the model's tables.
 
-    Raises:
-        JobError: If precision, optimizers, rates to start at, the life of rows or the device are wrong.
+    Raises JobError if precision, optimizers, rates to start at, the life of rows or the device are wrong.
     """
     require_optimizers(job, model)
     require_base_rate(job, model)
@@ -127,8 +125,7 @@ def checked_model_plan(
 def heter_plan_of(job: Job, role: HeterRole) -> ModelPlan:
     """Returns a heter trainer's plan of a training job.
 
-    Raises:
-        JobError: If schema or model are wrong, or as `checked_model_plan` says.
+    Raises JobError if schema or model are wrong, or as `checked_model_plan` says.
     """
     return checked_model_plan(model_of(job, _schema_of(job)), job, role)
 

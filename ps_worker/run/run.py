@@ -278,8 +278,7 @@ class Run(AbstractContextManager["Run"]):
     def steps(self, batches: Batches) -> Iterator[TrainedStep]:
         """Trains on each batch once, and yields after each; see `StepLoop.steps`.
 
-        Raises:
-            UsageError: If tables are on a device, where steps are of a pass.
+        Raises UsageError if tables are on a device, where steps are of a pass.
         """
         if self._job.device.tables == "pass":
             raise UsageError('device.tables is "pass", where passes are trained, not single steps')
@@ -308,8 +307,7 @@ class Run(AbstractContextManager["Run"]):
     def flush(self) -> None:
         """Returns when the store has all gradients of this worker.
 
-        Raises:
-            AbortedError: If it has a part of a pass that was to be written back from a device.
+        Raises AbortedError if it has a part of a pass that was to be written back from a device.
         """
         if self._partial_pass is not None:
             raise AbortedError(
@@ -392,8 +390,7 @@ class Run(AbstractContextManager["Run"]):
     def peers(self) -> Peers:
         """Returns this worker's way to the others, for what all do together besides training.
 
-        Raises:
-            UsageError: If the run has heter trainers, which take no part in an exchange.
+        Raises UsageError if the run has heter trainers, which take no part in an exchange.
         """
         if self._plan.role.heter_endpoints:
             raise UsageError(
@@ -424,8 +421,7 @@ class Run(AbstractContextManager["Run"]):
     def leave(self) -> None:
         """Leaves the run for good, when the store has all its gradients.
 
-        Raises:
-            AbortedError: If another worker has ended the job.
+        Raises AbortedError if another worker has ended the job.
         """
         self.flush()
         self._membership.leave(self._version)

@@ -45,9 +45,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """Changes nothing yet: a run that is refused afterwards leaves the folder as it is.
 
         With `is_continued`, metrics that are there are of this run, which resumes or has another process now.
-
-        Raises:
-            JobError: If it has the metrics of another run.
+        Raises JobError if it has the metrics of another run.
         """
         self._job = job
         self._is_continued = is_continued
@@ -65,8 +63,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     def __enter__(self) -> Self:
         """Opens the folder, and makes it if it does not exist.
 
-        Raises:
-            UsageError: If it cannot be written to.
+        Raises UsageError if it cannot be written to.
         """
         folder = Path(self._job.run.dir)
         metrics = folder / METRICS

@@ -34,8 +34,6 @@ def keys_of(tensor: Tensor) -> Keys:
 
 
 class _Asked:
-    """Requested rows."""
-
     def __init__(self, keys: Mapping[str, Keys], answer: Future[Pulled], num_pushes: int) -> None:
         self.num_pushes = num_pushes
         self._keys = keys

@@ -56,8 +56,6 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Step(_Read):
-    """A batch with a pull in flight."""
-
     rows: Future[Pulled]
 
 

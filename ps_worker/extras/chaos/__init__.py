@@ -12,8 +12,7 @@ CHAOS = "CTR_PS_CHAOS"
 def faults_of(environment: Mapping[str, str]) -> "Disturb | None":
     """Returns what puts the faults of `CTR_PS_CHAOS` into calls; None without that variable.
 
-    Raises:
-        UsageError: If the variable cannot be read, or the journal cannot be written.
+    Raises UsageError if the variable cannot be read, or the journal cannot be written.
     """
     if not (text := environment.get(CHAOS)):
         return None

@@ -140,8 +140,7 @@ Send = Callable[..., Any]
 def disturb_by(text: str) -> Disturb:
     """Returns what puts the faults of `CTR_PS_CHAOS` into calls.
 
-    Raises:
-        UsageError: If the variable cannot be read, or the journal cannot be written.
+    Raises UsageError if the variable cannot be read, or the journal cannot be written.
     """
     chaos, delays = Chaos.from_json(text), Delays("chaos-delays")
     _note(chaos.journal, [])

@@ -52,10 +52,8 @@ class Label:
 def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name: str) -> Label:
     """Returns the label: the column of a name, or, of none, a column of 0 and 1 with a usual name.
 
-    `unusable` are the reasons why other columns have no values here, by name.
-
-    Raises:
-        UsageError: If the label is not clear; lists the candidates.
+    `unusable` are the reasons why other columns have no values here, by name. Raises UsageError if the label
+    is not clear; lists the candidates.
     """
     if name:
         if name in unusable:

@@ -304,7 +304,6 @@ def heter_trainers(endpoints: Sequence[str], job: Job, *, worker: int) -> HeterT
 def before_the_cut(plan: P, heter: HeterTrainers | None) -> P:
     """Returns the plan of a worker that trains the layers before the cut, and `heter` the others.
 
-    Raises:
-        UsageError: If the model cannot be cut.
+    Raises UsageError if the model cannot be cut.
     """
     return plan if heter is None else replace(plan, trained=FrontModel(plan.trained, heter))

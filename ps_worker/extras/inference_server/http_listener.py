@@ -31,8 +31,6 @@ _TELL_S = 60.0
 
 
 class _Connection(web.RequestHandler):
-    """One connection, from its acceptance to its end."""
-
     def __init__(
         self, listener: "HttpListener", accepted: socket.socket, host: str, **options: Any
     ) -> None:

@@ -147,10 +147,8 @@ def samples_of(
 ) -> list[Sample]:
     """Returns the samples of tensors in any order: one a column, and lengths.
 
-    `values` are what those of slots were in the training data.
-
-    Raises:
-        DataError: If a tensor is missing, unknown, twice, or does not fit its column or the others.
+    `values` are what those of slots were in the training data. Raises DataError if a tensor is missing,
+    unknown, twice, or does not fit its column or the others.
     """
     by_name = {tensor.name: tensor for tensor in tensors}
     _require_columns(tensors, by_name, schema)

@@ -66,10 +66,8 @@ def importance_of_features(
     """Returns the importance of each slot and dense column over the first `rows` examples.
 
     They stay in memory, and are predicted once for each feature and once as they are. Examples without labels
-    are passed over, and no more are read than needed.
-
-    Raises:
-        DataError: If there are fewer than 2 labelled examples.
+    are passed over, and no more are read than needed. Raises DataError if there are fewer than 2 labelled
+    examples.
     """
     kept = RowsInMemory(schema.num_dense, len(schema.slots))
     for batch in _first(batches, rows):

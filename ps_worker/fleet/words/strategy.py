@@ -32,8 +32,7 @@ class DistributedStrategy:
     def __init__(self, **settings: Any) -> None:
         """Takes what could be set later as well.
 
-        Raises:
-            UsageError: If there is no such setting, or option of `a_sync_configs`; says what to write.
+        Raises UsageError if there is no such setting, or option of `a_sync_configs`; says what to write.
         """
         for name, value in settings.items():
             setattr(self, name, value)

@@ -226,10 +226,8 @@ def start_of(plan: Plan, run: Run, data: TrainingData, claim: Claim | None) -> S
 def clear_folder(job: Job, run: Run, start: Start) -> None:
     """Removes what earlier runs left beside their checkpoints: files of unfinished saves, and `BEST`.
 
-    A no-op on other workers than 0. For a run that has started, and that nothing will refuse.
-
-    Raises:
-        CheckpointError: If the folder cannot be read, or something in it cannot be removed.
+    A no-op on other workers than 0. For a run that has started, and that nothing will refuse. Raises
+    CheckpointError if the folder cannot be read, or something in it cannot be removed.
     """
     folder = job.checkpoint.dir
     if not run.is_first or not folder:

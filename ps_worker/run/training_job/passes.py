@@ -59,9 +59,7 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
     """Yields the epochs `first` to `last`; the first one starts where the resumed run was in it.
 
     Rows in memory are loaded and shuffled before their epoch is yielded; all workers take part in that.
-
-    Raises:
-        ProtocolError: If this process takes the place of one that had rows of other workers.
+    Raises ProtocolError if this process takes the place of one that had rows of other workers.
     """
     if run.is_replacement and run.num_workers > 1 and data.is_shuffled_globally:
         raise ProtocolError(

@@ -187,8 +187,7 @@ class Breakdown:
     ) -> None:
         """Takes the groups and slots of interest.
 
-        Raises:
-            ValueError: If the schema has no slot of `slices`.
+        Raises ValueError if the schema has no slot of `slices`.
         """
         self._group_by, self._slices, self._buckets = group_by, tuple(slices), buckets
         self._texts = texts

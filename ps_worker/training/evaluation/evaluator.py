@@ -55,10 +55,8 @@ def evaluate(
 ) -> Evaluation:
     """Predicts every example, and returns the metrics of those that have labels.
 
-    It only reads the store; a key without a row reads zeros.
-
-    Raises:
-        GradientError: If a prediction is not a probability.
+    It only reads the store; a key without a row reads zeros. Raises GradientError if a prediction is not a
+    probability.
     """
     params: Values = np.empty(model.num_params, np.float32)
     store.pull_dense({DENSE_BLOCK: params}).result()
