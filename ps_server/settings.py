@@ -23,10 +23,7 @@ class LogSync(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What the parameters of a server may take.
-
-    Raises UsageError if a limit is not a number above 0.
-    """
+    """What the parameters of a server may take. Raises UsageError if a limit is not a number above 0."""
 
     # bytes of tables from which on pushes may not create rows; None: no limit
     memory_limit: int | None = None
@@ -41,10 +38,7 @@ NO_LIMITS = Limits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How a server runs.
-
-    Raises UsageError if a limit is not a number of seconds or bytes.
-    """
+    """How a server runs. Raises UsageError if a limit is not a number of seconds or bytes."""
 
     load: str | None = None  # checkpoint to start with; None: fresh parameters
     # address to bind; None: loopback if workers reach the server there, else all interfaces

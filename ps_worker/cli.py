@@ -22,12 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from ctr_ps.protos.errors import CtrPsError, RoleError, UsageError
-from ctr_ps.protos.role import (
-    HeterRole,
-    WorkerRole,
-    default_bind,
-    role_from_environment,
-)
+from ctr_ps.protos.role import HeterRole, WorkerRole, default_bind, role_from_environment
 from ctr_ps.protos.runtime.environment import arguments, keep_freed_memory
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, Metrics, command_app
@@ -189,11 +184,7 @@ def _train(job: Job, metrics: str | None) -> Mapping[str, Any]:
     from ctr_ps.ps_worker.checkpoints.resume import require_free_folder
     from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
     from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
-    from ctr_ps.ps_worker.extras.heter.connect import (
-        before_the_cut,
-        heter_trainers,
-        require_heter,
-    )
+    from ctr_ps.ps_worker.extras.heter.connect import before_the_cut, heter_trainers, require_heter
     from ctr_ps.ps_worker.run.membership import job_ends_by_errors
     from ctr_ps.ps_worker.run.plan import plan_of
     from ctr_ps.ps_worker.run.precompile import precompile

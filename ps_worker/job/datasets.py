@@ -20,12 +20,7 @@ from ctr_ps.protos.errors import DataError, UsageError
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.files.listing import FileStamp
-from ctr_ps.ps_worker.data.formats import (
-    Format,
-    has_named_columns,
-    require_format,
-    values_of_files,
-)
+from ctr_ps.ps_worker.data.formats import Format, has_named_columns, require_format, values_of_files
 from ctr_ps.ps_worker.data.global_shuffle import HasPeers
 from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.negative_sampling import NegativeSampling

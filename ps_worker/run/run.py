@@ -36,12 +36,7 @@ from ctr_ps.ps_worker.communicators.communicator import Communicator
 from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
-from ctr_ps.ps_worker.job.model import (
-    DENSE_BLOCK,
-    declare,
-    num_biases,
-    num_rates,
-)
+from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, num_biases, num_rates
 from ctr_ps.ps_worker.run.guests import DenseTrainers, PassTrainer
 from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import ModelPlan

@@ -24,12 +24,7 @@ from ctr_ps.ps_worker.data.columnar.column_matching import (
     SLOT_NUMBERS_KEY,
     SLOTS_KEY,
 )
-from ctr_ps.ps_worker.data.columnar.column_values import (
-    KeyColumn,
-    KeyLists,
-    is_list_type,
-    written,
-)
+from ctr_ps.ps_worker.data.columnar.column_values import KeyColumn, KeyLists, is_list_type, written
 from ctr_ps.ps_worker.data.columnar.record_batches import Columns, shown
 from ctr_ps.ps_worker.data.columns import columns_of, label_name
 from ctr_ps.ps_worker.data.files.content import atomic_file

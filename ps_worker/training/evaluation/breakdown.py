@@ -185,10 +185,7 @@ class Breakdown:
         buckets: int = 10,  # buckets of calibration; 0: none
         texts: ValueTexts | None = None,  # finds the texts of reported values; None: keys only
     ) -> None:
-        """Takes the groups and slots of interest.
-
-        Raises ValueError if the schema has no slot of `slices`.
-        """
+        """Takes the groups and slots of interest. Raises ValueError if the schema has no slot of `slices`."""
         self._group_by, self._slices, self._buckets = group_by, tuple(slices), buckets
         self._texts = texts
         self._keys = {name: _Keys() for name in self._slices}
