@@ -26,8 +26,7 @@ Counts = NDArray[np.uint32]
 MIN_EXAMPLES = 2.0**-100
 """The least number of examples, where they have weights: its reciprocal is a float32."""
 
-MAX_EXAMPLES = 2.0**53
-"""The most: beyond it a float64 does not count one more."""
+MAX_EXAMPLES = 2.0**53  # the most: beyond it a float64 does not count one more
 
 NUM_COUNTS = 2
 """Columns of counts: occurrences, and those that were clicked."""

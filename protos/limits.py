@@ -6,8 +6,7 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 CHUNK_BYTES = 4 * 2**20
 """Size of a chunk: messages of 7 MB were measured slower a byte than of 4 MB."""
 
-HEADERS_BYTES = 64 * 2**10
-"""Room in a message beside its numbers: ample."""
+HEADERS_BYTES = 64 * 2**10  # room in a message beside its numbers: ample
 
 MAX_NUMBERS_BYTES = MAX_MESSAGE_BYTES - HEADERS_BYTES
 """Most bytes of numbers in a message."""

@@ -18,8 +18,7 @@ from ctr_ps.protos.errors import WrongServerError, counted
 from ctr_ps.protos.keys import Keys, mix64, require_uint64
 from ctr_ps.protos.runtime.jit import kernel
 
-FIRST_EPOCH = 1
-"""Not 0, which a request without an epoch has."""
+FIRST_EPOCH = 1  # not 0, which a request without an epoch has
 
 
 @kernel

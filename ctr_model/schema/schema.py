@@ -31,11 +31,9 @@ from ctr_ps.ctr_model.schema.dense_column import (
     text_entry,
 )
 
-_NAMES = ("label", "weight", "id")
-"""Entries that name a column beside the features."""
+_NAMES = ("label", "weight", "id")  # entries that name a column beside the features
 
-_BEYOND_FLOAT32 = FLOAT32_MAX + 2.0**103
-"""The smallest number that float32 rounds to infinity."""
+_BEYOND_FLOAT32 = FLOAT32_MAX + 2.0**103  # the smallest number that float32 rounds to infinity
 
 _PACKAGED = resources.files("ctr_ps.ctr_model.schema") / "schemas"
 

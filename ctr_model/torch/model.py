@@ -40,8 +40,7 @@ from ctr_ps.ctr_model.torch.embedding import name_tables, tables_of
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BATCHES = 10
-"""First batches in which a table without any gradient is detected."""
+_FIRST_BATCHES = 10  # first batches in which a table without any gradient is detected
 
 _OF_SHAPE = {
     f"{name}Backward"

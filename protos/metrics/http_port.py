@@ -27,11 +27,9 @@ from ctr_ps.protos.errors import BindError
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUESTS = 16
-"""At once; a connection more is closed, unless one of them is silent."""
+MAX_REQUESTS = 16  # at once; a connection more is closed, unless one of them is silent
 
-HEADERS_LIMIT_S = 3.0
-"""From a connection to the end of its request's headers."""
+HEADERS_LIMIT_S = 3.0  # from a connection to the end of its request's headers
 
 REQUEST_LIMIT_S = 10.0
 """From there to its end. One that takes a byte now and then would have a place for days."""

@@ -59,8 +59,7 @@ def num_processors() -> int:
 RESERVED_DESCRIPTORS = 256
 """For all but connections of callers: checkpoints, the update log, calls of its own."""
 
-MAX_CONNECTIONS = 16_384
-"""Of all callers: each takes some 20 KiB, and a process is no proxy."""
+MAX_CONNECTIONS = 16_384  # of all callers: each takes some 20 KiB, and a process is no proxy
 
 
 def connection_limit() -> int:

@@ -124,8 +124,7 @@ def _kind(contribution: Contribution | None) -> str:
 MAX_PASSED = 2**16
 """Barriers of all workers that are remembered: far more than a job has whose processes are replaced."""
 
-MAX_PASSED_VALUES = 2**23
-"""Numbers in the answers to them: 64 MiB."""
+MAX_PASSED_VALUES = 2**23  # numbers in the answers to them: 64 MiB
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,10 +22,8 @@ from ctr_ps.protos.store import Lease, Member, PushId, WorkerLoss
 from ctr_ps.ps_server.coordination.job_state import MembersState
 
 MAX_TERMS = 256
-MAX_TERM = 2**16
-"""Characters of the name of a term, or of its value."""
-MAX_TOLD = 5
-"""Settings that an error lists."""
+MAX_TERM = 2**16  # characters of the name of a term, or of its value
+MAX_TOLD = 5  # settings that an error lists
 MAX_SHOWN = 100
 """Characters of a value in an error."""
 MAX_LEASE_S = 86_400.0

@@ -26,8 +26,7 @@ from ctr_ps.protos.store import Member, PushId, WorkerProgress
 MAX_VERSION = 2**53
 """A run does not resume at a later one."""
 
-MAX_POSITION = 4096
-"""Characters of a position, which status and checkpoints carry."""
+MAX_POSITION = 4096  # characters of a position, which status and checkpoints carry
 
 MAX_AHEAD = 2**16
 """Pushes of a worker that may be applied beyond one that has not come: far more than any keeps on the way."""

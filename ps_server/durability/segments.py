@@ -23,8 +23,7 @@ MAGIC = b"CTRPSLOG"
 FORMAT_VERSION = 1
 """A reader accepts only this version."""
 
-MARKER = b"\xc5\xb1RC"
-"""First bytes of a record, to find the next one after damage."""
+MARKER = b"\xc5\xb1RC"  # first bytes of a record, to find the next one after damage
 
 MAX_KIND_BYTES = 255
 MAX_PAYLOAD_BYTES = 2**32 - 1

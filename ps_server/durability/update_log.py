@@ -21,8 +21,7 @@ from ctr_ps.ps_server.durability.saved_log import SavedLog
 from ctr_ps.ps_server.durability.segments import Record, SegmentWriter, checksum_of, disk_errors
 from ctr_ps.ps_server.settings import LogSync
 
-SYNC_LIMIT_S = 60.0
-"""How long an append waits for its fsync; no disk that works takes so long."""
+SYNC_LIMIT_S = 60.0  # how long an append waits for its fsync; no disk that works takes so long
 
 
 class UpdateLog:

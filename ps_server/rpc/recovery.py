@@ -60,8 +60,7 @@ _REFUSALS = (
 Replay = Callable[[str, bytes], None]
 """Carries out a call, given its name and its request as it came."""
 
-TELL_S = 10.0
-"""Between two lines of the log that say how far a recovery is."""
+TELL_S = 10.0  # between two lines of the log that say how far a recovery is
 
 
 class StoppedError(Exception):

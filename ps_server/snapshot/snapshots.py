@@ -25,8 +25,7 @@ from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, RemovedSnaps
 
 logger = logging.getLogger(__name__)
 
-REMEMBERED_TOKENS = 64
-"""No copy of a call is so late that as many saves come before it."""
+REMEMBERED_TOKENS = 64  # no copy of a call is so late that as many saves come before it
 
 HOLD_LIMIT_S = 60.0
 """How long a snapshot waits to be written, in seconds: its saver asks for that at once, or has died."""

@@ -43,8 +43,7 @@ NOBODY = -1
 """Source of a change that no subscriber made."""
 EVERY_SUBSCRIBER = np.uint64(2**WORD_BITS - 1)
 
-LEAST_LIMIT = 4096
-"""Removed keys that are recorded for a shard even if it has fewer rows."""
+LEAST_LIMIT = 4096  # removed keys that are recorded for a shard even if it has fewer rows
 
 MAX_PASSES = 10_000
 """Passes that a delta may have, each of which its readers repeat; a full checkpoint has no limit."""

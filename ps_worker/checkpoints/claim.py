@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 OWNER = "OWNER"
 BEAT_S = 5.0
 EXPIRY_S = 20.0
-_SETTLE_S = 0.3
-"""Seconds after which a claim is read back, as another process may have replaced it."""
+_SETTLE_S = 0.3  # seconds after which a claim is read back, as another process may have replaced it
 _POLL_S = 0.5
 _TRIES = 5
 

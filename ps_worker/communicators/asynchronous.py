@@ -43,8 +43,7 @@ from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT = 4
-"""Pushes in flight at which the sender waits for the oldest to be acknowledged."""
+MAX_IN_FLIGHT = 4  # pushes in flight at which the sender waits for the oldest to be acknowledged
 
 BATCHES_IN_STEP = 1000
 """Applied batches of all workers from which on a worker merges, and reads rows without its last gradients.
@@ -55,8 +54,7 @@ FIRST_BATCHES = 32
 """Batches applied to a fresh model before workers other than worker 0 begin: two large batches at once are
 too much for an untrained model."""
 
-_FAR = 2**40
-"""The clock of a worker that nobody waits for."""
+_FAR = 2**40  # the clock of a worker that nobody waits for
 
 
 class DenseMirror:

@@ -29,11 +29,9 @@ from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 
 logger = logging.getLogger(__name__)
 
-WARM_UP = 8
-"""Batches so far per batch of the interval to the next exchange, up to `k_steps`."""
+WARM_UP = 8  # batches so far per batch of the interval to the next exchange, up to `k_steps`
 
-MAX_ROWS_A_CALL = 1 << 20
-"""Rows to request from each server at once; messages have smaller parts."""
+MAX_ROWS_A_CALL = 1 << 20  # rows to request from each server at once; messages have smaller parts
 
 
 class Replica:

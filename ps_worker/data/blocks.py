@@ -20,8 +20,7 @@ from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import DataError, counted
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 
-MAX_BATCH_KEYS = 2**31 - 1
-"""The largest number of keys that int32 offsets can address."""
+MAX_BATCH_KEYS = 2**31 - 1  # the largest number of keys that int32 offsets can address
 
 
 @dataclass(frozen=True, slots=True)

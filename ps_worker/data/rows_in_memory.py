@@ -31,8 +31,7 @@ Index = NDArray[np.integer[Any]]
 STORED_COLUMNS = tuple(name for name in ROW_COLUMNS if name not in ("ids", "groups"))
 """The `ROW_COLUMNS` of training, float32 each."""
 
-MAX_KEYS = 2**16 - 1
-"""The largest number of keys of a slot of a row."""
+MAX_KEYS = 2**16 - 1  # the largest number of keys of a slot of a row
 
 _REGION_BYTES = 2**40  # address space of a column, more than the memory of any machine
 

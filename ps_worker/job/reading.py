@@ -94,11 +94,9 @@ def _value(text: str) -> Any:
         return text
 
 
-_NEAR = 0.6
-"""Similarity from which on a name of the same table may be meant, as of `difflib`."""
+_NEAR = 0.6  # similarity from which on a name of the same table may be meant, as of `difflib`
 
-_NEAR_ELSEWHERE = 0.75
-"""The same for a name of another table."""
+_NEAR_ELSEWHERE = 0.75  # the same for a name of another table
 
 
 def explain(detail: ErrorDetails, origin: Origin) -> str:

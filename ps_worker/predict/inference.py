@@ -30,8 +30,7 @@ from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
 from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate, figures
 
-_DIGITS = "%.9g"
-"""Of a prediction: with nine digits text is read as the float32 that it was."""
+_DIGITS = "%.9g"  # of a prediction: with nine digits text is read as the float32 that it was
 
 
 def infer(

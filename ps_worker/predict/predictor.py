@@ -43,8 +43,7 @@ from ctr_ps.ps_worker.training.lookups import keys_of_batch
 if TYPE_CHECKING:
     from ctr_ps.ctr_model.torch.export import ProgramInputs
 
-MAX_KEPT = 2
-"""Models that `roll_back` can go back to."""
+MAX_KEPT = 2  # models that `roll_back` can go back to
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 EXIT_CODE = 128 + signal.SIGTERM
 GRACE_S = 8.0
 """Less than the 10 s that `ps-launch` and Docker give before SIGKILL; Kubernetes gives 30."""
-GIVE_UP_S = 1.0
-"""After the grace, for servers to hear that the worker's place is free."""
+GIVE_UP_S = 1.0  # after the grace, for servers to hear that the worker's place is free
 
 
 Place = tuple[Coordination, int]

@@ -23,8 +23,7 @@ logger = logging.getLogger(__name__)
 _MANY_BACKWARDS = 20
 """Backward passes without step() or zero_grad() after which a warning is logged."""
 
-_EXAMPLES = 1
-"""Divisor of the gradients at the server: 1, as the user's loss is already a mean."""
+_EXAMPLES = 1  # divisor of the gradients at the server: 1, as the user's loss is already a mean
 
 
 class _TableGradients:

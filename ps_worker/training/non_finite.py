@@ -21,8 +21,7 @@ Policy = Literal["fail", "skip"]
 WINDOW = 100
 """Number of latest batches of which at most half may be skipped."""
 
-LOSS = "loss"
-"""Name for a loss that is not finite, beside those of tables and dense blocks."""
+LOSS = "loss"  # name for a loss that is not finite, beside those of tables and dense blocks
 
 
 class NonFiniteBatches:

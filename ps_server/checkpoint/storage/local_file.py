@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from ctr_ps.protos.errors import CheckpointError
 
-BUFFER_BYTES = 4 * 2**20
-"""Bytes per write; a multiple of any disk's block size, as O_DIRECT needs."""
+BUFFER_BYTES = 4 * 2**20  # bytes per write; a multiple of any disk's block size, as O_DIRECT needs
 
 FORCE_BYTES = 64 * 2**20
 """Bytes between fsyncs without O_DIRECT: the kernel on its own starts to write only after seconds.

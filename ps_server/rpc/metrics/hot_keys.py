@@ -11,8 +11,7 @@ import numpy as np
 
 from ctr_ps.protos.keys import Keys
 
-EVERY = 64
-"""Pulls from one that is looked at to the next, at least."""
+EVERY = 64  # pulls from one that is looked at to the next, at least
 
 KEYS_A_PULL = 2_000
 """A look takes 20 ns a key: after one at more keys than this, as many more pulls are not looked at."""

@@ -37,13 +37,11 @@ from ctr_ps.ps_server.table.rows.statistics import score_of
 POLICIES = ("count", "probability", "score")
 COUNTERS = ("exact", "bloom")
 
-MAX_OCCURRENCES = 2**24
-"""Statistics are float32, which can count up to here."""
+MAX_OCCURRENCES = 2**24  # statistics are float32, which can count up to here
 
 _LARGEST = float(np.finfo(np.float32).max)
 
-MAX_COUNTERS = 2**32 - 1
-"""Most counters of a shard: a position is scaled from 32 bits of hash."""
+MAX_COUNTERS = 2**32 - 1  # most counters of a shard: a position is scaled from 32 bits of hash
 
 MAX_COUNT = 2**16 - 1
 

@@ -41,8 +41,7 @@ from ctr_ps.ps_server.table.memory.intrinsics import Int
 from ctr_ps.ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
 from ctr_ps.ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
 
-EVICTED_SHARE = 16
-"""An eviction removes one row in this number: it costs a pass over the shard."""
+EVICTED_SHARE = 16  # an eviction removes one row in this number: it costs a pass over the shard
 
 CANDIDATES_SHARE = 4
 """One byte in this number of a table's `max_bytes` is for candidates, if they are counted exactly."""

@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 RESERVED_REGION_BYTES = 16 * 2**30
 """Address space of a region. 64 regions are 1/128 of a process's address space on x86-64."""
 
-SMALL_REGION_BYTES = 2**16
-"""First size of a region where address space cannot be reserved."""
+SMALL_REGION_BYTES = 2**16  # first size of a region where address space cannot be reserved
 
 _HUGE_PAGE = 2 * 2**20
 _MOST_HUGE_REGIONS = 2048

@@ -57,8 +57,7 @@ app = command_app()
 GRACE_S = 10.0
 """Seconds that requests in flight may take when it ends."""
 
-PORTS = 2
-"""That share the connections of the process: HTTP and gRPC."""
+PORTS = 2  # that share the connections of the process: HTTP and gRPC
 
 End = Callable[[], Awaitable[object]]
 

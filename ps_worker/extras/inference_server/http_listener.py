@@ -22,8 +22,7 @@ logger = logging.getLogger(__name__)
 FIRST_REQUEST_S = 10.0
 """In which a connection has to send its first request; with TLS, its handshake, too."""
 
-KEEP_ALIVE_S = 75.0
-"""Between two requests of a connection: load balancers keep theirs for 60 s."""
+KEEP_ALIVE_S = 75.0  # between two requests of a connection: load balancers keep theirs for 60 s
 
 _BACKLOG = 128
 _RETRY_S = 0.1

@@ -44,8 +44,7 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 MAX_ERROR_CHARACTERS = 2_000
 
-BODY_LIMIT_S = 10.0
-"""Seconds in which the body of a request has to come: 16 MiB at 14 Mbit/s."""
+BODY_LIMIT_S = 10.0  # seconds in which the body of a request has to come: 16 MiB at 14 Mbit/s
 
 _CLIENT_FAULTS = (HttpProcessingError, web.RequestPayloadError)
 

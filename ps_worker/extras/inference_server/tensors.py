@@ -47,8 +47,7 @@ EXTENSIONS = ("binary_tensor_data",)
 
 MAX_DIMENSIONS = 3  # of which a column takes two: an error about it says more
 MAX_SHOWN = 5  # tensors in an error
-LENGTHS = ".lengths"
-"""Ends the name of a tensor of numbers of values."""
+LENGTHS = ".lengths"  # ends the name of a tensor of numbers of values
 
 PROBABILITY = "probability"
 """Name of the output of a model with one label; those of several have the names of its tasks."""

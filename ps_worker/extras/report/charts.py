@@ -52,8 +52,7 @@ _WITHOUT_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 MAX_POINTS = 600
 """Of a line; one with more shows the lowest and highest in each of so many stretches."""
 
-_DOTTED = 40
-"""Most points of a line that get a dot each."""
+_DOTTED = 40  # most points of a line that get a dot each
 _OUTLIER_SPANS = 1.5
 _FEW = 8
 _MAX_LABEL = 29

@@ -26,8 +26,7 @@ from ctr_ps.ps_worker.training.evaluation.evaluator import evaluate
 
 SEED = 1
 
-LOG_EVERY_S = 10.0
-"""Between two lines on how far it is."""
+LOG_EVERY_S = 10.0  # between two lines on how far it is
 
 logger = logging.getLogger(__name__)
 

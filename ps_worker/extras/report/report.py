@@ -31,8 +31,7 @@ from ctr_ps.ps_worker.job.datasets import streamed
 from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore
 
-_NAMED = 3
-"""Most runs whose names are the title."""
+_NAMED = 3  # most runs whose names are the title
 
 _BATCH_SIZE = 4096
 """Examples that are predicted at a time, at least: with 32 it takes nine times as long."""

@@ -15,8 +15,7 @@ from ctr_ps.ps_worker.data import in_memory_dataset, queue_dataset
 from ctr_ps.ps_worker.data.file_dataset import FileDataset
 from ctr_ps.ps_worker.fleet.words.unknown import unknown_name
 
-_MULTI_SLOT = "cat"
-"""The command by which Paddle reads files that are multi-slot text already."""
+_MULTI_SLOT = "cat"  # the command by which Paddle reads files that are multi-slot text already
 
 _PARTS_OF_INIT = frozenset(
     {"set_use_var", "set_batch_size", "set_thread", "set_hdfs_config", "set_download_cmd"}

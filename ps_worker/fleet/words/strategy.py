@@ -14,8 +14,7 @@ from ctr_ps.ps_worker.job.strategy import (
 
 _KNOWN = (*FLEET_WORDS, *IGNORED, *StrategySection.model_fields)
 
-_LIKENESS = 0.75
-"""Least ratio, by difflib, of an unknown name to the one that is suggested for it."""
+_LIKENESS = 0.75  # least ratio, by difflib, of an unknown name to the one that is suggested for it
 
 
 class DistributedStrategy:

@@ -29,8 +29,7 @@ logger = logging.getLogger(__name__)
 
 _Kind = TypeVar("_Kind", bound=np.generic)
 
-SLICED_VALUES = 10
-"""Reported values of a slot, the most frequent ones."""
+SLICED_VALUES = 10  # reported values of a slot, the most frequent ones
 
 
 _DROPPED_BITS = 23 - 12  # of the mantissa
@@ -107,8 +106,7 @@ def calibration_error(buckets: list[dict[str, Any]]) -> float:
     return ratio(distances, sum(each["weight"] for each in weighing))
 
 
-MAX_ROWS = 1_000_000
-"""Limit of rows to read again: other values are reported by key only."""
+MAX_ROWS = 1_000_000  # limit of rows to read again: other values are reported by key only
 
 
 class ValueTexts:
