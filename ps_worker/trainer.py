@@ -38,7 +38,7 @@ from ctr_ps.ps_worker.job.datasets import TrainingData, format_of_job, streamed,
 from ctr_ps.ps_worker.job.model import errors_of_model, model_of
 from ctr_ps.ps_worker.run.plan import checked_model_plan
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.training.evaluation.evaluator import figures
+from ctr_ps.ps_worker.training.evaluation.evaluator import Figures, figures
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         loss = (after.loss - before.loss) / weight if weight else float("nan")
         return Trained(examples, loss, time.monotonic() - start)
 
-    def evaluate(self, data: Data) -> dict[str, Any]:
+    def evaluate(self, data: Data) -> Figures:
         """Returns `auc`, `log_loss`, `accuracy`, `calibration` and the number of `test_examples`.
 
         Raises DataError if no row has a label; otherwise as `train`.

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -208,14 +208,12 @@ class ValidSection(Section):
     calibration_buckets: int = Field(10, ge=0)
     final_model: Literal["last", "best"] = "last"
 
-    def settings(self) -> Iterator[str]:
-        """Yields the names of the keys that are not at their defaults and need `data.valid`."""
-        for name, field in type(self).model_fields.items():
-            # These are of data.test, too.
-            if name in ("group_by", "slices", "calibration_buckets"):
-                continue
-            if getattr(self, name) != field.get_default(call_default_factory=True):
-                yield name
+    def settings(self) -> list[str]:
+        """Returns the names of the keys that are not at their defaults and need `data.valid`."""
+        of_test_too = ("group_by", "slices", "calibration_buckets")
+        return self.non_default(
+            *(each for each in type(self).model_fields if each not in of_test_too)
+        )
 
 
 _ON_SERVERS = 'but tables are on the servers: set device.tables = "pass", or remove it'

@@ -3,13 +3,12 @@
 import glob
 import json
 import math
-import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ctr_ps.protos.errors import DataError, UsageError, counted
-from ctr_ps.ps_worker.data.bad_rows import BadRowLog, BadRows
+from ctr_ps.ps_worker.data.bad_rows import silent_bad_rows
 from ctr_ps.ps_worker.data.columnar.column_values import is_list_type
 from ctr_ps.ps_worker.data.files.content import atomic_file
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
@@ -100,7 +99,7 @@ def write_first_job(
 def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
     """Refuses a file to test on of which the job would notice after its training that it has no good row."""
     names_of(path, format)  # refuses files of keys, and without names
-    bad_rows = BadRows(sys.maxsize, BadRowLog(is_silent=True))
+    bad_rows = silent_bad_rows()
     remedy = "name other files with --test, or leave the column out with --ignore"
     try:
         blocks = reader_of(path, proposal.schema(), bad_rows, format).blocks(FileSplit(path))

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.protos.errors import counted
@@ -33,7 +32,13 @@ from ctr_ps.ps_worker.run.training_job.training import Training
 from ctr_ps.ps_worker.run.training_job.validation import Validator
 from ctr_ps.ps_worker.training.evaluation.base_rate import warning_of_test
 from ctr_ps.ps_worker.training.evaluation.breakdown import breakdown_of
-from ctr_ps.ps_worker.training.evaluation.evaluator import SavedStore, evaluate, figures, json_value
+from ctr_ps.ps_worker.training.evaluation.evaluator import (
+    Figures,
+    SavedStore,
+    evaluate,
+    figures,
+    json_value,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -186,9 +191,10 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
     final = Checkpoint.open(best) if best and job.valid.final_model == "best" else None
     seconds = sum(each.train_seconds for each in training.passes)
     passed = sum(each.examples for each in training.passes)
+    if (evaluation := _evaluation(training, final)) is not None:
+        own = replace(own, **evaluation)
     summary = replace(
         own,
-        **_evaluation(training, final),
         examples=sum(status.examples.values()),
         examples_per_s=passed / seconds if seconds else 0.0,
         staleness=status.staleness.as_dict(),
@@ -206,14 +212,14 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
     return summary
 
 
-def _evaluation(training: Training, final: Checkpoint | None) -> dict[str, Any]:
-    """Returns the figures of `data.test`, of the `final` model or, if None, of the last step's.
+def _evaluation(training: Training, final: Checkpoint | None) -> Figures | None:
+    """Returns the figures of `data.test`, if any, of the `final` model or, if None, of the last step's.
 
     Says so if the model knows less of `data.test` than its click rate.
     """
     plan, run = training.plan, training.run
     if not plan.test_files:
-        return {}
+        return None
     dataset = evaluated(plan.job, plan.schema, plan.test_files, plan.stamps)
     breakdown = breakdown_of(plan.job, plan.schema, plan.test_files)()
     if final is None:

@@ -12,7 +12,7 @@ equal predictions are in one bucket.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,6 +169,16 @@ class _Examples(NamedTuple):
         return _Examples(self.clicked[rows], self.probabilities[rows], self.weights[rows])
 
 
+class BreakdownFigures(TypedDict, total=False):
+    """Those figures of an evaluation that `[valid]` requests."""
+
+    calibration_error: float | None
+    calibration_buckets: list[dict[str, Any]]
+    gauc: float | None
+    groups: dict[str, Any]
+    slices: dict[str, list[dict[str, Any]]]
+
+
 class Breakdown:
     """Labels, predictions and keys of an evaluation. Not thread-safe."""
 
@@ -222,11 +232,11 @@ class Breakdown:
             kept.keys.append(batch.keys[_positions(begin, counts)])
             kept.counts.append(counts)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> BreakdownFigures:
         """Returns the requested figures, by their names in summaries."""
         if self._is_empty:
             return {}
-        figures: dict[str, Any] = {}
+        figures: BreakdownFigures = {}
         if self._calibration is not None:
             buckets = self._calibration.buckets(self._buckets)
             figures["calibration_error"] = calibration_error(buckets)
@@ -256,7 +266,7 @@ class Breakdown:
         groups[counts > 0] = batch.keys[begin[counts > 0]]
         return groups
 
-    def _grouped(self, examples: "_Examples") -> dict[str, Any]:
+    def _grouped(self, examples: "_Examples") -> BreakdownFigures:
         """Returns GAUC, without the examples of a missing value."""
         of_all = figures_of_groups(_whole(self._groups), *examples)
         groups = of_all.without(self._no_group)

@@ -6,7 +6,7 @@ Its store is that of a run, or a `SavedStore`.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Required, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import Future, Missing, ParameterReader, Pulled, Version
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
-from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown
+from ctr_ps.ps_worker.training.evaluation.breakdown import Breakdown, BreakdownFigures
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 
 OnPredictions = Callable[[NDArray[np.float32]], None]
@@ -84,26 +84,33 @@ def evaluate(
     return metrics
 
 
-def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> dict[str, Any]:
-    """Returns the figures of an evaluation, by their names in summaries; None instead of nan."""
-    found = {
+class Figures(BreakdownFigures):
+    """Figures of an evaluation, by their names in summaries; None instead of nan."""
+
+    auc: Required[float | None]
+    log_loss: Required[float | None]
+    base_log_loss: Required[float | None]
+    accuracy: Required[float | None]
+    calibration: Required[float | None]
+    test_examples: Required[int]
+    tasks: dict[str, "Figures"]  # of a model of several labels
+
+
+def figures(metrics: ClickMetrics, breakdown: Breakdown | None = None) -> Figures:
+    """Returns the figures of an evaluation."""
+    tasks = metrics.tasks if isinstance(metrics, Evaluation) else {}
+    found: dict[str, object] = {
         "auc": metrics.auc(),
         "log_loss": metrics.log_loss(),
         "base_log_loss": metrics.base_log_loss(),
         "accuracy": metrics.accuracy(),
         "calibration": metrics.calibration(),
         "test_examples": metrics.examples,
-        **_figures_of_tasks(metrics),
         **({} if breakdown is None else breakdown.figures()),
     }
-    return {name: json_value(value) for name, value in found.items()}
-
-
-def _figures_of_tasks(metrics: ClickMetrics) -> dict[str, Any]:
-    tasks = metrics.tasks if isinstance(metrics, Evaluation) else {}
-    if not any(of_task.examples for of_task in tasks.values()):
-        return {}
-    return {"tasks": {name: figures(of_task) for name, of_task in tasks.items()}}
+    if any(of_task.examples for of_task in tasks.values()):
+        found["tasks"] = {name: figures(of_task) for name, of_task in tasks.items()}
+    return cast(Figures, json_value(found))
 
 
 def json_value(value: object) -> object:
