@@ -1,4 +1,4 @@
-"""The HTML around the charts: cards in sections, tables of figures, and the style for light and dark screens.
+"""The HTML around the charts: cards in sections, tables of figures, with the style of page.css.
 
 A page is one file: no script, no link to anything, so it opens offline and can be sent by mail.
 """
@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 
 from ctr_ps.protos.runtime.logs import printable_lines
 
@@ -39,12 +40,13 @@ class Section:
 
 def page(title: str, sections: Mapping[str, Section]) -> str:
     """Returns the page of sections with titles."""
+    style = files(__package__).joinpath("page.css").read_text(encoding="utf-8")
     links = "".join(f'<a href="#{_anchor(each)}">{escape(each)}</a>' for each in sections)
     return printable_lines(
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
         f"<header><h1>{escape(title)}</h1><p>Training report</p>"
         f"<nav>{links}</nav></header>\n<main>\n"
         + "\n".join(_section(*each) for each in sections.items())
@@ -103,66 +105,3 @@ def _card(card: Card) -> str:
     if card.headers:
         figures = f"<details><summary>Figures</summary>{table(card.headers, card.cells)}</details>"
     return f"<article><h3>{escape(card.title)}</h3>{card.body}{note}{figures}</article>"
-
-
-_STYLE = """
-:root {
-  --page: #f6f7f9; --card: #ffffff; --text: #1c2430; --muted: #5a6675; --grid: #e3e7ec;
-  --border: #dfe3e8; --level: #7a8594;
-  --c0: #2469b3; --c1: #c2570c; --c2: #17803d; --c3: #8a3fc0; --c4: #b8246b; --c5: #7a6a10;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --page: #12161c; --card: #1b2129; --text: #e6eaf0; --muted: #9aa7b6; --grid: #2c3540;
-    --border: #2c3540; --level: #8a97a6;
-    --c0: #6db3f2; --c1: #f2994a; --c2: #5fd08a; --c3: #c79bf2; --c4: #f285b5; --c5: #d8c65a;
-  }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-}
-header, main { max-width: 1280px; margin: 0 auto; padding: 0 20px; }
-header { padding-top: 28px; }
-h1 { font-size: 24px; margin: 0; }
-h2 { font-size: 19px; margin: 36px 0 0; }
-h3 { font-size: 15px; margin: 0 0 8px; }
-header p, .lead, .note { color: var(--muted); margin: 2px 0 12px; max-width: 90ch; }
-.note { font-size: 13px; margin: 6px 0 0; }
-nav { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 14px; }
-nav a { color: var(--c0); text-decoration: none; }
-nav a:hover { text-decoration: underline; }
-.key { display: inline-flex; align-items: center; margin: 0 18px 4px 0; font-size: 14px; }
-.swatch {
-  display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 6px;
-  background: var(--c);
-}
-.striped { background: repeating-linear-gradient(90deg, var(--c) 0 4px, transparent 4px 6px); }
-.cards {
-  display: grid; gap: 16px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 520px), 1fr));
-}
-article:only-child { grid-column: 1 / -1; }
-article {
-  background: var(--card); border: 1px solid var(--border); border-radius: 10px; padding: 16px;
-  min-width: 0;
-}
-.missing {
-  border-left: 3px solid var(--level); color: var(--muted); margin: 8px 0; padding: 2px 12px;
-  max-width: 100ch;
-}
-svg { display: block; width: 100%; max-width: 760px; height: auto; }
-svg text { font-family: inherit !important; }
-.level { --c: var(--level); }
-.c0 { --c: var(--c0); } .c1 { --c: var(--c1); } .c2 { --c: var(--c2); }
-.c3 { --c: var(--c3); } .c4 { --c: var(--c4); } .c5 { --c: var(--c5); }
-details { margin-top: 10px; font-size: 13px; }
-summary { color: var(--muted); cursor: pointer; }
-.scroll { overflow: auto; max-height: 420px; }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 14px 3px 0; text-align: left; white-space: nowrap; }
-th { color: var(--muted); font-weight: 600; border-bottom: 1px solid var(--border); }
-td { border-bottom: 1px solid var(--grid); }
-td.number { text-align: right; }
-@media print { article { break-inside: avoid; } }
-"""
