@@ -316,12 +316,10 @@ class Trainer(AbstractContextManager["Trainer"]):
 
 
 def _are_samples(data: Data) -> TypeGuard[Sequence[Sample]]:
-    """Whether data that are no files are samples, not batches."""
     return isinstance(data, Sequence) and not all(isinstance(each, Batch) for each in data)
 
 
 def _checked(data: Iterable[object]) -> Iterator[Batch]:
-    """Yields data that are neither files nor samples, which must be batches."""
     expected = (
         "expected files, a list of samples (label, numbers, values of slots), or batches, such as a dataset "
         "of fleet"

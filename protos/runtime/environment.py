@@ -120,7 +120,6 @@ def memory_error_of(error: BaseException) -> NoMemoryError | None:
 
 
 def _status_mib(field: str) -> str:
-    """Returns a size of this process as Linux knows it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(f"{int(line.split()[1]) >> 10} MiB" for line in lines if line.startswith(field))

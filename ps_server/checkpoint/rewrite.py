@@ -119,7 +119,6 @@ def _save_changed(
     tables: Sequence[ShardSource[Rows]],
     workers: Mapping[int, WorkerProgress],
 ) -> None:
-    """Saves a checkpoint for training with these tables, and all else as it is."""
     checkpoint.require_trainable()
     manifest = checkpoint.manifest
     candidates, counters = [], []

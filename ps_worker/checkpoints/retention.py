@@ -60,7 +60,6 @@ def unreadable_checkpoints(folder: str, readable: Collection[str]) -> list[str]:
 
 
 def _is_there(checkpoint: Folder) -> bool:
-    """Whether a folder has a checkpoint not known to be for inference."""
     try:
         return checkpoint.has(MANIFEST) and read_manifest(checkpoint).kind != "inference"
     except CheckpointError:

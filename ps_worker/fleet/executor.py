@@ -212,7 +212,6 @@ def distributed_optimizer(
 
 
 def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[Any]:
-    """Returns what a dataset gives, with positions if it has them."""
     if isinstance(dataset, QueueDataset | InMemoryDataset) and dataset.has_order:
         return dataset.positioned(start)
     if start is not None:

@@ -231,7 +231,6 @@ def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
 
 
 def _first_set(job: Job, table: str) -> str:
-    """Returns a key that makes this table keep statistics."""
     life = job.life.of_table(table)
     rules = [rule for rule in EXPIRY_RULES if getattr(life, rule)]
     admits = ["admission"] if life.admission.spec() is not None else []

@@ -191,7 +191,6 @@ def _without_ignored(words: Mapping[str, Any], table: str) -> dict[str, Any]:
 
 
 def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:
-    """Returns the mode, by its name or by Fleet's words."""
     a_sync = strategy.get("a_sync", True)  # as Fleet's default
     if not isinstance(a_sync, bool):
         raise FleetWordError(

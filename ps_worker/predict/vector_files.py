@@ -154,7 +154,6 @@ def _read_word2vec(file: str) -> Vectors:
 
 
 def _value(text: str) -> bytes:
-    """Returns the value whose text this is: see `text_of_value`."""
     return _ESCAPE.sub(
         lambda found: b"\\" if found[1] == b"\\" else bytes([int(found[1][1:], 16)]), text.encode()
     )

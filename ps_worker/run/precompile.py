@@ -138,7 +138,6 @@ def _hash_a_sample(schema: Schema) -> None:
 
 
 def _gather_lists() -> None:
-    """Runs what a dataset in memory does with slots of several values."""
     rows = RowsInMemory(num_dense=1, num_slots=1)
     two_keys = Batch(
         labels=None,

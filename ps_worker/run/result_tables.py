@@ -40,7 +40,6 @@ def result_tables(result: Mapping[str, Any]) -> Group:
 
 
 def _rows_of(value: object) -> list[Mapping[str, Any]]:
-    """Returns the rows of a value that is a table; else none."""
     if isinstance(value, list | tuple) and all(isinstance(each, Mapping) for each in value):
         return list(value)
     if not isinstance(value, Mapping):

@@ -132,7 +132,6 @@ def _append(file: int, line: bytes) -> None:
 
 
 def _remove_torn_line(metrics: Path) -> None:
-    """Removes what a killed process has left behind the last whole line."""
     if metrics.exists():
         content = metrics.read_bytes()
         whole = content.rfind(b"\n") + 1
@@ -141,7 +140,6 @@ def _remove_torn_line(metrics: Path) -> None:
 
 
 def _events_in(folder: Path) -> Any:
-    """Returns a `SummaryWriter`, or None without the extra."""
     try:
         from tensorboardX import SummaryWriter  # late: an extra
     except ImportError:

@@ -7,7 +7,7 @@ Loss, AUC and calibration are of predictions made before the examples were train
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,10 +53,6 @@ class WorkerMetrics(Collector):
             if math.isfinite(value):
                 yield GaugeMetricFamily(f"ctr_worker_{name}", text, value=value)
         yield _counter("retries", "Calls that were sent to a server again.", self._num_retries())
-
-    def describe(self) -> Iterable[Metric]:
-        """Says nothing, so that registering collects nothing."""
-        return ()
 
 
 def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:

@@ -99,7 +99,6 @@ class Prefetcher:
             self.clear()
 
     def _checked(self, answer: Mapping[str, Tensor]) -> Mapping[str, Keys]:
-        """Returns the unique keys of a user function's result, by table."""
         if not isinstance(answer, Mapping):
             raise UsageError(
                 f"keys_of_batch returned a {type(answer).__name__}, expected its keys by table, as "

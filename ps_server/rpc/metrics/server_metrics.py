@@ -10,7 +10,7 @@ label for a key or a worker, of which a job may have thousands: the status page 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -91,10 +91,6 @@ class ServerMetrics(Collector):
             yield _gauge("recovery_calls", "Calls that the recovery carried out.", replayed.calls)
             seconds = replayed.load_s + replayed.replay_s
             yield _gauge("recovery_seconds", "That the recovery took.", seconds)
-
-    def describe(self) -> Iterable[Metric]:
-        """Says nothing, so that registering collects nothing."""
-        return ()
 
     def _of_calls(self) -> Iterator[Metric]:
         durations = HistogramMetricFamily(

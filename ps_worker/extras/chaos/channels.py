@@ -234,7 +234,6 @@ class _DisturbedCall(futures.Future[Any]):
         self._is_cancelled = False
 
     def send(self) -> None:
-        """Sends the request, or both copies of it."""
         try:
             for _ in range(2 if self._fate.is_duplicated else 1):
                 self._copies.append(self._send())

@@ -88,7 +88,6 @@ def convert(
 def _write_files(
     groups: Iterator[pa.Table], folder: Path, groups_per_file: int
 ) -> Iterator[tuple[Path, int]]:
-    """Writes row groups; yields each complete file and its number of rows."""
     for number, first in enumerate(groups):
         path = folder / f"part-{number:05d}.parquet"
         num_rows = 0

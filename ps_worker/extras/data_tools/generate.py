@@ -254,7 +254,6 @@ class PlantedModel:
 
 
 def _draw_slot(rng: np.random.Generator, vocabulary: int, zipf_exponent: float) -> _Slot:
-    """Returns a slot of `vocabulary` values and the missing one."""
     missing = _draw_missing_rate(rng)
     probabilities = np.arange(1, vocabulary + 1) ** -zipf_exponent
     cumulative = np.cumsum(probabilities) * (1 - missing) / probabilities.sum()

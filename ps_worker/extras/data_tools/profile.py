@@ -307,7 +307,6 @@ def _add_row(table: Table, *texts: str) -> None:
 
 
 def _notes(profile: Profile) -> list[str]:
-    """Returns the errors of figures that are not exact."""
     notes = []
     if not profile.has_exact_percentiles:
         notes.append(

@@ -166,7 +166,6 @@ class Preparation(AbstractContextManager["Preparation"]):
         return PassRows(keys, values)
 
     def _require_memory(self, keys: Mapping[str, Keys], examples: int) -> None:
-        """Raises UsageError if the tables of a pass do not fit the device."""
         needed = sum(
             column.size * (ROW_BYTES + 4 * row_width(self._specs[table]))
             for table, column in keys.items()

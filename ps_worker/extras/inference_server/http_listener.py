@@ -47,7 +47,6 @@ class _Connection(web.RequestHandler):
         self._listener.forget(self)
 
     def hang_up(self) -> None:
-        """Ends the connection, or its handshake."""
         with contextlib.suppress(OSError):  # it has ended
             self.accepted.shutdown(socket.SHUT_RDWR)
 

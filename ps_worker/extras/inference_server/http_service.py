@@ -146,7 +146,6 @@ class HttpService:
         request: web.Request,
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
     ) -> web.StreamResponse:
-        """Refuses strangers, and makes answers of errors."""
         try:
             if why := self._refusal(request):
                 return _error(401, why)
@@ -312,7 +311,6 @@ def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
 
 
 def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
-    """Returns the JSON of a body, and what follows."""
     if length is not None and not re.fullmatch("[0-9]{1,10}", length):
         raise DataError(f"{HEADER_LENGTH} is {length[:20]!r}, expected a number of bytes")
     end = len(body) if length is None else int(length)

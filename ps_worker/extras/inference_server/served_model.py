@@ -10,7 +10,7 @@ and the one before goes on. What requests took, Prometheus and the status page a
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -291,10 +291,6 @@ class RequestMetrics(Collector):
             "Since the model that answers was loaded.",
             value=time.time() - model.current.since,
         )
-
-    def describe(self) -> Iterable[Metric]:
-        """Says nothing, so that registering collects nothing."""
-        return ()
 
     def status(self) -> Status:
         """Returns what the status page shows."""

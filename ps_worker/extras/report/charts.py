@@ -178,7 +178,6 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
 
 
 def _figure(x: str, y: str, *, height: float = 2.8) -> tuple[Figure, Axes]:
-    """Returns a drawing 6 inches wide and `height` high, with labels of its axes."""
     figure = Figure(figsize=(6, height))
     axes = figure.subplots()
     axes.set_xlabel(x, loc="right")

@@ -121,7 +121,6 @@ class DatasetFactory:
 
 
 def _shown(use_var: object) -> str:
-    """Returns variables for a message, by their names where they have some."""
     if isinstance(use_var, Iterable) and not isinstance(use_var, str):
         return f"a list of {', '.join(str(getattr(each, 'name', each)) for each in use_var)}"
     return repr(use_var)
