@@ -29,6 +29,7 @@ from ctr_ps.deploy.launcher import Launch, run
 from ctr_ps.deploy.plan import commands_of_job, commands_of_script, is_script
 from ctr_ps.deploy.supervisor import LEASE_SECONDS, Durability, Policy
 from ctr_ps.protos.errors import OverloadedError
+from ctr_ps.protos.runtime.environment import toml_value
 from ctr_ps.protos.runtime.options import command_app
 
 SERVER_COMMAND = f"ps-server --bind {HOST}"
@@ -254,17 +255,9 @@ class JobSettings:
         path, _, text = override.partition("=")
         section, _, key = path.strip().partition(".")
         if not key:
-            self._tree[section] = _value(text)
+            self._tree[section] = toml_value(text)
         elif isinstance(values := self._tree.setdefault(section, {}), dict):
-            values[key.strip()] = _value(text)
-
-
-def _value(text: str) -> Any:
-    """Returns the TOML value that `text` is, or the text itself: quotes around words are optional."""
-    try:
-        return tomllib.loads(f"value = {text.strip()}")["value"]
-    except ValueError:
-        return text.strip()
+            values[key.strip()] = toml_value(text)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import sys
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -29,6 +30,14 @@ def own_version() -> str:
 def version_term() -> dict[str, str]:
     """Returns the term by which processes find out that they are of different versions."""
     return {"version of ctr-ps": own_version()}
+
+
+def toml_value(text: str) -> Any:
+    """Returns a value of TOML, or the text itself: quotes around words are optional."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except ValueError:
+        return text.strip()
 
 
 def with_home(value: Any) -> Any:

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ctr_ps.protos.errors import JobError, did_you_mean
-from ctr_ps.protos.runtime.environment import with_home
+from ctr_ps.protos.runtime.environment import toml_value, with_home
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS
 from ctr_ps.ps_worker.job.job import Job, KeyPath, Origin, path_of
 from ctr_ps.ps_worker.job.optimizers import OptimizerChoice
@@ -68,7 +68,7 @@ def _job_of(data: Mapping[str, Any], origin: Origin) -> Job:
 def _set(tree: dict[str, Any], override: str) -> None:
     path = path_of(override)
     _, equals, text = override.partition("=")
-    value = _value(text.strip())
+    value = toml_value(text)
     is_section = isinstance(value, Mapping) or (path == ("model",) and isinstance(value, str))
     if not equals or not all(path) or not (len(path) > 1 or is_section):
         is_key = equals and len(path) == 1 and path[0] not in Job.model_fields
@@ -84,14 +84,6 @@ def _set(tree: dict[str, Any], override: str) -> None:
         node[part] = dict(child) if isinstance(child, Mapping) else named
         node = node[part]
     node[path[-1]] = value
-
-
-def _value(text: str) -> Any:
-    """Returns a TOML value, or the text itself: quotes around words are optional."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
-        return text
 
 
 _NEAR = 0.6  # similarity from which on a name of the same table may be meant, as of `difflib`
