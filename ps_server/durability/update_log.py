@@ -120,14 +120,9 @@ class UpdateLog:
     def begin_segment(self, head: Iterable[Record]) -> int:
         """Begins the next segment durably and returns its number; later appends go there.
 
-        Everything appended before is durable then. If the segment cannot be written, the log goes on with the
-        one before.
-
-        Args:
-            head: The state at this moment. It is iterated while appends wait, so it must not append.
-
-        Raises:
-            LogError: If the segment cannot be written, or an earlier append could not.
+        Everything appended before is durable then. `head` is the state at this moment; it is iterated while
+        appends wait, so it must not append. Raises LogError if the segment cannot be written, then the log
+        goes on with the one before, or an earlier append could not.
         """
         self.sync()  # most of it now, while others append
         with self._sync_lock, self._lock:

@@ -257,7 +257,10 @@ def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
         [
             [each.table, each.dim, each.rows, *([each.own_rows] if is_delta else [])]
             + [each.size_bytes, each.candidates]
-            + [_numbers(values) for values in (each.norms, each.show, each.click)]
+            + [
+                " ".join(f"{value:.4g}" for value in values) or "-"
+                for values in (each.norms, each.show, each.click)
+            ]
             for each in tables
         ],
     )
@@ -267,10 +270,6 @@ def _show_tables(tables: Sequence[TableReport], *, is_delta: bool) -> None:
                 [top.key, f"{top.show:g}", f"{top.click:g}", f"{top.score:g}"] for top in each.top
             ]
             _print_table((f"key of {each.table}", "show", "click", "score"), rows)
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.4g}" for value in values) or "-"
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

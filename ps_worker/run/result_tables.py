@@ -24,9 +24,8 @@ def print_result(result: Mapping[str, Any]) -> None:
 def result_tables(result: Mapping[str, Any]) -> Group:
     """Returns a result for a terminal or a file, without what is empty or None.
 
-    Args:
-        result: Figures, texts, and tables of them: a mapping of mappings by the name of a row, a sequence of
-            mappings, each a row, or a mapping of such sequences by the name of their rows.
+    It has figures, texts, and tables of them: a mapping of mappings by the name of a row, a sequence of
+    mappings, each a row, or a mapping of such sequences by the name of their rows.
     """
     given = {name: value for name, value in result.items() if not _is_empty(value)}
     tables = {name: rows for name, value in given.items() if (rows := _rows_of(value))}

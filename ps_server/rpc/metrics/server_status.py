@@ -21,13 +21,7 @@ _TABLE_COLUMNS = (
 def server_status(
     engine: Engine, calls: Mapping[str, CallCounts], hot_keys: HotKeys | None
 ) -> Status:
-    """Returns the status of a server as of now.
-
-    Args:
-        engine: The server's.
-        calls: Its counts, by name of the RPC.
-        hot_keys: Those of its pulls; None: nobody has counted them.
-    """
+    """Returns the status of a server as of now; `calls` are by name of the RPC."""
     status, owner = engine.status(), engine.owner
     num_calls = {
         name: sum(sum(each.counts) for each in list(counts.durations.values()))

@@ -138,16 +138,10 @@ class Proposal:
 def propose(
     sample: Sample, *, label: str = "", ignore: Collection[str] = (), needs_label: bool = True
 ) -> Proposal:
-    """Returns a role for each column of a sample.
+    """Returns a role for each column of a sample of the training files.
 
-    Args:
-        sample: Of the training files.
-        label: Name of the label's column; empty: a column of 0 and 1 with a usual name.
-        ignore: Names of columns to leave out.
-        needs_label: Whether a missing or ambiguous label is an error.
-
-    Raises:
-        UsageError: If a name does not exist, or the label is not clear; lists the candidates.
+    Without `label` it is a column of 0 and 1 with a usual name. Raises UsageError if a name does not exist,
+    or, if `needs_label`, the label is missing or ambiguous; lists the candidates.
     """
     names = [*sample.columns, *sample.unusable]
     for name in [*([label] if label else []), *ignore]:

@@ -44,15 +44,9 @@ def report(
 ) -> dict[str, Any]:
     """Writes a page about runs, and returns its path, their number, and that of those with importance.
 
-    Args:
-        folders: The `run.dir` of each run.
-        output: File to write; it is there when it is whole.
-        importance_rows: Rows of data.test, or data.valid, over which the importance of features is measured;
-            0: it is not.
-        allow_code: Run the model's file and the command for data that a checkpoint names.
-
-    Raises:
-        CtrPsError: If a folder is not that of a run, or the page cannot be written.
+    Importance is measured over `importance_rows` of data.test, or data.valid; 0: it is not. `allow_code` runs
+    the model's file and the command for data that a checkpoint names. Raises CtrPsError if a folder is not
+    that of a run, or the page cannot be written.
     """
     if importance_rows < 0:
         raise UsageError(
