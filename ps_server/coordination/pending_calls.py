@@ -107,12 +107,9 @@ class PendingCalls:
     def wait(
         self, poll: Poll[T], describe: Callable[[], str], queue: CallQueue | None = None
     ) -> Future[T]:
-        """Answers as soon as `poll` says how.
+        """Answers as soon as `poll` says how; if not in time, by the message of `describe`, called with the lock.
 
-        Args:
-            poll: See `Poll`.
-            describe: Returns the message of the WaitTimeoutError when that is not in time; needs the lock.
-            queue: Where the call waits if it is not ready; None: where it is polled at each change.
+        A call that is not ready waits in `queue`; None: where it is polled at each change.
         """
         waiting = queue or self._for_any_change
         with self.lock:

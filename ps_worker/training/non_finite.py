@@ -32,13 +32,8 @@ class NonFiniteBatches:
         self._whose = "" if worker is None else f"worker {worker}: "
         self._lock = threading.Lock()
         self._recent: deque[bool] = deque(maxlen=WINDOW)  # whether each was skipped
-        self._skipped = 0
+        self.skipped = 0  # batches so far
         self._by_name: Counter[str] = Counter()
-
-    @property
-    def skipped(self) -> int:
-        """Batches skipped so far."""
-        return self._skipped
 
     @property
     def by_name(self) -> Mapping[str, int]:
@@ -67,13 +62,13 @@ class NonFiniteBatches:
         return True
 
     def _count(self, faults: Mapping[str, str], number: int) -> None:
-        self._skipped += 1
+        self.skipped += 1
         self._by_name.update(faults.keys())
-        if self._skipped.bit_count() == 1:
+        if self.skipped.bit_count() == 1:
             logger.warning(
                 "batch skipped batch=%d skipped_batches=%d fault=%r",
                 number,
-                self._skipped,
+                self.skipped,
                 next(iter(faults.values())),
             )
         recent = sum(self._recent)

@@ -131,7 +131,7 @@ def _one_of(names: Sequence[str]) -> str:
 def predicts_label(array: pa.Array, labels: NDArray[np.float64], *, is_number: bool) -> bool:
     """Whether a column predicts the label almost perfectly; of lists the lengths count.
 
-    `labels` float64[N] are 0, 1, or nan where missing. Unless `is_number`, values are names, without an order.
+    `labels` float64[N] are 0, 1, or nan where missing. Unless `is_number`, values are names without an order.
     """
     is_labelled = ~np.isnan(labels)
     clicked = labels[is_labelled] == 1
