@@ -107,7 +107,7 @@ class PendingCalls:
     def wait(
         self, poll: Poll[T], describe: Callable[[], str], queue: CallQueue | None = None
     ) -> Future[T]:
-        """Answers as soon as `poll` says how; if not in time, by the message of `describe`, called with the lock.
+        """Answers as soon as `poll` says how; not in time: with `describe`, called with the lock.
 
         A call that is not ready waits in `queue`; None: where it is polled at each change.
         """

@@ -93,8 +93,7 @@ class PassTrainer:
         version = self._store.wait_version(0).result()
         self._batches = self._store.status().batches
         limit = self._memory_bytes or memory_of(self._device)
-        state = self._store.pull_state({}, [self._dense.name]).result()
-        block = PassBlock(self._dense, state.blocks[self._dense.name], self._device)
+        block = self._pulled_block()
         if limit is not None and block.size_bytes > limit:
             raise UsageError(
                 f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
@@ -162,6 +161,10 @@ class PassTrainer:
             rows = merged(prepared.keys[name], [*known, prepared.fresh.pop(name)])
             tables[name] = PassTable(spec, rows, self._device)
         return tables
+
+    def _pulled_block(self) -> PassBlock:  # by itself: the host lets go of what it has pulled
+        state = self._store.pull_state({}, [self._dense.name]).result()
+        return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
 
     def _steps(
         self,
