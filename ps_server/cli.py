@@ -83,13 +83,13 @@ def run(
         ),
     ] = DEFAULTS.insecure,
     stream_port: Annotated[
-        int | None,
+        int,
         typer.Option(
-            min=0,
+            min=-1,
             max=65535,
-            help="Port of a stream for calls that move data, 0: a free one; default: gRPC alone.",
+            help="Port of the stream for calls that move data; 0: a free one; -1: gRPC alone.",
         ),
-    ] = DEFAULTS.stream_port,
+    ] = 0,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -155,7 +155,7 @@ def run(
                 update_log=update_log,
                 log_sync=log_sync,
                 insecure=insecure,
-                stream_port=stream_port,
+                stream_port=None if stream_port < 0 else stream_port,
                 metrics=metrics,
                 grpc_debug=grpc_debug,
                 sigterm_exit_code=sigterm_exit_code,

@@ -57,8 +57,7 @@ class ServerSettings:
         checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
         grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
             that leaves among them.
-        stream_port: Port of the stream for calls that move data, 0: a free one; None, and with TLS: it has
-            none.
+        stream_port: Port of the stream for calls that move data, 0: a free one; None, and with TLS: none.
         update_log: Folder of the update log, with which a restarted server goes on where it was; None: what
             is not in a checkpoint is lost with the process.
         log_sync: What a call that is in the update log survives.
@@ -82,7 +81,7 @@ class ServerSettings:
     checkpoint_roots: tuple[str, ...] = ()
     grace_s: float = 5.0
     linger_s: float = 20.0
-    stream_port: int | None = None
+    stream_port: int | None = 0
     update_log: str | None = None
     log_sync: LogSync = LogSync.OS
     insecure: bool = False

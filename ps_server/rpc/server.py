@@ -83,10 +83,11 @@ class Server:
             (lambda: "" if self._progress is None else self._progress.text) if has_past else None
         )
         self._credentials = credentials or Credentials()
+        self._stream_port = None if self._credentials.certificate else settings.stream_port
         debug = DebugServices() if settings.grpc_debug else None
         guarded = [*CALLS.values(), *(debug.methods if debug else ())]
         self._server = grpc.aio.server(
-            options=server_options(ports=1 if settings.stream_port is None else 2),
+            options=server_options(ports=1 if self._stream_port is None else 2),
             interceptors=interceptors_of(self._credentials, guarded),
         )
         self._handlers = Handlers(engine, self._on_all_left, kernels=KERNELS)
@@ -214,12 +215,14 @@ class Server:
         return checkpoint
 
     def _open_stream(self) -> None:
-        if self._credentials.certificate or self._settings.stream_port is None:
+        if self._stream_port is None:
             return
         tokens = Authority(self._credentials, ()) if self._credentials.has_token else None
         self._stream = StreamPort(self._service, tokens, max_connections=connection_limit() // 2)
         host = self._address.rpartition(":")[0]
-        self._handlers.stream = self._stream.start(host, self._settings.stream_port)
+        offer = self._stream.start(host, self._stream_port)
+        self._handlers.stream = offer
+        logger.info("stream open port=%d", offer.port)
 
     def _open_metrics_port(self) -> None:
         if self._settings.metrics is None:

@@ -362,7 +362,7 @@ class GrpcTransport:
         calls: Mapping[str, Call[Any, Any]] = CALLS,
         credentials: Credentials | None = None,
         disturb: Disturb | None = None,
-        stream: bool = False,
+        stream: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens a channel to each server; whether they answer shows at the first call.

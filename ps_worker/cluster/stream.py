@@ -9,6 +9,7 @@ then all calls on their way fail as those of a lost channel do, and it asks agai
 
 import contextlib
 import itertools
+import logging
 import socket
 import struct
 import threading
@@ -33,8 +34,15 @@ from ctr_ps.protos.wire.stream import (
     hello_of,
 )
 
+logger = logging.getLogger(__name__)
+
 PAUSE_S = 0.5
-"""Before a server is asked again for its port."""
+"""Before a server is asked again for its port; doubled after each failure to reach that port."""
+
+LONGEST_PAUSE_S = 30.0
+
+FAILURES_TO_TELL = 3
+"""A server that restarts fails once or twice."""
 
 _ASK_S = 5.0
 _OPEN_S = 10.0
@@ -221,15 +229,30 @@ class StreamChannel:
                 self._thread.start()
 
     def _run(self) -> None:
+        failures, pause_s = 0, PAUSE_S  # to reach the port
         while not self._closed.is_set():
             try:
                 offer = self._ask()
-                if offer is None:
-                    return
-                self.stream = _Stream(self._host, offer, self._metadata)
-            except (OSError, grpc.RpcError, ValueError):  # not there, or closed
+            except (grpc.RpcError, ValueError):  # it is away, or the channel was closed
                 self._closed.wait(PAUSE_S)
                 continue
+            if offer is None:
+                return
+            try:
+                self.stream = _Stream(self._host, offer, self._metadata)
+            except OSError as error:
+                failures += 1
+                if failures == FAILURES_TO_TELL:
+                    logger.warning(
+                        "cannot reach port %d of %s, calls use gRPC: %s",
+                        offer.port,
+                        self._host,
+                        error,
+                    )
+                self._closed.wait(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            failures, pause_s = 0, PAUSE_S
             if self._closed.is_set():
                 self.stream.close()
             try:

@@ -81,7 +81,7 @@ def serving(**settings: Any) -> Iterator[tuple[Cluster, StreamOffer]]:
     with cluster(num_servers=0) as servers:
         store = joined(ParameterStore())
         declare(store)
-        servers.start_server(store, stream_port=0, **settings)
+        servers.start_server(store, **settings)
         offer = servers.servers[0].stream
         assert offer is not None
         yield servers, offer
@@ -338,6 +338,5 @@ def test_server_with_tls_offers_no_stream(tmp_path):
         servers.start_server(
             joined(ParameterStore()),
             credentials=authority.credentials("server", mutual=False),
-            stream_port=0,
         )
         assert servers.servers[0].stream is None

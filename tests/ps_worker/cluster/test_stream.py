@@ -41,7 +41,7 @@ def servers() -> Iterator[Cluster]:
     with cluster(num_servers=0) as servers:
         store = joined(ParameterStore())
         declare(store)
-        servers.start_server(store, stream_port=0)
+        servers.start_server(store)
         yield servers
 
 
@@ -49,9 +49,7 @@ def servers() -> Iterator[Cluster]:
 def transport_to(
     servers: Cluster, **settings: Any
 ) -> Iterator[tuple[GrpcTransport, StreamChannel]]:
-    with closing(
-        GrpcTransport(servers.endpoints, retry_s=LIMIT_S, **{"stream": True} | settings)
-    ) as transport:
+    with closing(GrpcTransport(servers.endpoints, retry_s=LIMIT_S, **settings)) as transport:
         transport.call(0, calls.PULL_SPARSE, pull()).result()
         yield transport, transport.connection.channels[0]
 
@@ -89,7 +87,7 @@ def test_server_that_starts_again_elsewhere_is_found_again(servers):
         offer = servers.servers[0].stream
 
         servers.stop_server(0)
-        servers.start_again(0, stream_port=0)
+        servers.start_again(0)
 
         assert servers.servers[0].stream != offer
         assert open_stream(channel) is not before
@@ -103,15 +101,54 @@ def test_server_that_starts_again_elsewhere_is_found_again(servers):
 
 def test_another_server_at_the_port_gets_no_call(servers, monkeypatch):
     other = joined(ParameterStore())
-    servers.start_server(other, stream_port=0)
+    servers.start_server(other)
     offers = [server.stream for server in servers.servers]
     stale = StreamOffer(port=offers[1].port, key=offers[0].key)
     monkeypatch.setattr(StreamChannel, "_ask", lambda _: stale)
     monkeypatch.setattr(stream, "PAUSE_S", 0.01)
-    with closing(GrpcTransport(servers.endpoints[:1], stream=True)) as transport:
+    with closing(GrpcTransport(servers.endpoints[:1])) as transport:
         for _ in range(20):
             assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
             assert transport.connection.channels[0].stream is None
+
+
+def test_port_that_cannot_be_reached_is_told_and_tried_ever_more_rarely(
+    servers, monkeypatch, caplog
+):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = listener.getsockname()[1]
+    asked = []
+
+    def ask(_: StreamChannel) -> StreamOffer:
+        asked.append(time.monotonic())
+        return StreamOffer(port=closed, key=7)
+
+    monkeypatch.setattr(StreamChannel, "_ask", ask)
+    monkeypatch.setattr(stream, "PAUSE_S", 0.01)
+    with transport_to(servers) as (transport, _):
+        until = time.monotonic() + LIMIT_S
+        while len(asked) < 6:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+        assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
+
+    assert asked[5] - asked[4] >= 0.16
+    (warning,) = caplog.messages
+    assert warning.startswith(f"cannot reach port {closed} of 127.0.0.1, calls use gRPC: ")
+
+
+def test_server_without_a_stream_is_asked_once():
+    store = joined(ParameterStore())
+    declare(store)
+    with cluster(num_servers=0) as servers:
+        servers.start_server(store, stream_port=None)
+        with transport_to(servers) as (transport, channel):
+            channel._thread.join(LIMIT_S)
+
+            assert not channel._thread.is_alive()
+            assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
+    assert servers.servers[0].stream is None
 
 
 def test_deadline_ends_a_call_here_and_at_the_server(servers):
@@ -175,7 +212,7 @@ def test_server_with_tls_is_called_over_grpc(tmp_path):
     store = joined(ParameterStore())
     declare(store)
     with cluster(num_servers=0) as servers:
-        servers.start_server(store, credentials=credentials, stream_port=0)
+        servers.start_server(store, credentials=credentials)
         caller = Credentials(ca=credentials.ca)
         with transport_to(servers, credentials=caller) as (transport, channel):
             transport.call(0, calls.PULL_SPARSE, pull()).result()
@@ -187,7 +224,7 @@ def test_token_is_shown(tmp_path):
     declare(store)
     token = Credentials(token="token-of-sixteen-characters")
     with cluster(num_servers=0) as servers:
-        servers.start_server(store, credentials=token, stream_port=0)
+        servers.start_server(store, credentials=token)
         with transport_to(servers, credentials=token) as (transport, channel):
             open_stream(channel)
             transport.call(0, calls.PULL_SPARSE, pull()).result()
