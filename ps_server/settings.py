@@ -57,7 +57,7 @@ class ServerSettings:
         checkpoint_roots: Folders or URLs to which saving and loading is limited; none: anywhere.
         grace_s: Seconds that calls in flight may take when the server ends, the answer to the last worker
             that leaves among them.
-        stream_port: Port of the stream for calls that move data, 0: a free one; None, and with TLS: none.
+        stream_port: Port of the stream for calls that move data, 0: a free one; None: it has none.
         update_log: Folder of the update log, with which a restarted server goes on where it was; None: what
             is not in a checkpoint is lost with the process.
         log_sync: What a call that is in the update log survives.
