@@ -57,8 +57,8 @@ class ServerSettings:
     # seconds that the server answers after its job has ended by an error, so that every worker
     # hears of it
     linger_s: float = 20.0
-    # port of the stream for calls that move data, 0: a free one; None, and with TLS: it has none
-    stream_port: int | None = None
+    # port of the stream for calls that move data, 0: a free one; None: it has none
+    stream_port: int | None = 0
     # folder of the update log, with which a restarted server goes on where it was; None: what is
     # not in a checkpoint is lost with the process
     update_log: str | None = None

@@ -20,7 +20,7 @@ from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import CALLS
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
-from ctr_ps.protos.wire.security.authorization import Authority, interceptors_of
+from ctr_ps.protos.wire.security.authorization import interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials, bind
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.durability.saved_log import SavedLog, read_log
@@ -214,12 +214,15 @@ class Server:
         return checkpoint
 
     def _open_stream(self) -> None:
-        if self._credentials.certificate or self._settings.stream_port is None:
+        if self._settings.stream_port is None:
             return
-        tokens = Authority(self._credentials, ()) if self._credentials.has_token else None
-        self._stream = StreamPort(self._service, tokens, max_connections=connection_limit() // 2)
+        self._stream = StreamPort(
+            self._service, self._credentials, max_connections=connection_limit() // 2
+        )
         host = self._address.rpartition(":")[0]
-        self._handlers.stream = self._stream.start(host, self._settings.stream_port)
+        offer = self._stream.start(host, self._settings.stream_port)
+        self._handlers.stream = offer
+        logger.info("stream open port=%d", offer.port)
 
     def _open_metrics_port(self) -> None:
         if self._settings.metrics is None:

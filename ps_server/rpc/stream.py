@@ -11,7 +11,8 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
 from ctr_ps.protos.wire.security.authorization import Authority
+from ctr_ps.protos.wire.security.credentials import Credentials, tls_contexts
+from ctr_ps.protos.wire.security.tls_layer import TlsLayer
 from ctr_ps.protos.wire.stream import (
     CANCEL,
     HEAD,
@@ -54,6 +57,9 @@ MAX_INCOMPLETE_BYTES = 32 * MAX_MESSAGE_BYTES
 
 _SCRATCH_BYTES = 64 * 2**10
 
+_ARRIVED_BYTES = 256 * 2**10
+"""Of a stream with TLS, received at once."""
+
 
 class _Context:
     """What `Service.method` needs of a context of gRPC."""
@@ -68,19 +74,18 @@ class _Context:
 class StreamPort:
     """Accepts streams and answers their calls. Belongs to the event loop that made it."""
 
-    def __init__(
-        self, service: Service, authority: Authority | None, *, max_connections: int
-    ) -> None:
+    def __init__(self, service: Service, credentials: Credentials, *, max_connections: int) -> None:
         """Prepares to serve.
 
         Args:
             service: Answers the calls.
-            authority: Knows the callers; None: anybody is served.
+            credentials: Say whom it serves, and whether over TLS.
             max_connections: Beyond them, new ones are closed at once.
         """
         self.methods = {kind: service.method(call) for kind, call in STREAMED.items()}
         self.service = service
-        self.authority = authority
+        self.authority = Authority(credentials, ()) if credentials.tell_callers_apart else None
+        self.tls = tls_contexts(credentials)
         self.key = secrets.randbits(64)
         self.calls: set[asyncio.Task[None]] = set()
         self._max_connections = max_connections
@@ -166,12 +171,72 @@ class StreamPort:
         await asyncio.gather(*connections, return_exceptions=True)
 
 
+class _Link:
+    """The bytes of a connection."""
+
+    def __init__(self, accepted: socket.socket) -> None:
+        self.socket = accepted
+        self._loop = asyncio.get_running_loop()
+        self.peer: Mapping[str, list[bytes]] = {}  # names in the client's certificate
+
+    async def open(self) -> None:
+        """Prepares for both directions."""
+
+    async def receive_into(self, view: memoryview) -> int:
+        """Returns how many bytes were received, 0: the client has closed."""
+        return await self._loop.sock_recv_into(self.socket, view)
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        """Sends a frame."""
+        try:
+            sent = self.socket.sendmsg([head, body])
+        except BlockingIOError:
+            sent = 0
+        if sent < len(head) + len(body):
+            await self._loop.sock_sendall(self.socket, memoryview(head + body)[sent:])
+
+
+class _TlsLink(_Link):
+    """The same, with TLS."""
+
+    def __init__(self, accepted: socket.socket, context: ssl.SSLContext) -> None:
+        super().__init__(accepted)
+        self._tls = TlsLayer(context)
+
+    async def open(self) -> None:
+        """See _Link."""
+        try:
+            while self._tls.shakes_hands():
+                await self._loop.sock_sendall(self.socket, self._tls.leaving())
+                if not await self._receive():
+                    raise ConnectionResetError
+        finally:  # where it failed, this says why
+            await self._loop.sock_sendall(self.socket, self._tls.leaving())
+        self.peer = self._tls.peer()
+
+    async def _receive(self) -> bytes:
+        arrived = await self._loop.sock_recv(self.socket, _ARRIVED_BYTES)
+        self._tls.arrived(arrived)
+        return arrived
+
+    async def receive_into(self, view: memoryview) -> int:
+        """See _Link."""
+        while not (count := self._tls.read_into(view)):
+            if not await self._receive():
+                return 0
+        return count
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        """See _Link."""
+        await self._loop.sock_sendall(self.socket, self._tls.write(head, body))
+
+
 class _Connection:
     """The stream of one client."""
 
     def __init__(self, port: StreamPort, accepted: socket.socket) -> None:
         self._port = port
-        self._socket = accepted
+        self._link = _TlsLink(accepted, port.tls()) if port.tls else _Link(accepted)
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, asyncio.Task[None]] = {}  # that its client may cancel
         self._tasks: set[asyncio.Task[None]] = set()
@@ -188,18 +253,19 @@ class _Connection:
 
     async def serve(self) -> None:
         """Answers calls until the client closes the connection, or breaks the rules."""
-        peer = self._socket.getpeername()
+        peer = self._link.socket.getpeername()
         try:
             async with asyncio.timeout(HELLO_S):
+                await self._link.open()
                 metadata = await self._hello()
             while True:
                 await self._take_request(metadata)
         except TimeoutError:
             logger.warning("stream closed peer=%s: no hello came", peer)
+        except (ProtocolError, ssl.SSLError) as error:
+            logger.warning("stream closed peer=%s: %s", peer, error)
         except OSError:  # the client is gone
             return
-        except ProtocolError as error:
-            logger.warning("stream closed peer=%s: %s", peer, error)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -207,7 +273,7 @@ class _Connection:
 
     def close(self) -> None:
         """Closes the connection, once `serve` has ended, or was cancelled before it began."""
-        self._socket.close()
+        self._link.socket.close()
 
     async def _hello(self) -> Metadata:
         length, kind, _, _ = HEAD.unpack(await self._read(HEAD.size))
@@ -252,7 +318,11 @@ class _Connection:
     def _refusal(self, call: Call[Any, Any], metadata: Metadata) -> CtrPsError | None:
         """Returns why a call is refused before its request is read."""
         authority = self._port.authority
-        refusal = None if authority is None else authority.refusal(call, metadata)
+        refusal = None
+        if authority is not None and authority.asks_for_tokens:
+            refusal = authority.refusal(call, metadata)
+        elif authority is not None:
+            refusal = authority.refusal_of_peer(call, self._link.peer)
         return refusal or self._port.service.overload(call)
 
     async def _answer(self, kind: int, number: int, request: bytearray) -> None:
@@ -276,7 +346,7 @@ class _Connection:
     async def _fill(self, view: memoryview) -> None:
         """Receives as many bytes as the view has; raises ConnectionError if the client closes before."""
         while view:
-            count = await self._loop.sock_recv_into(self._socket, view)
+            count = await self._link.receive_into(view)
             if not count:
                 raise ConnectionResetError
             view = view[count:]
@@ -295,12 +365,7 @@ class _Connection:
         self._unsent_bytes += len(body)
         try:
             async with self._sending:
-                try:
-                    sent = self._socket.sendmsg([head, body])
-                except BlockingIOError:
-                    sent = 0
-                if sent < len(head) + len(body):
-                    await self._loop.sock_sendall(self._socket, memoryview(head + body)[sent:])
+                await self._link.send(head, body)
         except OSError:  # `serve` notices it, too
             pass
         finally:

@@ -39,7 +39,7 @@ def connect(
     connect_timeout_s: float = 300.0,
     deadlines: Deadlines | None = None,
     retry_s: float | None = None,
-    stream: bool = False,
+    stream: bool = True,
     disturb: Disturb | None = None,
 ) -> ClusterClient:
     """Returns a client once all servers answer; see `GrpcTransport`, and `wait_for_servers` for errors.

@@ -362,7 +362,7 @@ class GrpcTransport:
         calls: Mapping[str, Call[Any, Any]] = CALLS,
         credentials: Credentials | None = None,
         disturb: Disturb | None = None,
-        stream: bool = False,
+        stream: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Opens a channel to each server; whether they answer shows at the first call.
@@ -393,7 +393,7 @@ class GrpcTransport:
         self._credentials = credentials or Credentials.from_environment()
         self._disturb = disturb
         # Heter trainers have calls of their own, and none.
-        self._has_streams = stream and not self._credentials.ca and calls is CALLS
+        self._has_streams = stream and calls is CALLS
         self._watched = WatchedFiles(self._credentials.files())
         self._connecting = threading.Lock()
         self._old: _Connection | None = None  # with calls that may not be answered yet
@@ -405,7 +405,7 @@ class GrpcTransport:
         channels: Sequence[Any] = opened
         if self._has_streams:
             channels = [
-                StreamChannel(channel, endpoint, metadata)
+                StreamChannel(channel, endpoint, metadata, self._credentials)
                 for channel, endpoint in zip(opened, self.endpoints, strict=True)
             ]
         channels = self._disturb(channels) if self._disturb else channels

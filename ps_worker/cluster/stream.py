@@ -9,11 +9,15 @@ then all calls on their way fail as those of a lost channel do, and it asks agai
 
 import contextlib
 import itertools
+import logging
 import socket
+import ssl
 import struct
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent import futures
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -21,6 +25,8 @@ import grpc
 from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
 from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import GET_STATUS
+from ctr_ps.protos.wire.security.credentials import Credentials, caller_context
+from ctr_ps.protos.wire.security.tls_layer import TlsLayer
 from ctr_ps.protos.wire.stream import (
     CANCEL,
     HEAD,
@@ -33,8 +39,18 @@ from ctr_ps.protos.wire.stream import (
     hello_of,
 )
 
+logger = logging.getLogger(__name__)
+
+Secure = Callable[[socket.socket], Any]
+"""Makes a connected socket one with TLS."""
+
 PAUSE_S = 0.5
-"""Before a server is asked again for its port."""
+"""Before a server is asked again for its port; doubled after each failure to reach that port."""
+
+LONGEST_PAUSE_S = 30.0
+
+FAILURES_TO_TELL = 3
+"""A server that restarts fails once or twice."""
 
 _ASK_S = 5.0
 _OPEN_S = 10.0
@@ -43,6 +59,10 @@ _SEND_S = 30.0
 
 _LOOK_S = 0.25
 """Between looks at the deadlines of calls."""
+
+
+_ARRIVED_BYTES = 256 * 2**10
+"""Of a stream with TLS, received at once."""
 
 
 class StreamCall(futures.Future[bytes]):
@@ -60,17 +80,78 @@ class StreamCall(futures.Future[bytes]):
         return True
 
 
+class _TlsSocket:
+    """A connected socket with TLS, and what is used here of one. One thread sends, another receives."""
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext, server_name: str) -> None:
+        """Shakes hands.
+
+        Raises:
+            OSError: If that fails, as of a certificate that is not trusted.
+        """
+        self._plain = plain
+        self._tls = TlsLayer(context, server_name=server_name)
+        self._lock = threading.Lock()  # of the layer
+        self._unsent = b""  # of a frame that did not wait
+        self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
+        while self._tls.shakes_hands():
+            plain.sendall(self._tls.leaving())
+            if not self._receive():
+                raise ConnectionResetError("the server has closed it")
+        plain.sendall(self._tls.leaving())
+
+    def _receive(self) -> int:
+        count = self._plain.recv_into(self._arrived)
+        with self._lock:
+            self._tls.arrived(self._arrived[:count])
+        return count
+
+    def recv_into(self, view: memoryview) -> int:
+        """See socket.socket."""
+        while True:
+            with self._lock:
+                count = self._tls.read_into(view)
+            if count or not self._receive():
+                return count
+
+    def sendmsg(self, parts: Sequence[bytes]) -> int:
+        """See socket.socket; sends all."""
+        with self._lock:
+            data = self._tls.write(*parts)
+        self._plain.sendall(self._unsent + data if self._unsent else data)
+        self._unsent = b""
+        return sum(map(len, parts))
+
+    def send(self, data: bytes, flags: int) -> int:
+        """See socket.socket; what does not leave at once does so before the next frame."""
+        with self._lock:
+            self._unsent += self._tls.write(data, b"")
+        with contextlib.suppress(BlockingIOError):
+            self._unsent = self._unsent[self._plain.send(self._unsent, flags) :]
+        return len(data)
+
+    def sendall(self, data: bytes) -> None:
+        """See socket.socket."""
+        self.sendmsg([data, b""])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain, name)  # its options and its end
+
+
 class _Stream:
     """One connection. Its reader thread calls `read`; all else is thread-safe."""
 
-    def __init__(self, host: str, offer: StreamOffer, metadata: Metadata) -> None:
+    def __init__(
+        self, host: str, offer: StreamOffer, metadata: Metadata, secure: Secure | None
+    ) -> None:
         """Opens it.
 
         Raises:
             OSError: If the server is not there, or does not take the hello.
         """
         self._name = f"{host}:{offer.port}"
-        self._socket = socket.create_connection((host, offer.port), timeout=_OPEN_S)
+        plain = socket.create_connection((host, offer.port), timeout=_OPEN_S)
+        self._socket: Any = plain
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._calls: dict[int, StreamCall] = {}  # one operation each: threads need no lock
@@ -78,16 +159,18 @@ class _Stream:
         self._next_look = 0.0
         try:
             for option in SOCKET_OPTIONS:
-                self._socket.setsockopt(*option)
+                plain.setsockopt(*option)
+            if secure is not None:
+                self._socket = secure(plain)
             self._socket.sendall(hello_of(offer.key, metadata))
             if HEAD.unpack(self._receive(HEAD.size))[3] != offer.key:
                 raise ConnectionError(f"{self._name} is no stream of this server")
-            self._socket.settimeout(None)
+            plain.settimeout(None)
             for name, seconds in ((socket.SO_RCVTIMEO, _LOOK_S), (socket.SO_SNDTIMEO, _SEND_S)):
                 limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-                self._socket.setsockopt(socket.SOL_SOCKET, name, limit)
+                plain.setsockopt(socket.SOL_SOCKET, name, limit)
         except OSError:
-            self._socket.close()
+            plain.close()
             raise
 
     def send(self, kind: int, request: bytes, timeout_s: float) -> StreamCall:
@@ -198,10 +281,17 @@ class StreamChannel:
     It has what `GrpcTransport` uses of a grpc.Channel.
     """
 
-    def __init__(self, channel: grpc.Channel, endpoint: str, metadata: Metadata) -> None:
+    def __init__(
+        self, channel: grpc.Channel, endpoint: str, metadata: Metadata, credentials: Credentials
+    ) -> None:
         self._channel = channel
         self._host = endpoint.rpartition(":")[0].strip("[]")
         self._metadata = metadata
+        context = caller_context(credentials)
+        name = credentials.server_name or self._host
+        self._secure: Secure | None = None
+        if context is not None:
+            self._secure = partial(_TlsSocket, context=context, server_name=name)
         self._get_status = channel.unary_unary(GET_STATUS.path)
         self._closed = threading.Event()
         self._starting = threading.Lock()
@@ -221,15 +311,30 @@ class StreamChannel:
                 self._thread.start()
 
     def _run(self) -> None:
+        failures, pause_s = 0, PAUSE_S  # to reach the port
         while not self._closed.is_set():
             try:
                 offer = self._ask()
-                if offer is None:
-                    return
-                self.stream = _Stream(self._host, offer, self._metadata)
-            except (OSError, grpc.RpcError, ValueError):  # not there, or closed
+            except (grpc.RpcError, ValueError):  # it is away, or the channel was closed
                 self._closed.wait(PAUSE_S)
                 continue
+            if offer is None:
+                return
+            try:
+                self.stream = _Stream(self._host, offer, self._metadata, self._secure)
+            except OSError as error:
+                failures += 1
+                if failures == FAILURES_TO_TELL:
+                    logger.warning(
+                        "cannot reach port %d of %s, calls use gRPC: %s",
+                        offer.port,
+                        self._host,
+                        error,
+                    )
+                self._closed.wait(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                continue
+            failures, pause_s = 0, PAUSE_S
             if self._closed.is_set():
                 self.stream.close()
             try:

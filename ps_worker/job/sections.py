@@ -305,6 +305,6 @@ class ClusterSection(Section):
     rpc_timeout_s: float = Field(60.0, gt=0)
     wait_timeout_s: float = Field(600.0, gt=0)
     retry_s: float | None = Field(None, ge=0)
-    stream: bool = False
+    stream: bool = True
     lease_s: float = Field(30.0, gt=0, le=86_400)
     on_worker_loss: Literal["fail", "wait", "continue"] = "fail"

@@ -1,4 +1,4 @@
-"""The stores that the suite runs over: in process, and a client of one and of three real servers."""
+"""The stores that the suite runs over: in process, a client of one server (gRPC) and of three (streams)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from tests.support.cluster import cluster
 from tests.support.stores import OpenJob, declare, in_process, joined
 
 
-@pytest.fixture(params=[0, 1, 3], ids=["in-process", "one-server", "three-servers"])
+@pytest.fixture(params=[0, 1, 3], ids=["in-process", "one-server-grpc", "three-servers-stream"])
 def num_servers(request) -> int:
     return request.param
 
@@ -30,7 +30,10 @@ def open_job(num_servers) -> Iterator[OpenJob]:
             servers = stack.enter_context(
                 cluster(num_servers=num_servers, num_workers=num_workers, **settings)
             )
-            clients = [servers.client(chunk_bytes=chunk_bytes) for _ in range(num_workers)]
+            clients = [
+                servers.client(chunk_bytes=chunk_bytes, stream=num_servers > 1)
+                for _ in range(num_workers)
+            ]
             for client in clients:
                 declare(client)
             return clients

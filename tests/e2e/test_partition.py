@@ -31,7 +31,11 @@ NUM_PROCESSES = 2
 HOSTS = [f"{kind}.{index}" for kind in ("server", "worker") for index in range(NUM_PROCESSES)]
 CASES = {
     "wait": {"strategy": "{mode='sync'}", "cluster.on_worker_loss": "wait"},
-    "fail": {"strategy": "{mode='sync'}", "cluster.on_worker_loss": "fail"},
+    "fail": {
+        "strategy": "{mode='sync'}",
+        "cluster.on_worker_loss": "fail",
+        "cluster.stream": "false",
+    },
     "async": {"strategy": "{mode='async'}"},
 }
 WITH_LOGS = {"wait"}

@@ -120,7 +120,7 @@ def test_insecure_server_serves_anybody_and_says_so(port, log):
 @pytest.mark.parametrize(
     ("number", "exit_code", "options"),
     [
-        (signal.SIGTERM, 0, ()),
+        (signal.SIGTERM, 0, ("--stream-port", "-1")),
         (signal.SIGTERM, 143, ("--sigterm-exit-code", "143")),
         (signal.SIGINT, 130, ("--sigterm-exit-code", "143")),
     ],
@@ -140,6 +140,7 @@ def test_signal_ends_a_server_that_stays(port, log, number, exit_code, options):
         assert server.wait() == exit_code
     assert f"ended reason='{number.name}'" in server.log
     assert "staying for the next job" in server.log
+    assert ("stream open" in server.log) == ("--stream-port" not in options)
 
 
 def test_server_without_workers_ends_with_exit_code_9(port, log):
@@ -152,6 +153,17 @@ def test_port_in_use_ends_with_exit_code_3(log):
     with free_port() as port, server_process(environment_of([port], 0), log) as server:
         assert server.wait() == 3
     assert f"error: cannot bind 127.0.0.1:{port}: the port is in use" in server.log
+
+
+def test_port_in_use_of_the_stream_ends_with_exit_code_3(port, log):
+    with (
+        free_port() as used,
+        server_process(environment_of([port], 0), log, "--stream-port", str(used)) as server,
+    ):
+        assert server.wait() == 3
+    assert (
+        f"error: cannot bind 127.0.0.1:{used} for the stream: Address already in use" in server.log
+    )
 
 
 @pytest.mark.parametrize(

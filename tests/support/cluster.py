@@ -7,6 +7,7 @@ with cluster(num_servers=2, num_workers=2) as servers:
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -103,18 +104,35 @@ class Cluster:
         chunk_bytes: int = CHUNK_BYTES,
         deadlines: Deadlines | None = None,
         joins: bool = True,
+        stream: bool | None = None,
     ) -> ClusterClient:
-        """Returns a new client, joined as each of the workers; it is closed with the cluster."""
+        """Returns a new client, joined as each of the workers; it is closed with the cluster.
+
+        `stream` says whether calls that move data take a stream from the first on; None: once it is open.
+        """
         transport = GrpcTransport(
             self.endpoints,
             deadlines or Deadlines(rpc_s=10, wait_s=20),
+            stream=stream is not False,
             disturb=faults_of(os.environ),
         )
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
+        if stream:
+            wait_for_streams(transport)
         for worker in range(self.stores[0].engine.members.total if joins else 0):
             client.join(worker, INCARNATION, terms={}).result()
         return client
+
+
+def wait_for_streams(transport: GrpcTransport) -> None:
+    """Opens the streams to all servers."""
+    until = time.monotonic() + LIMIT_S
+    for channel in transport.connection.channels:
+        channel.open_soon()
+        while channel.stream is None:
+            assert time.monotonic() < until, "no stream was opened"
+            time.sleep(0.005)
 
 
 @contextmanager

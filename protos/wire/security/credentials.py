@@ -176,6 +176,21 @@ def open_channel(
     )
 
 
+def caller_context(credentials: Credentials) -> ssl.SSLContext | None:
+    """Returns a caller's TLS context for connections without gRPC; None: no TLS.
+
+    Raises UsageError as `open_channel` does.
+    """
+    if not credentials.ca:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the server's name and certificate
+    context.load_verify_locations(cadata=_authorities(credentials.ca, TLS_CA).decode())
+    if credentials.certificate:
+        _pair(credentials)
+        context.load_cert_chain(credentials.certificate, credentials.key)
+    return context
+
+
 def require_protection(
     host: str, credentials: Credentials, could: str = "read, change and save the model"
 ) -> None:

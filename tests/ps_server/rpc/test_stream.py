@@ -1,9 +1,11 @@
 """The port of the stream, from outside: what strangers, refused callers and slow clients get and cost."""
 
 import socket
+import ssl
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -35,9 +37,14 @@ READER, TRAINER = "token-of-a-reader", "token-of-a-trainer"
 class Client:
     """A client made of a socket."""
 
-    def __init__(self, offer: StreamOffer) -> None:
+    def __init__(self, offer: StreamOffer, credentials: Credentials | None = None) -> None:
         self._offer = offer
         self.socket = socket.create_connection(("127.0.0.1", offer.port), timeout=LIMIT_S)
+        if credentials is not None:
+            context = ssl.create_default_context(cafile=credentials.ca)
+            if credentials.certificate:
+                context.load_cert_chain(credentials.certificate, credentials.key)
+            self.socket = context.wrap_socket(self.socket, server_hostname="127.0.0.1")
 
     def close(self) -> None:
         self.socket.close()
@@ -81,7 +88,7 @@ def serving(**settings: Any) -> Iterator[tuple[Cluster, StreamOffer]]:
     with cluster(num_servers=0) as servers:
         store = joined(ParameterStore())
         declare(store)
-        servers.start_server(store, stream_port=0, **settings)
+        servers.start_server(store, **settings)
         offer = servers.servers[0].stream
         assert offer is not None
         yield servers, offer
@@ -332,12 +339,58 @@ def test_server_that_ends_answers_what_it_has_begun(server, connect):
     assert client.is_closed()
 
 
-def test_server_with_tls_offers_no_stream(tmp_path):
+def test_certificate_decides_over_tls(tmp_path):
     authority = CertificateAuthority(tmp_path)
-    with cluster(num_servers=0) as servers:
-        servers.start_server(
-            joined(ParameterStore()),
-            credentials=authority.credentials("server", mutual=False),
-            stream_port=0,
+    reader, trainer, nobody = (
+        authority.credentials(name, common_name=name)
+        for name in ("ctr-ps-reader.host-1", "ctr-ps-trainer", "guest")
+    )
+    with serving(credentials=trainer) as (_, offer), ExitStack() as stack:
+
+        def answer(credentials: Credentials, call: Call, argument: Any) -> Any:
+            client = stack.enter_context(closing(Client(offer, credentials))).hello()
+            client.send(call, argument)
+            _, code, body = client.answer()
+            return code or body
+
+        body = answer(reader, calls.PULL_SPARSE, pull())
+        assert calls.PULL_SPARSE.answer.decode(body).rows["wide"].shape == (4, 1)
+        assert isinstance(answer(trainer, calls.PUSH_GRAD, push(rows=50_000)), bytes)
+        refused = grpc.StatusCode.PERMISSION_DENIED.value[0]
+        assert answer(reader, calls.PUSH_GRAD, push()) == refused
+        assert (
+            answer(nobody, calls.PULL_SPARSE, pull()) == (grpc.StatusCode.UNAUTHENTICATED.value[0])
         )
-        assert servers.servers[0].stream is None
+
+
+def test_who_shows_no_trusted_certificate_is_cut_off(tmp_path):
+    authority, stranger = CertificateAuthority(tmp_path), CertificateAuthority(tmp_path, "stranger")
+    own = authority.credentials("server", common_name="ctr-ps-trainer")
+    theirs = stranger.credentials("stranger", common_name="ctr-ps-admin")
+    with serving(credentials=own) as (_, offer):
+        for shown in (Credentials(ca=own.ca), replace(theirs, ca=own.ca)):
+            # Of TLS 1.3 a client has shaken hands before its certificate is refused.
+            with pytest.raises(ssl.SSLError), closing(Client(offer, shown)) as client:
+                client.hello()
+        with closing(Client(offer)) as client:
+            client.socket.sendall(hello_of(offer.key, ()))
+            assert client.is_closed()
+
+
+def test_token_is_asked_for_over_tls_too(tmp_path):
+    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    caller = Credentials(ca=own.ca)
+    with serving(credentials=replace(own, token=TRAINER)) as (_, offer), ExitStack() as stack:
+        knows, guesses = (stack.enter_context(closing(Client(offer, caller))) for _ in range(2))
+        knows.hello(TRAINER).send(calls.PULL_SPARSE, pull())
+        assert knows.answer()[:2] == (1, 0)
+        guesses.hello("another").send(calls.PULL_SPARSE, pull())
+        assert guesses.failure()[1].code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_who_does_not_shake_hands_is_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "HELLO_S", 0.2)
+    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    with serving(credentials=own) as (_, offer), closing(Client(offer)) as client:
+        client.socket.sendall(b"\x16\x03\x01")
+        assert client.is_closed()

@@ -59,7 +59,7 @@ def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.Monk
                 "connect_timeout_s": 5.0,
                 "deadlines": deadlines,
                 "retry_s": 8.0,
-                "stream": False,
+                "stream": True,
                 "disturb": None,
             },
         )
