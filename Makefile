@@ -8,6 +8,9 @@ CODE   := ctr_ps protos ps_server ps_worker ctr_model deploy
 # so one cache folder for each state of the sources, and one for kernels that check their indices.
 export NUMBA_CACHE_DIR := $(CURDIR)/.cache/numba/$(shell cat $$(find $(CODE) -name '*.py' | sort) /dev/null | sha256sum | cut -c1-16)$(addprefix -checked-,$(NUMBA_BOUNDSCHECK))
 
+# Tests start over a thousand processes. Without bytecode each of them, and each run, compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test check format lint types imports messages generated bench clean
 
 setup: $(VENV)/.installed

@@ -58,7 +58,7 @@ def past_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctr_ps.ps_worker.communicators.asynchronous.BATCHES_IN_STEP", 0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def criteo_sample() -> Path:
     """The folder of real rows beside the project: CTR_SAMPLE_DIR."""
     folder = os.environ.get("CTR_SAMPLE_DIR")

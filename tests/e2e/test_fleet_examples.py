@@ -83,7 +83,7 @@ def test_script_goes_on_from_what_it_saved(
 
 
 def test_ctr_dnn_learns_alone(data: Path, tmp_path: Path) -> None:
-    options = ["--epochs", 3, "--print-period", 0.5, *files_of(data)]
+    options = ["--print-period", 0.5, *files_of(data)]
 
     figures = figures_of(output_of(CTR_DNN, *options, folder=tmp_path))
 
@@ -95,7 +95,7 @@ def test_ctr_dnn_learns_alone(data: Path, tmp_path: Path) -> None:
 def test_wide_and_deep_reports_the_metrics_of_all_workers(
     how: str, data: Path, tmp_path: Path
 ) -> None:
-    options = ["--epochs", 3, *files_of(data), *(["--sync"] if how == "sync" else [])]
+    options = [*files_of(data), *(["--sync"] if how == "sync" else [])]
     workers = 0 if how == "alone" else 2
 
     figures = figures_of(output_of(WIDE_AND_DEEP, *options, folder=tmp_path, workers=workers))

@@ -69,21 +69,25 @@ def launch(folder: Path, script: str, *arguments: str) -> subprocess.CompletedPr
     return run("ps-launch", *sizes, folder / "script.py", *arguments, cwd=folder)
 
 
-@pytest.mark.parametrize("mode", ["sync", "half_async", "async", "geo", "bounded_staleness"])
-def test_workers_train_together_and_merge_what_they_measure(mode: str, tmp_path: Path) -> None:
-    script = SCRIPT + SERVE + TRAIN + ENDING
-
-    done = launch(tmp_path, script, mode, str(tmp_path / "model"))
+def require_trained_together(folder: Path, mode: str) -> str:
+    """Workers train, merge what they measured, and save a model; returns the last line of worker 0."""
+    done = launch(folder, SCRIPT + SERVE + TRAIN + ENDING, mode, str(folder / "model"))
 
     assert done.returncode == 0, done.stderr
-    logs = [(tmp_path / f"log/trainer.{index}.log").read_text() for index in range(2)]
+    logs = [(folder / f"log/trainer.{index}.log").read_text() for index in range(2)]
     words = [log.split("examples ")[-1].split() for log in logs]
     assert [line[:2] for line in words] == [["500", "1100"], ["600", "1100"]]
     assert words[0][3] == words[1][3]
     assert float(words[0][3]) > 0.95
-    assert (tmp_path / "model/MANIFEST.json").is_file()
+    assert (folder / "model/MANIFEST.json").is_file()
     for index in range(2):
-        assert "all workers have left" in (tmp_path / f"log/pserver.{index}.log").read_text()
+        assert "all workers have left" in (folder / f"log/pserver.{index}.log").read_text()
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("mode", ["half_async", "async", "geo", "bounded_staleness"])
+def test_workers_train_together_and_merge_what_they_measure(mode: str, tmp_path: Path) -> None:
+    require_trained_together(tmp_path, mode)
 
 
 def test_workers_share_the_rows_of_all(tmp_path: Path) -> None:
@@ -128,8 +132,15 @@ print("fitted", flush=True)
         assert "fitted" in (tmp_path / f"log/{name}.log").read_text()
 
 
-@pytest.mark.parametrize("at", ["after training", "before joining"])
-@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit('no rows for today')", "sys.exit(3)"])
+@pytest.mark.parametrize(
+    ("ending", "at"),
+    [
+        ("sys.exit()", "after training"),
+        ("sys.exit('no rows for today')", "after training"),
+        ("sys.exit()", "before joining"),
+        ("sys.exit(3)", "before joining"),
+    ],
+)
 def test_worker_that_ends_without_stop_worker_ends_all(
     ending: str, at: str, tmp_path: Path
 ) -> None:
@@ -257,16 +268,15 @@ def test_server_that_fails_to_start_ends_with_its_exit_code(tmp_path: Path) -> N
     assert "not a checkpoint" in done.stderr
 
 
-def test_servers_begin_with_a_saved_model(tmp_path: Path) -> None:
-    first = launch(tmp_path, SCRIPT + SERVE + TRAIN + ENDING, "sync", str(tmp_path / "model"))
-    assert first.returncode == 0, first.stderr
+def test_servers_begin_with_a_model_that_workers_trained_in_sync(tmp_path: Path) -> None:
+    expected = require_trained_together(tmp_path, "sync")
     loads = SERVE.replace("init_server()", f"init_server({str(tmp_path / 'model')!r})")
     only_infers = TRAIN.split("for _", maxsplit=1)[0] + ENDING
 
     again = launch(tmp_path, SCRIPT + loads + only_infers, "sync", str(tmp_path / "again"))
 
     assert again.returncode == 0, again.stderr
-    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert again.stdout.splitlines()[-1] == expected
 
 
 def test_workers_do_not_load_the_servers_shell() -> None:

@@ -1,6 +1,9 @@
 """The example jobs on real clicks: parts 0 to 4 of the sample, one epoch, tested on part 5."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +18,30 @@ MIN_AUC_WITHOUT_LOCKSTEP = 0.68
 MAX_LOG_LOSS = 0.134  # the base rate alone gives 0.1396
 
 
+Train = Callable[..., dict[str, Any]]
+
+
 def data_of(sample: Path) -> list[str]:
     return [
         f"--set=data.train={sample}/part-[0-4].tsv.gz",
         f"--set=data.test={sample}/part-5.tsv.gz",
     ]
+
+
+@pytest.fixture(scope="module")
+def train_alone(criteo_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Trains an example in one process, once for the same settings; "saved" in its result is the model."""
+
+    @cache
+    def train(example: str, *settings: str) -> dict[str, Any]:
+        saved = tmp_path_factory.mktemp(example)
+        own = [f"--set={each}" for each in (f"checkpoint.dir={saved}", *settings)]
+        job = ROOT / f"examples/{example}.toml"
+        result = result_of("ps-worker", "train", job, *data_of(criteo_sample), *own)
+        print(f"{example} {settings}: auc={result['auc']:.4f} tables={result['tables']}")
+        return {**result, "saved": saved}
+
+    return train
 
 
 @pytest.mark.parametrize(
@@ -36,22 +58,22 @@ def data_of(sample: Path) -> list[str]:
     ],
 )
 def test_example_learns_and_infer_agrees(
-    example: str, how: str, criteo_sample: Path, tmp_path: Path
+    example: str, how: str, criteo_sample: Path, train_alone: Train, tmp_path: Path
 ) -> None:
-    job = ROOT / f"examples/{example}.toml"
-    arguments = [job, *data_of(criteo_sample), f"--set=checkpoint.dir={tmp_path}/model"]
     if how == "in-process":
-        trained = result_of("ps-worker", "train", *arguments)
+        trained = train_alone(example)
     else:
         cluster = ["--server-num", 2, "--worker-num", 2, "--log-dir", tmp_path / "log"]
+        arguments = [ROOT / f"examples/{example}.toml", *data_of(criteo_sample)]
         mode = [f"--set=strategy.mode={how}", "--set=strategy.geo.k_steps=10"]
-        trained = result_of("ps-launch", *cluster, *arguments, *mode, cwd=tmp_path)
+        saving = f"--set=checkpoint.dir={tmp_path}/model"
+        trained = result_of("ps-launch", *cluster, *arguments, *mode, saving, cwd=tmp_path)
 
     inferred = result_of(
         "ps-worker",
         "infer",
         "--model",
-        tmp_path / "model",
+        trained.get("saved", tmp_path / "model"),
         "--data",
         criteo_sample / "part-5.tsv.gz",
     )
@@ -86,7 +108,8 @@ def test_early_stopping_ends_with_the_model_of_the_first_epoch(
     command = ["ps-worker", "train"]
     if cluster:
         command = ["ps-launch", "--server-num", "2", "--worker-num", "2"]
-        arguments.append("--set=train.batch_size=16")
+        small = ["model.hidden=[64]", "optimizer.sparse.learning_rate=0.05"]  # overfits as soon
+        arguments += [f"--set={each}" for each in ("train.batch_size=16", *small)]
 
     once = result_of(*command, *arguments, *how, cwd=tmp_path)
     stopped = result_of(*command, *arguments, *how, *stopping, cwd=tmp_path)
@@ -99,33 +122,27 @@ def test_early_stopping_ends_with_the_model_of_the_first_epoch(
         assert stopped[figure] == once[figure]
 
 
-def trained_tables(example: str, sample: Path, *overrides: str) -> tuple[float, dict[str, int]]:
-    """Trains an example in this process alone; returns the AUC, and the rows of each table."""
-    arguments = [f"--set={override}" for override in overrides]
-    job = ROOT / f"examples/{example}.toml"
-    result = result_of("ps-worker", "train", job, *data_of(sample), *arguments)
-    rows = {name: table["rows"] for name, table in result["tables"].items()}
-    print(f"{example} {' '.join(overrides)}: auc={result['auc']:.4f} rows={rows}")
-    return result["auc"], rows
-
-
-def test_admission_by_count_takes_a_fourth_of_the_rows_and_little_auc(criteo_sample: Path) -> None:
-    auc, rows = trained_tables("ctr_dnn", criteo_sample)
+def test_admission_by_count_takes_a_fourth_of_the_rows_and_little_auc(train_alone: Train) -> None:
+    every = train_alone("ctr_dnn")
 
     for counter in ("", ", counter='bloom', expected_keys=150000"):
         admission = f"life.admission={{policy='count', threshold=3{counter}}}"
-        admitted_auc, admitted_rows = trained_tables("ctr_dnn", criteo_sample, admission)
-        assert 4 * admitted_rows["embedding"] < rows["embedding"]
-        assert admitted_auc > auc - 0.01
+        admitted = train_alone("ctr_dnn", admission)
+        assert 4 * rows_of(admitted, "embedding") < rows_of(every, "embedding")
+        assert admitted["auc"] > every["auc"] - 0.01
 
 
-def test_embeddings_of_hot_keys_alone_learn_as_well(criteo_sample: Path) -> None:
+def rows_of(result: dict[str, Any], table: str) -> int:
+    return int(result["tables"][table]["rows"])
+
+
+def test_embeddings_of_hot_keys_alone_learn_as_well(train_alone: Train) -> None:
     """The one-dimensional table of DeepFM has all keys, and its scores admit embeddings."""
-    auc, rows = trained_tables("deepfm", criteo_sample)
+    every = train_alone("deepfm")
 
     admission = "life.tables.embedding.admission={policy='score', threshold=2, table='linear'}"
-    admitted_auc, admitted_rows = trained_tables("deepfm", criteo_sample, admission)
+    admitted = train_alone("deepfm", admission)
 
-    assert admitted_rows["linear"] == rows["linear"]
-    assert 10 * admitted_rows["embedding"] < rows["embedding"]
-    assert admitted_auc > auc - 0.01
+    assert rows_of(admitted, "linear") == rows_of(every, "linear")
+    assert 10 * rows_of(admitted, "embedding") < rows_of(every, "embedding")
+    assert admitted["auc"] > every["auc"] - 0.01

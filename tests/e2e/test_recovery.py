@@ -226,35 +226,20 @@ def test_log_without_its_end_ends_the_job(mode: str, data: Path, tmp_path: Path)
         assert ["are lost: " in job.error(worker) for worker in job.workers] == [True, True]
 
 
-@pytest.mark.parametrize("worker", ["worker.0", "worker.1"])
-def test_worker_that_was_told_to_end_frees_its_place(
-    worker: str, data: Path, tmp_path: Path, undisturbed: dict[str, Any]
-) -> None:
-    settings = saving(data, tmp_path) | {"cluster.lease_s": str(LONG_LEASE_S)}
-    with RunningJob(tmp_path, training(settings)) as job:
-        job.wait_for_steps()
-
-        job.processes[worker].send_signal(signal.SIGTERM)
-        assert job.wait(worker, limit_s=SOON_S) == {worker: 143}, job.tails
-        assert "Traceback" not in job.log(worker)
-        job.start(worker)
-
-        assert undisturbed == figures(job)
-
-
-def test_all_workers_that_were_told_to_end_go_on_when_they_are_started_again(
+def test_workers_that_were_told_to_end_free_their_places(
     data: Path, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    """As when a cluster moves all pods of a job: the servers have what was trained."""
+    """Each, and all at once, as when a cluster moves all pods of a job: the servers have what was trained."""
     settings = saving(data, tmp_path) | {"cluster.lease_s": str(LONG_LEASE_S)}
     with RunningJob(tmp_path, training(settings)) as job:
-        job.wait_for_steps()
-
-        for worker in job.workers:
-            job.processes[worker].send_signal(signal.SIGTERM)
-        assert set(job.wait(*job.workers, limit_s=SOON_S).values()) == {143}, job.tails
-        for worker in job.workers:
-            job.start(worker)
+        for ended in (["worker.0"], ["worker.1"], job.workers):
+            job.wait_for_steps()
+            for worker in ended:
+                job.processes[worker].send_signal(signal.SIGTERM)
+            assert set(job.wait(*ended, limit_s=SOON_S).values()) == {143}, job.tails
+            assert all("Traceback" not in job.log(worker) for worker in ended), job.tails
+            for worker in ended:
+                job.start(worker)
 
         assert undisturbed == figures(job)
 
@@ -299,9 +284,8 @@ def test_killed_processes_lose_no_examples(mode: str, data: Path, tmp_path: Path
 # Workers that are lost for good
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_others_continue_without_a_lost_worker(mode: str, data: Path, tmp_path: Path) -> None:
-    with RunningJob(tmp_path, training(settings_of(data, mode, "continue"))) as job:
+def test_others_continue_without_a_lost_worker(data: Path, tmp_path: Path) -> None:
+    with RunningJob(tmp_path, training(settings_of(data, "async", "continue"))) as job:
         job.wait_for_steps()
 
         job.kill("worker.1")
@@ -363,8 +347,10 @@ def test_random_loss_leaves_a_whole_model_or_ends_the_job(
         if codes["worker.0"] == 0:
             steps = [job.wait_for(name, r"worker 0 left step=(\d+)")[1] for name in job.servers]
             assert len(set(steps)) == 1, what
-            num_left = 2 if lost in job.workers else 3
+            lost_workers = [int(lost[-1])] if lost in job.workers else []
+            num_left = 3 - len(lost_workers)
             result = job.result()
+            assert result["lost_workers"] == lost_workers, what
             assert EPOCHS * ROWS * num_left // 3 <= result["examples"] <= EPOCHS * ROWS, what
             assert (num_left < 3) == (result["examples"] < EPOCHS * ROWS), what
             assert math.isfinite(result["log_loss"]), what

@@ -123,7 +123,6 @@ def test_damaged_checkpoint_is_refused_by_name(
 @pytest.mark.parametrize(
     ("overrides", "code", "message"),
     [
-        (["train.batchsize=3"], 2, "--set train.batchsize=3: unknown key 'train.batchsize'"),
         (["data.schema=none.toml"], 2, "--set data.schema=none.toml: data.schema: "),
         (["data.train=[]"], 2, "--set data.train=[]: data.train is empty"),
         (

@@ -63,7 +63,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     store = ParameterStore(num_workers=2)
     table_spec = table_of(optimizer)
     counting_spec = replace(
-        table_spec, name="c", statistics=StatisticsSpec(), expiry=ExpirySpec(max_rows=1000)
+        table_spec, name="c", statistics=StatisticsSpec(), expiry=ExpirySpec(max_rows=10_000)
     )
     store.create_table(table_spec)
     store.create_table(counting_spec)
@@ -93,7 +93,7 @@ def serve_a_job(optimizer: str, folder: str) -> None:
     watched.push(grad)
     watched.take_changed(1, 100)
     watched.shrink(max_norm=100.0)
-    by_score = ExpirySpec(max_rows=1000, evict="score")
+    by_score = ExpirySpec(max_rows=10_000, evict="score")
     SparseTable(replace(counting_spec, expiry=by_score)).push(counted)
     store.shrink()
 

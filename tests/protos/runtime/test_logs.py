@@ -144,17 +144,17 @@ def test_option_comes_before_the_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
+    ("module", "variable", "expected"),
     [
-        "ctr_ps.ps_server.cli",
-        "ctr_ps.ps_worker.cli",
-        "ctr_ps.ps_worker.extras.inference_server.cli",
-        "ctr_ps.ps_worker.extras.watching.top",
-        "ctr_ps.ps_worker.extras.watching.servers",
-        "ctr_ps.ps_worker.fleet",
+        ("ctr_ps.ps_server.cli", None, "NONE"),
+        ("ctr_ps.ps_server.cli", "DEBUG", "DEBUG"),
+        ("ctr_ps.ps_worker.cli", None, "NONE"),
+        ("ctr_ps.ps_worker.extras.inference_server.cli", None, "NONE"),
+        ("ctr_ps.ps_worker.extras.watching.top", None, "NONE"),
+        ("ctr_ps.ps_worker.extras.watching.servers", None, "NONE"),
+        ("ctr_ps.ps_worker.fleet", None, "NONE"),
     ],
 )
-@pytest.mark.parametrize(("variable", "expected"), [(None, "NONE"), ("DEBUG", "DEBUG")])
 def test_core_of_grpc_is_silent_from_its_import_on_unless_it_is_asked_for(
     module: str, variable: str | None, expected: str
 ) -> None:

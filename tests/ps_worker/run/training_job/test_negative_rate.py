@@ -26,11 +26,11 @@ def job_of(folder: Path, *settings: str) -> Job:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["lr", "ctr_dnn"])
 def test_a_tenth_of_the_negatives_gives_calibrated_predictions(planted: Path, model: str) -> None:
-    """One pass over 3 M rows with rates that decay: constant ones leave 3 % to chance (docs/data.md)."""
+    """One pass over 1.5 M rows with rates that decay: constant ones leave 3 % to chance (docs/data.md)."""
     settings = [
         f"model.name={model}",
         "data.negative_rate=0.1",
-        "optimizer.schedule={kind='linear', total_steps=1750}",
+        "optimizer.schedule={kind='linear', total_steps=875}",
     ]
     summary = train_alone(job_of(planted, *settings)).as_json()
 
@@ -41,7 +41,7 @@ def test_a_tenth_of_the_negatives_gives_calibrated_predictions(planted: Path, mo
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted")
-    generate(folder, rows=3_000_000, test_rows=TEST_ROWS, files=4, test_files=1, seed=1)
+    generate(folder, rows=1_500_000, test_rows=TEST_ROWS, files=4, test_files=1, seed=1)
     return folder
 
 
