@@ -372,7 +372,7 @@ def test_stretches_in_another_order_are_no_block() -> None:
     first, *others = split_state(ModelState({}, state_of(in_process()).blocks), limit_bytes=64)
     assert others
 
-    with pytest.raises(ProtocolError, match="continues at element"):
+    with pytest.raises(ProtocolError, match="starts at element"):
         join_state([*others, first])
 
 

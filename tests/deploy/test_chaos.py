@@ -101,15 +101,15 @@ def test_amount_of_nothing_is_refused(text: str, amount: str) -> None:
     ("text", "said"),
     [
         ("drop 5% pushes; murder server 1", "'murder' in 'murder server 1'"),
-        ("", "'' says nothing"),
-        (" ; ", "' ; ' says nothing"),
+        ("", "'' has no fault"),
+        (" ; ", "' ; ' has no fault"),
     ],
 )
 def test_sentence_without_a_verb_is_refused_with_all_verbs(text: str, said: str) -> None:
     with pytest.raises(SentenceError) as refused:
         parsed(text)
 
-    assert str(refused.value) == f"{said}: expected kill, pause, drop, duplicate, delay"
+    assert str(refused.value) == f"{said} is no fault, expected kill, pause, drop, duplicate, delay"
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,6 @@ def test_second_launch_goes_on_from_the_update_logs_of_one_that_was_killed(demo:
 
     digest, said = result_of("--set", "train.log_every_s=0.1")
 
-    assert "going on from the update logs of an earlier run in log/update-log" in said
+    assert "resuming from the update logs of an earlier run in log/update-log" in said
     assert digest == undisturbed
     assert not (demo / "log/update-log").exists()

@@ -198,7 +198,7 @@ def test_key_of_another_server_changes_nothing() -> None:
     store.create_table(DEEP)
     own, foreign = unmix64(0), unmix64(1 << 62)  # shards 0 and 1 of 4
 
-    with pytest.raises(WrongServerError, match="shard 1, which lives on server 1"):
+    with pytest.raises(WrongServerError, match="shard 1, which is on server 1"):
         store.push_grad(
             Gradients({"wide": rows(1, keys_of(own)), "deep": rows(3, keys_of(own, foreign))}),
             push_id(),
@@ -418,7 +418,7 @@ def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
     assert store.push_grad(Gradients(), push_id(examples=0), at=0).result() == 1
 
     assert other.result().rows["wide"].shape == (0, 1)
-    with pytest.raises(CtrPsError, match="lives on server 1"):
+    with pytest.raises(CtrPsError, match="is on server 1"):
         waiting.result()
 
 

@@ -140,7 +140,7 @@ def test_bytes_that_are_no_message_are_refused(start) -> None:
     with method as channel, pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary(f"/{calls.SERVICE}/PushGrad")(b"\xff" * 9, timeout=10)
 
-    assert failed.value.details() == "9 bytes are no PushGradRequest"
+    assert failed.value.details() == "9 bytes cannot be decoded as PushGradRequest"
 
 
 def test_calls_that_move_data_are_refused_and_those_that_tell_of_a_job_never() -> None:

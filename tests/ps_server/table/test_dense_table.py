@@ -139,7 +139,7 @@ def test_gradient_of_another_type_is_refused() -> None:
 
 @pytest.mark.parametrize("examples", [0, -1, 2**64 - 1])
 def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None:
-    with pytest.raises(GradientError, match=re.escape(f"sums over {examples:g} examples")):
+    with pytest.raises(GradientError, match=re.escape(f"is a sum over {examples:g} examples")):
         DenseTable(spec_of()).check(DenseGrad(np.zeros(7, np.float32), examples))
 
 

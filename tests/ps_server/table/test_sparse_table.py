@@ -172,7 +172,7 @@ def test_key_of_another_server_is_refused() -> None:
     table = SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
     foreign = keys_of(unmix64(0))  # shard 0
 
-    with pytest.raises(WrongServerError, match="shard 0, which lives on server 0"):
+    with pytest.raises(WrongServerError, match="shard 0, which is on server 0"):
         table.pull(foreign, Missing.ZEROS)
     with pytest.raises(WrongServerError):
         table.check(ones(foreign))
