@@ -58,9 +58,10 @@ def require_values_at(
     """
     if kept is None or kept.step != version or kept.num_evicted != num_evicted:
         raise ProtocolError(
-            f"this server is at version {newest} and has no values of version {version} any more, which a "
-            f"worker asked for that repeats a step. A server that is more than one step behind this one has "
-            f"lost the end of its update log, as may happen with --log-sync os when a machine goes down: its "
-            f"own log has a line 'recovered ... version={version}'. Start the job again from its checkpoint"
+            f"this server is at version {newest} and no longer has the values of version "
+            f"{version}, which a worker needs to repeat a step. Another server, more than one "
+            "step behind, has lost the end of its update log, which can happen with --log-sync os "
+            f"when a machine crashes: its own log has a line 'recovered ... version={version}'. "
+            "Start the job again from its checkpoint"
         )
     return kept

@@ -370,7 +370,7 @@ def test_push_on_arrival_while_a_step_waits_for_parts_changes_nothing(open_job):
     first.push_grad(random_gradients(0), push_id(0), at=0).result()
     before, status = first.digest(), first.status()
 
-    with pytest.raises(ProtocolError, match="worker 1 pushed to be applied on arrival"):
+    with pytest.raises(ProtocolError, match="worker 1 pushed asynchronously"):
         second.push_grad(random_gradients(1), push_id(1)).result()
 
     assert first.digest() == before

@@ -262,7 +262,7 @@ def test_one_process_is_not_started_again_where_others_have_given_up() -> None:
     end = exits(rules, "trainer.1", code=TERMINATED)
 
     assert (end.code, end.failed) == (143, "trainer.1")
-    assert "before it was noticed trainer.0 exited with code 12" in end.reason
+    assert "trainer.0 exited with code 12 before" in end.reason
 
 
 def test_without_restarts_a_worker_that_lost_a_server_ends_the_run_at_once() -> None:

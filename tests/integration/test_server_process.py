@@ -139,7 +139,7 @@ def test_signal_ends_a_server_that_stays(port, log, number, exit_code, options):
 
         assert server.wait() == exit_code
     assert f"ended reason='{number.name}'" in server.log
-    assert "staying for the next job" in server.log
+    assert "waiting for the next job" in server.log
 
 
 def test_server_without_workers_ends_with_exit_code_9(port, log):

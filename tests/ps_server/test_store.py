@@ -168,7 +168,7 @@ def trained_once() -> str:
 
 @pytest.mark.parametrize(
     ("examples", "problem"),
-    [(0, "step 0 that says it has 0 examples"), (-8, "examples = -8, expected 0 to")],
+    [(0, "step 0 with 0 examples in its push id"), (-8, "examples = -8, expected 0 to")],
 )
 def test_part_of_a_step_without_examples_changes_nothing(examples: int, problem: str) -> None:
     """The step divides by the examples of the push ids: its gradients would be left out."""
@@ -323,7 +323,7 @@ MISFITS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "geo": (
         {"tower": replace(TOWER, optimizer=OptimizerSpec(name="sum"))},
-        "optimizer 'sum', but .* 'adam'; 'sum' is what servers do in mode \"geo\": train in that mode both",
+        "optimizer 'sum', but .* 'adam'; 'sum' is the optimizer of mode \"geo\": train in that mode both",
     ),
     "missing": ({"deep": None}, "has no deep"),
 }
@@ -385,7 +385,7 @@ def test_digests_of_servers_are_those_of_the_whole_store() -> None:
         for shard, digest in server.engine.parameters.shard_digests().items()
     }
     assert model_digest({"tower": tower}, digests) == whole.digest()
-    with pytest.raises(ProtocolError, match="cannot see the whole model"):
+    with pytest.raises(ProtocolError, match="has only its own shards"):
         servers[0].digest()
 
 

@@ -260,7 +260,7 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
     )
     if _checksum_of(piece) != entry.xxh3:
         raise CheckpointError(
-            f"{folder.url}/{entry.file} was altered: it does not match its xxh3 in the manifest"
+            f"{folder.url}/{entry.file} was altered: its checksum (xxh3) differs from the manifest"
         )
     return piece
 
@@ -352,7 +352,8 @@ def _checksum_of(piece: DensePiece) -> str:
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:
     return CheckpointError(
-        f"{folder.url}/{file} was altered: shard {shard} does not match its xxh3 in the manifest"
+        f"{folder.url}/{file} was altered: the checksum (xxh3) of shard {shard} differs from the "
+        "manifest"
     )
 
 
@@ -378,7 +379,7 @@ def _reader_of(
     if not reader.schema.equals(schema, check_metadata=True):
         columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
         raise CheckpointError(
-            f"{url} was altered or belongs to something else: its schema is not ({columns}) "
+            f"{url} was altered or is another file: expected the Arrow schema ({columns}) "
             f"{schema.metadata}"
         )
     if reader.num_record_batches != num_batches:

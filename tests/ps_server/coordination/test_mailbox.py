@@ -253,7 +253,7 @@ def test_message_in_one_more_exchange_than_a_receiver_may_have_is_refused() -> N
     for number in range(MAX_EXCHANGES):
         mailbox.post(f"exchange-{number}", message(0))
 
-    with pytest.raises(ProtocolError, match="from 4 earlier ones, as 'exchange-0'"):
+    with pytest.raises(ProtocolError, match="from 4 earlier ones, such as 'exchange-0'"):
         mailbox.post("one-more", message(0))
 
     mailbox.post("exchange-0", message(1))

@@ -193,7 +193,7 @@ def test_torn_tail_is_reported_once_with_its_size(
         saved.end()
 
     assert caplog.messages == [
-        f"the update log ends with an incomplete record, which is left out file={segment} bytes={torn}"
+        f"ignored an incomplete record at the end of the update log file={segment} bytes={torn}"
     ]
 
 
@@ -249,14 +249,14 @@ def test_number_out_of_order_is_damage(folder: Path) -> None:
     segment = last_segment(folder)
     rewrite(segment, 4, lambda header: replace(header, number=9))
 
-    with pytest.raises(LogError, match="record 9 is where 6 has to be"):
+    with pytest.raises(LogError, match="record 9 follows, expected 6"):
         read_records(folder)
 
 
 def test_segment_under_the_name_of_another_is_refused(folder: Path) -> None:
     shutil.copy(folder / "segment-00000001.log", folder / "segment-00000003.log")
 
-    with pytest.raises(LogError, match=r"0003.log: it is segment 1 by its header"):
+    with pytest.raises(LogError, match=r"0003.log: its header says segment 1"):
         read_records(folder)
 
 
@@ -365,8 +365,8 @@ def test_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) ->
         read_log(path)
 
     assert str(refused.value) == (
-        f"cannot open the update log {path}: {tmp_path}/file is a file, expected a folder, or a path at "
-        "which one can be made"
+        f"cannot open the update log {path}: {tmp_path}/file is a file, expected a folder, or a path for a "
+        "new one"
     )
 
 
@@ -382,7 +382,7 @@ def test_folder_that_cannot_be_made_is_named_with_the_one_it_would_be_in() -> No
         read_log(Path("/proc/none/log"))
 
     assert str(refused.value) == (
-        "cannot make the folder of the update log /proc/none/log in /proc: No such file or directory; "
+        "cannot create the folder of the update log /proc/none/log in /proc: No such file or directory; "
         "expected a folder that this user may write to"
     )
 

@@ -91,9 +91,12 @@ def start() -> Iterator[object]:
     [
         (
             {"max_calls": 2},
-            "2 calls with 4800[0-9]{3} bytes wait for .* takes up to 2 with 536870912",
+            "2 calls with 4800[0-9]{3} bytes wait, the limit is 2 with 536870912",
         ),
-        ({"max_bytes": 2 * LARGE_BYTES}, "takes up to 512 with 4800000: try PushGrad again in 1 s"),
+        (
+            {"max_bytes": 2 * LARGE_BYTES},
+            "the limit is 512 with 4800000: try PushGrad again in 1 s",
+        ),
     ],
     ids=["calls", "bytes"],
 )

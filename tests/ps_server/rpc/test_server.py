@@ -384,7 +384,7 @@ def test_long_replay_is_warned_of_before_it_is_needed(monkeypatch, tmp_path, cap
         await server.stop()
 
     run(body())
-    assert re.findall(r"about (\d+) s to carry out", caplog.text) == ["61", "122"]
+    assert re.findall(r"its update log for about (\d+) s", caplog.text) == ["61", "122"]
 
 
 def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
@@ -469,7 +469,7 @@ def test_recovered_server_loses_no_worker_before_it_can_be_reached_again(monkeyp
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 await ask(channel, calls.JOIN, joins)
         else:
-            with pytest.raises(AbortedError, match="nothing was heard of workers"):
+            with pytest.raises(AbortedError, match="no call from workers"):
                 await server.wait()
         seconds = time.monotonic() - start
         await server.stop()
@@ -667,7 +667,7 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
     async def life_after_it() -> None:
         server = begun()
         await server.start()
-        with pytest.raises(AbortedError, match="nothing was heard of workers"):
+        with pytest.raises(AbortedError, match="no call from workers"):
             await server.recover()
         await server.stop()
 
@@ -729,7 +729,7 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
         await server.stop()
 
     run(body())
-    assert (f"update log kept, it is whole folder={log}" in caplog.text) == is_kept
+    assert (f"update log kept for a restart folder={log}" in caplog.text) == is_kept
 
 
 def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(

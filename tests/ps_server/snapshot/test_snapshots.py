@@ -112,7 +112,7 @@ def test_snapshot_is_written_once() -> None:
         pass
 
     with (
-        pytest.raises(ProtocolError, match="no snapshot 'a' to be saved"),
+        pytest.raises(ProtocolError, match="snapshot 'a' no longer exists"),
         store.snapshots.writing("a"),
     ):
         pass
@@ -131,7 +131,7 @@ def test_token_has_one_snapshot_whenever_it_is_asked_for_again() -> None:
     store.take("a")
 
     with (
-        pytest.raises(SnapshotLostError, match="no snapshot 'a' to be saved"),
+        pytest.raises(SnapshotLostError, match="snapshot 'a' no longer exists"),
         store.snapshots.writing("a"),
     ):
         pass
@@ -159,7 +159,7 @@ def test_snapshot_that_was_not_taken_here_is_refused() -> None:
     store.take("a")
 
     with (
-        pytest.raises(ProtocolError, match="no snapshot 'b' to be saved"),
+        pytest.raises(ProtocolError, match="snapshot 'b' no longer exists"),
         store.snapshots.writing("b"),
     ):
         pass

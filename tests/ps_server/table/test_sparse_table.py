@@ -419,5 +419,5 @@ def test_rows_of_another_width_are_not_written(widths: tuple[int, int, int]) -> 
 def test_rows_without_statistics_of_a_table_with_them_are_not_wider() -> None:
     table = SparseTable(spec_of(statistics=StatisticsSpec()))
 
-    with pytest.raises(CheckpointError, match=r"width 4, and 2 rows come .* shape \(2, 6\)"):
+    with pytest.raises(CheckpointError, match=r"width 4, but 2 rows have .* shape \(2, 6\)"):
         table.write(Rows(keys_of(1, 2), *(np.zeros((2, width), np.float32) for width in (2, 0, 6))))

@@ -60,7 +60,7 @@ def test_run_that_overwrites_is_refused_before_it_meets_what_it_cannot_replace(
 
     of_another_release(tmp_path / "epoch-2")
 
-    with pytest.raises(CheckpointError, match=r"epoch-2 cannot be read and will not be replaced"):
+    with pytest.raises(CheckpointError, match=r"epoch-2 cannot be read, so it is not replaced"):
         require_free_folder(overwriting)
 
 

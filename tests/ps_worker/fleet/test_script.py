@@ -191,7 +191,7 @@ def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_pa
     assert vector_of(found) == vector_of(expected)
     fleet.init()
     executor_of(mode="sync")
-    with pytest.raises(CheckpointError, match="is of kind 'inference'"):
+    with pytest.raises(CheckpointError, match="is for inference"):
         fleet.load_model(tmp_path / "export")
 
 

@@ -165,7 +165,7 @@ def test_checkpoint_is_loaded_as_it_was_read(tmp_path) -> None:
         token = Checkpoint.open(url).token
         worker.save(SaveRequest(url=url))
 
-    with pytest.raises(CheckpointError, match="replaced in the meantime"):
+    with pytest.raises(CheckpointError, match="was replaced during the load"):
         run_of(ParameterStore(), 0).load(url, token=token)
 
 
@@ -291,7 +291,7 @@ def test_workers_that_do_not_agree_do_not_start() -> None:
     first = run_of(store, 0, job("async"))
 
     told = r'strategy\.mode = "geo" \(worker 0 has strategy\.mode = "async"\)'
-    with pytest.raises(JobError, match=f"worker 1 has other settings .*{told}"):
+    with pytest.raises(JobError, match=f"the settings of worker 1 .*{told}"):
         run_of(store, 1, job("geo"))
     with first, pytest.raises(AbortedError, match=told):
         first.start()
