@@ -192,8 +192,9 @@ class BackHalf:
             )
         if part.outputs.keys() != self._fronts.keys():
             raise ModelInputError(
-                f"activations are of {', '.join(sorted(part.outputs))}, but before the cut of "
-                f"{self._model.module_class.__name__} are {', '.join(sorted(self._fronts))}"
+                f"activations come from the layers {', '.join(sorted(part.outputs))}, but "
+                f"{self._model.module_class.__name__} has the layers "
+                f"{', '.join(sorted(self._fronts))} before its cut"
             )
         for name, outputs in part.outputs.items():
             for output in outputs:

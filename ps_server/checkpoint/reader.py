@@ -361,8 +361,8 @@ class Roots:
             place = place_of(url)
             if not any(f"{place}/".startswith(f"{root.rstrip('/')}/") for root in self._places):
                 raise CheckpointError(
-                    f"{url!r} is outside of {', '.join(self._places)}, where alone this server "
-                    "saves and loads (--checkpoint-root)"
+                    f"{url!r} is outside of {', '.join(self._places)}: this server "
+                    "saves and loads only there (--checkpoint-root)"
                 )
 
     def open(self, url: str) -> Checkpoint:

@@ -139,7 +139,7 @@ class Membership:
         told = "; ".join(differences[:MAX_TOLD])
         more = len(differences) - MAX_TOLD
         raise JobError(
-            f"the settings of {self.name(worker)} differ from those of other workers: "
+            f"{self.name(worker)} has other settings than the rest of the job: "
             f"{told}{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the "
             "same job, --set and environment"
         )

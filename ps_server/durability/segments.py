@@ -328,7 +328,7 @@ class SegmentReader:
         """Raises LogError unless what begins at `offset` is a torn tail."""
         what = f"record {self.next_record} is incomplete or altered"
         if not self.is_last:
-            self._refuse(f"{what}, although later segments exist")
+            self._refuse(f"{what}, although later segments follow")
         for later in self._headers_after(self.offset):
             if later.acknowledged > self.next_record:
                 self._refuse(

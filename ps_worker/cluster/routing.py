@@ -237,7 +237,7 @@ def _require_rows(table: str, rows: Values, expected: tuple[int, int]) -> None:
     if rows.shape != expected:
         raise ProtocolError(
             f"a server answered a pull from table {table!r} with shape {rows.shape}, expected "
-            f"{expected}: it has a table of another dim"
+            f"{expected}: its table has another dim"
         )
 
 

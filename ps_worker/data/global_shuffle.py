@@ -98,7 +98,7 @@ def shuffle_globally(
     (num_shuffled,) = peers.total(shuffled.size)
     if num_shuffled != num_rows:
         raise ProtocolError(
-            f"the workers had {num_rows} rows before the shuffle and have {num_shuffled} after it"
+            f"the workers had {num_rows} rows before the shuffle, but have {num_shuffled} after it"
         )
     logger.info("shuffled globally: rows=%d of_all=%d", shuffled.size, num_rows)
     return shuffled
@@ -115,16 +115,16 @@ def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
     )
     if num_workers != peers.num_workers:
         raise ProtocolError(
-            f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has {peers.num_workers}: "
-            f"rows sent to a worker that has left would be lost"
+            f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has "
+            f"{peers.num_workers}: rows sent to the others would be lost"
         )
     for name, num_with, num_without in zip(
         STORED_COLUMNS, nums, nums[len(STORED_COLUMNS) :], strict=False
     ):
         if num_with and num_without:
             raise DataError(
-                f"rows of {counted(num_with, 'worker')} have {name}, and those of {num_without} have none: "
-                f"read them separately"
+                f"rows of {counted(num_with, 'worker')} have {name}, but rows of {num_without} "
+                "have none: read them separately"
             )
     return token, num_rows
 

@@ -109,7 +109,7 @@ def test_barrier_lets_all_go_on_at_one_version(open_job):
 def test_barrier_that_some_do_not_reach_names_them(open_job):
     first, *_ = open_job(num_workers=3, wait_limit_s=0.1)
 
-    with pytest.raises(WaitTimeoutError, match=r"barrier 'pass': workers \[1, 2\] did not come"):
+    with pytest.raises(WaitTimeoutError, match=r"barrier 'pass': workers \[1, 2\] did not arrive"):
         first.barrier("pass", 0, step=0).result()
 
 

@@ -58,7 +58,7 @@ def test_ctrl_c_in_training_lets_all_end_in_order(demo: Path) -> None:
         assert "ended reason='SIGTERM'" in (demo / f"log/pserver.{index}.log").read_text()
         worker = (demo / f"log/trainer.{index}.log").read_text()
         assert "SIGTERM: this worker ends" in worker
-        assert "sends again" not in worker
+        assert "retrying" not in worker
         assert "not ended within" not in worker
 
 

@@ -42,7 +42,7 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise UsageError(
-                    f"{function.__name__}() is called otherwise here, as {example}: {error}"
+                    f"{function.__name__}() has other arguments here, such as {example}: {error}"
                 ) from None
             return function(*args, **kwargs)
 
@@ -53,4 +53,4 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def unknown_name(where: str, name: str, names: Iterable[str]) -> AttributeError:
     """Returns the error for an attribute of `where` that is none of `names`."""
-    return AttributeError(f"{where} has no {name!r}: there are {', '.join(names)}")
+    return AttributeError(f"{where} has no {name!r}, only {', '.join(names)}")

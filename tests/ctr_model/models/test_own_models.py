@@ -81,7 +81,7 @@ SHAPES = r"it was given 5 examples, dense \[5, 3\], table 'items' with rows \[\d
         ),
         ("broadcast", rf"forward failed .*: ValueError: could not broadcast .* {SHAPES}"),
         ("name", rf"forward failed .*: KeyError: 'item'; {SHAPES}"),
-        ("no logits", r"forward left 5 of 5 numbers of the logits, float32\[5\], as they were"),
+        ("no logits", r"forward did not write 5 of 5 numbers of the logits, float32\[5\]"),
         ("last logit", r"forward left 1 of 5 numbers of the logits"),
         ("rebound tensor", rf"backward failed .*TypeError: 'tuple' object does not .* {SHAPES}"),
         (

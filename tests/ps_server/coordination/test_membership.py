@@ -93,7 +93,7 @@ def test_all_that_processes_disagree_on_is_told() -> None:
         members.join(Member(1, 6), {"train.seed": "3", "epochs": "2", "shuffle": "local"}, None)
 
     assert str(refused.value) == (
-        "the settings of worker 1 differ from those of other workers: "
+        "worker 1 has other settings than the rest of the job: "
         "train.seed = 3 (worker 0 has train.seed = 0); "
         "shuffle = local (worker 0 has shuffle = none). Give all processes of a job the same job, --set and "
         "environment"
@@ -148,7 +148,7 @@ def test_second_process_in_a_heter_trainer_s_place_is_told_by_what_it_is_one() -
 
     with pytest.raises(
         ProtocolError,
-        match=r"^heter trainer 0 of this job is another process.* two processes have the POD_IP and "
+        match=r"^another process.* has joined as heter trainer 0: two processes have the POD_IP and "
         r"PADDLE_PORT of heter trainer 0",
     ):
         members.join(Member(2, 8), {}, None)

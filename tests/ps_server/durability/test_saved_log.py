@@ -155,9 +155,9 @@ def test_damage_names_file_place_and_what_to_do(folder: Path) -> None:
         read_records(folder)
 
     assert str(raised.value) == (
-        f"{segment} is damaged at byte {start}: record 4 is incomplete or altered, and record 5 follows, "
-        f"before which it was acknowledged; restore the file, or start the server from a checkpoint with "
-        f"another, empty folder as its update log"
+        f"{segment} is damaged at byte {start}: record 4 is incomplete or altered, although it was "
+        f"acknowledged before record 5, which follows; restore the file, or start the server from a "
+        f"checkpoint with another, empty folder as its update log"
     )
 
 
@@ -218,7 +218,7 @@ def test_later_record_is_found_across_the_blocks_of_the_search(
 
     for size in range(len(MARKER), 60):
         monkeypatch.setattr("ctr_ps.ps_server.durability.segments._SCAN_BYTES", size)
-        with pytest.raises(LogError, match="record 5 follows"):
+        with pytest.raises(LogError, match="record 5, which follows"):
             read_records(folder)
 
 

@@ -261,7 +261,7 @@ def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overd
     store = Store(clock, wait_limit_s=0.0)
     store.take("a")
     with (
-        pytest.raises(WaitTimeoutError, match="a shrink had to wait for a save"),
+        pytest.raises(WaitTimeoutError, match=r"a shrink waited more than .* s for a save"),
         store.snapshots.between_saves("a shrink"),
     ):
         pass
@@ -274,7 +274,7 @@ def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overd
 def test_second_save_waits_for_the_first_in_vain() -> None:
     store = Store(wait_limit_s=0.0)
     store.take("a")
-    late = pytest.raises(WaitTimeoutError, match="a snapshot had to wait for a save")
+    late = pytest.raises(WaitTimeoutError, match=r"a snapshot waited more than .* s for a save")
 
     with store.snapshots.writing("a"), late:
         store.take("b")
@@ -315,7 +315,7 @@ def test_out_of_memory_leaves_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(tables[1], "begin_snapshot", fail)
 
-    with pytest.raises(CheckpointError, match="no memory"):
+    with pytest.raises(CheckpointError, match="not enough memory"):
         snapshot_all(tables, [DenseTable(TOWER)], Applied())
 
     assert not tables[0]._regions.snapshot.is_in_snapshot

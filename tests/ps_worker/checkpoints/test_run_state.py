@@ -48,6 +48,6 @@ def test_state_that_does_not_say_where_the_run_was_is_refused(name: str) -> None
     del values[name]
 
     with pytest.raises(
-        CheckpointError, match=rf"run\.json has no valid progress of a run: {name}: "
+        CheckpointError, match=rf"the progress of the run in .*run\.json is invalid: {name}: "
     ):
         RunState.from_json(json.dumps(values).encode(), "run.json")

@@ -173,7 +173,7 @@ def test_delta_that_is_not_possible_becomes_a_full_checkpoint_from_which_deltas_
     bases = (None, None, "step-2", "step-3", None)
     of_steps = {f"step-{step}": base for step, base in enumerate(bases, 1)}
     assert kinds(tmp_path) == {"other": None, **of_steps}
-    assert "saves all rows checkpoint=" in caplog.text
+    assert "saving all rows instead of a delta checkpoint=" in caplog.text
 
 
 def next_steps(saver: Saver) -> None:

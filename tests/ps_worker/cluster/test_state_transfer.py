@@ -71,7 +71,7 @@ def in_block(change: Callable[[BlockState], BlockState]) -> Callable[[StateChunk
 
 FAULTS: dict[str, tuple[str, Callable[[StateChunk], StateChunk]]] = {
     "block-of-another-name": (
-        r"stretches of dense blocks \[.*'tower'.*\] with \[.*'attic'",
+        r"parts of dense blocks \[.*'tower'.*\], but answered with \[.*'attic'",
         lambda chunk: replace(chunk, blocks=[("attic", *each[1:]) for each in chunk.blocks]),
     ),
     "block-missing": (
@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[str, Callable[[StateChunk], StateChunk]]] = {
     ),
     "table-missing": (r"with \['wide'", lambda chunk: replace(chunk, rows=chunk.rows[1:])),
     "keys-in-another-order": (
-        "table 'deep' with other keys",
+        "other keys of table 'deep'",
         in_rows(lambda rows: replace(rows, keys=rows.keys[::-1])),
     ),
     "rows-of-another-dim": (
@@ -135,7 +135,5 @@ def test_answer_that_was_not_asked_for_is_refused_by_name(fault: str) -> None:
     message, change = FAULTS[fault]
     ((part, chunk),) = answers(2**20)
 
-    with pytest.raises(
-        ProtocolError, match=f"server 0 answered a pull of the state of .*{message}"
-    ):
+    with pytest.raises(ProtocolError, match=f"server 0 answered with a state of .*{message}"):
         state_of([(part, change(chunk))])

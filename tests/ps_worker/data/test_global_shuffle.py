@@ -153,7 +153,7 @@ def test_rows_that_are_lost_are_an_error_for_all() -> None:
     shares = [range(1_000), range(1_000, 2_000)]
 
     for first_asked in (fleets, fleets[::-1]):
-        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle and have 1"):
+        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle, but have 1"):
             shuffle(first_asked, shares)
 
 

@@ -403,7 +403,7 @@ def test_fit_refuses_what_it_cannot_go_through_again() -> None:
     model = small_model()
     executor = fleet.distributed_optimizer(SGD).minimize(model)
 
-    with pytest.raises(UsageError, match="once only, and epoch is 2"):
+    with pytest.raises(UsageError, match="only once, but epoch is 2"):
         executor.fit(model, iter(BATCHES), epoch=2)
     with pytest.raises(UsageError, match="with the same model"):
         executor.fit(small_model(), BATCHES)

@@ -187,7 +187,7 @@ LINEAR = "optimizer.schedule={kind='linear', total_steps=%d, warmup_steps=5}"
         ),
         (
             ["optimizer.sparse=ftrl", "optimizer.dense=ftrl", "train.weight_decay=0.1"],
-            r"train\.weight_decay: has no use: all optimizers are 'ftrl'",
+            r"train\.weight_decay: has no effect, as all optimizers are 'ftrl'",
         ),
     ],
 )
@@ -263,17 +263,17 @@ PASS = ["device.tables=pass", "device.kind=cpu", "data.in_memory=true", "strateg
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.in_memory=false"], r"data\.in_memory.*but a pass is of rows in memory"),
+        (["data.in_memory=false"], r"data\.in_memory.*but a pass needs its rows in memory"),
         (["train.thread_num=2"], r"train\.thread_num.*is 2, but a device trains in one thread"),
         (["strategy.mode=geo"], r"strategy\.mode.*is 'geo'"),
         (["strategy.mode=bounded_staleness"], r"strategy\.mode.*is 'bounded_staleness'"),
         (["cluster.on_worker_loss=wait"], r"cluster\.on_worker_loss.*is 'wait'"),
-        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, less than the 128 of a batch"),
+        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, but a batch has 128 rows"),
         (["life.ttl_s=10"], r"life\.ttl_s.*keep no statistics"),
-        (["life.statistics=true"], r"life\.statistics.*keep no statistics"),
+        (["life.statistics=true"], r"life\.statistics.*have no statistics"),
         (
             ["life.admission={policy='count', threshold=3}"],
-            r"life\.admission.*keep no statistics",
+            r"life\.admission.*have no statistics",
         ),
     ],
 )
@@ -293,7 +293,7 @@ def test_device_of_one_worker_is_taken() -> None:
     require_one_worker(job, 1)
     with pytest.raises(JobError, match=r"the job has 2: start one"):
         require_one_worker(job, 2)
-    with pytest.raises(JobError, match=r"the job has heter trainers \(1\): start none"):
+    with pytest.raises(JobError, match=r"the job has 1 heter trainers: start none"):
         require_one_worker(job, 1, 1)
 
 
@@ -310,7 +310,7 @@ def test_gpu_that_is_not_there_is_refused() -> None:
         pytest.skip("there is a GPU")
     job = override_job({}, [*PASS, "device.kind=cuda"], source="test")
 
-    with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU here"):
+    with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU on this machine"):
         require_device(specs_of(OfTorch(), job))
 
 
@@ -329,7 +329,7 @@ def test_model_that_names_no_bias_cannot_start_at_a_rate() -> None:
     unnamed: Any = small_model()
     unnamed.initial_biases = None
 
-    with pytest.raises(JobError, match=r"train.base_rate: .*does not say which .* biases"):
+    with pytest.raises(JobError, match=r"train.base_rate: .*does not declare the biases"):
         require_base_rate(override_job({}, ["train.base_rate=0.03"], source="job.toml"), unnamed)
 
 

@@ -30,7 +30,7 @@ ON_SERVERS = r'set device\.tables = "pass", or remove it'
         (["data.values=text"], "data.values is 'text', but files are not multi-slot text"),
         (
             ["data.negative_correction=weight"],
-            "negative_correction is 'weight', but all rows are trained on",
+            "negative_correction is 'weight', but no rows are left out of training",
         ),
         (["data.negative_rate=0"], "data.negative_rate is 0: .* greater than 0"),
         (["data.negative_rate=10"], "data.negative_rate is 10: .* equal to 1"),

@@ -227,7 +227,7 @@ def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) ->
     done = run(*arguments, "--min-score", "0.5")
 
     assert done.code == 2
-    assert done.err.startswith("error: --min-score 0.5: table 'deep' keeps no statistics")
+    assert done.err.startswith("error: --min-score is 0.5, but table 'deep' keeps no statistics")
     assert not (tmp_path / "served").exists()
 
 

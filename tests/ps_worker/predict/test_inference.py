@@ -109,7 +109,9 @@ def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:
     assert [value for _, value in named] == [value for _, value in by_user]
     with pytest.raises(DataError, match="no column 'usr', the id of the schema, did you mean"):
         infer(model, data, output=output, id_column="usr")
-    with pytest.raises(UsageError, match="--id user: ids are written with predictions: give --out"):
+    with pytest.raises(
+        UsageError, match="--id user: ids are only written with predictions: give --out"
+    ):
         infer(model, data, id_column="user")
     assert infer(model, data)["rows"] == 10
 

@@ -166,7 +166,7 @@ def test_whole_numbers_are_refused_where_the_checkpoint_does_not_say_what_they_w
 
     user = of_parquet.samples[0][2][0]
     assert predictor.predict_samples([(None, [0], [str(user), ["a"]])]).size == 1
-    with pytest.raises(DataError, match="the checkpoint does not say what whole numbers were"):
+    with pytest.raises(DataError, match="the checkpoint does not tell how whole numbers"):
         predictor.predict_samples([(None, [0], [user, ["a"]])])
 
 
@@ -228,9 +228,7 @@ def test_switches_and_goes_back(checkpoints: Path, data: Path) -> None:
 
     predictor.roll_back()
     np.testing.assert_array_equal(says(), first)
-    with pytest.raises(
-        UsageError, match=r"no model from before .*epoch-1 is kept: only the last 2"
-    ):
+    with pytest.raises(UsageError, match=r"no model before .*epoch-1 is kept, as only the last 2"):
         predictor.roll_back()
     assert not np.array_equal(first, second)
 
@@ -246,7 +244,7 @@ def test_goes_back_as_far_as_models_are_kept(checkpoints: Path) -> None:
         urls.append(Path(predictor.url).name)
 
     assert urls == ["epoch-1", "epoch-2"]
-    with pytest.raises(UsageError, match=r"no model from before .*epoch-2 is kept"):
+    with pytest.raises(UsageError, match=r"no model before .*epoch-2 is not kept"):
         predictor.roll_back()
 
 

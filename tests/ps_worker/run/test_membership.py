@@ -176,7 +176,7 @@ def test_lease_that_servers_do_not_hear_of_runs_out(caplog) -> None:
     with renewal(store, lease_s=3600.0) as lease:
         lease.give_up()
 
-    assert "lease not given up, it runs out: ps-0:1 is away" in caplog.text
+    assert "could not give up the lease, which will expire: ps-0:1 is away" in caplog.text
 
 
 def test_closing_ends_a_long_pause() -> None:

@@ -315,7 +315,7 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": "rank"}, "by 'rank', expected one of count, probability, score"),
+        ({"policy": "rank"}, "with policy 'rank', expected one of count, probability, score"),
         ({"counter": "sketch"}, "counter 'sketch', expected one of exact, bloom"),
         ({"threshold": 0.5}, "by count with threshold 0.5, expected occurrences from 1 to"),
         ({"threshold": float("nan")}, "with threshold nan, expected occurrences"),

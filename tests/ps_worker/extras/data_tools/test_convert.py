@@ -95,7 +95,7 @@ def test_other_scaling_may_read_the_keys_and_another_order_may_not(tmp_path: Pat
     other_scaling = Schema(dense=(DenseColumn(name="age", scale=2.0),), slots=SCHEMA.slots)
 
     assert rows(files, other_scaling) == rows([tmp_path / "a.tsv"], other_scaling)
-    with pytest.raises(DataError, match="'item' is slot 1 of the schema, but its keys were made"):
+    with pytest.raises(DataError, match="'item' is slot 1 of the schema, but keys were hashed"):
         rows(files, Schema(dense=SCHEMA.dense, slots=("item", "user")))
 
 
@@ -233,7 +233,7 @@ def test_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     [
         ({"rows_per_file": 0}, UsageError, "rows_per_file is 0, expected at least 1"),
         ({"row_group_rows": 0}, UsageError, "row_group_rows is 0, expected at least 1"),
-        ({"format_in": "libsvm"}, UsageError, "cannot take values from the format 'libsvm', only"),
+        ({"format_in": "libsvm"}, UsageError, "cannot read single columns of format 'libsvm', only"),
         ({"files": ["empty.tsv"]}, DataError, "no rows to convert in 1 file"),
         ({"files": ["a.tsv", "b.tsv"]}, DataError, r"b\.tsv has columns age: .*convert them separately"),
         ({"files": ["none.tsv"]}, DataError, r"cannot read .*none\.tsv"),

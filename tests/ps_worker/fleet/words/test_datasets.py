@@ -72,11 +72,11 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
         ),
         (
             lambda it: it.init(use_var=SCHEMA, fs_name="hdfs://x"),
-            "fs_name .* none here: leave it out",
+            "fs_name .* not supported: leave it out",
         ),
         (
             lambda it: it.init(use_var=SCHEMA, input_type=1),
-            "input_type of .* is 1, and there is none here",
+            "input_type of .* is 1, but is not supported",
         ),
         (lambda it: it.init(use_var=SCHEMA, batch_size=0), "batch_size is 0"),
         (
@@ -93,7 +93,7 @@ def test_what_is_missing_or_wrong_names_the_way(call: Any, message: str) -> None
 def test_dataset_is_made_once() -> None:
     dataset = fleet.QueueDataset(SCHEMA, 4)
 
-    with pytest.raises(UsageError, match=r"has its columns already: init\(\) is called once"):
+    with pytest.raises(UsageError, match=r"has its columns already: call init() once"):
         dataset.init(use_var=SCHEMA)
     with pytest.raises(AttributeError, match=r"no 'set_fields': there are .*set_filelist, "):
         dataset.set_fields()
