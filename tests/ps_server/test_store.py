@@ -315,7 +315,7 @@ MISFITS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "layout": (
         {"tower": replace(TOWER, segments=tuple(reversed(TOWER.segments)))},
-        r"'tower' was saved with second \[2\], not first \[2, 2\]; .* in the same order",
+        r"'tower' was saved with second \[2\], not first \[2, 2\]; .* and their order",
     ),
     "dense-optimizer": (
         {"tower": replace(TOWER, optimizer=BY_SGD)},

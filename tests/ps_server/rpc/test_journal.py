@@ -231,7 +231,7 @@ def test_log_of_another_server_is_refused(
     other = ParameterStore(**{"num_workers": 2, **server})
 
     with pytest.raises(
-        LogError, match=f"is of server 0 of 2, for 2 workers, but this process is {named}: "
+        LogError, match=f"belongs to server 0 of 2, for 2 workers, but this process is {named}: "
     ):
         recovered(tmp_path, other)
 

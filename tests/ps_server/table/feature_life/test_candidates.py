@@ -301,5 +301,5 @@ def test_next_job_may_leave_less_room_for_candidates() -> None:
 def test_limit_without_room_for_a_row_beside_the_counters_is_refused() -> None:
     for admission, count_bytes in ((EXACT.admission, 1000), (BLOOM.admission, 19_172)):
         spec = replace(EXACT, admission=admission, expiry=ExpirySpec(max_bytes=4000))
-        with pytest.raises(SpecError, match=f"no room .* beside {count_bytes} bytes of counts"):
+        with pytest.raises(SpecError, match=f"too few .* beside {count_bytes} bytes of counts"):
             SparseTable(spec)
