@@ -283,9 +283,9 @@ class _Launcher:
         if self._goes_on is None and (found := self._update_logs_in(folder)):
             if not self._can_go_on_from(found):
                 raise LogDirError(
-                    f"{folder} has update logs of {', '.join(sorted(found))} of an earlier run, "
-                    f"but {self._launch.num_servers} servers resume only from the logs of all, "
-                    'with cluster.on_worker_loss = "wait". Remove the folder, or use another '
+                    f"cannot resume {self._launch.num_servers} servers from the update logs of "
+                    f"{', '.join(sorted(found))} in {folder}: that needs the logs of all servers, "
+                    'and cluster.on_worker_loss = "wait". Remove the folder, or use another '
                     "--log-dir"
                 )
             self._goes_on = True

@@ -55,10 +55,10 @@ def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
 def require_values(spec: DenseSpec, values: Values | None, length: int) -> None:
     """Raises SpecError unless a dense block has valid initial values exactly if its spec announces them."""
     if (values is not None) != (spec.values_digest != 0) and length:
-        raise SpecError(
-            f"dense block {spec.name!r} has {'a' if spec.values_digest else 'no'} digest of initial values, "
-            f"and comes {'without' if values is None else 'with'} them"
-        )
+        has = "initial values, but no digest of them"
+        if spec.values_digest:
+            has = "a digest of initial values, but no values"
+        raise SpecError(f"dense block {spec.name!r} has {has}")
     if values is not None and values.shape != (length,):
         raise SpecError(
             f"initial values of dense block {spec.name!r} have shape {values.shape}, expected "

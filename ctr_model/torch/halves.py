@@ -206,8 +206,8 @@ class BackHalf:
     def _joined(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
         if len({array.ndim for array in arrays}) > 1:
             raise ModelInputError(
-                f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the "
-                f"same"
+                f"arrays of one step have {sorted({array.ndim for array in arrays})} dimensions, "
+                "expected the same number in all"
             )
         if len({array.shape[1:] for array in arrays}) > 1:  # they are padded to the largest
             shape = np.max([array.shape[1:] for array in arrays], axis=0)

@@ -200,8 +200,8 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
     version, newest = read_manifest(folder.child(name)).version, latest.manifest.version
     if newest > version:
         raise CheckpointError(
-            f"{folder.url}/{LATEST} still names {_named_by(folder, LATEST)!r} of version "
-            f"{newest}: another process saved it, and {name!r} has the older version {version}"
+            f"{folder.url}/{LATEST} names {_named_by(folder, LATEST)!r} of version {newest}, newer than "
+            f"{name!r} of version {version}: another process saves to this folder"
         )
 
 

@@ -110,8 +110,9 @@ class RecordHeader:
         kind = self.kind.encode()
         if len(kind) > MAX_KIND_BYTES or self.payload_bytes > MAX_PAYLOAD_BYTES:
             raise LogError(
-                f"a record of kind {self.kind[:MAX_KIND_BYTES]!r} ({len(kind)} bytes) with a payload of "
-                f"{self.payload_bytes} bytes is too long: at most {MAX_KIND_BYTES} and {MAX_PAYLOAD_BYTES}"
+                f"a record of kind {self.kind[:MAX_KIND_BYTES]!r} ({len(kind)} bytes) with a "
+                f"payload of {self.payload_bytes} bytes is too long: a kind may have "
+                f"{MAX_KIND_BYTES} bytes, a payload {MAX_PAYLOAD_BYTES}"
             )
         numbers = (self.payload_bytes, self.number, self.acknowledged, self.payload_checksum)
         fields = _RECORD.pack(*numbers, len(kind)) + kind

@@ -90,8 +90,8 @@ def _difference_of_keys(saved: Schema, schema: Schema) -> str:
             return f"slot {number + 1} was {was!r} and is {now!r} (new slots come last)"
         if saved.slot_numbers[number] != schema.slot_numbers[number]:
             return (
-                f"slot {was!r} had the keys of {saved.slots[saved.slot_numbers[number] - 1]!r} and has those "
-                f"of {schema.slots[schema.slot_numbers[number] - 1]!r}"
+                f"slot {was!r} had the keys of {saved.slots[saved.slot_numbers[number] - 1]!r}, but now has "
+                f"those of {schema.slots[schema.slot_numbers[number] - 1]!r}"
             )
     return ""
 

@@ -149,7 +149,7 @@ def _why(transport: Transport, server: int) -> str:
     except CtrPsError as failure:
         why = str(failure)
     else:
-        return f"{transport.endpoints[server]} has answered since"
+        return f"{transport.endpoints[server]} answers now"
     if any(sign in why for sign in _SIGNS_OF_TLS):
         return f"{why}; does only one side use TLS ({TLS_CA})?"
     return why

@@ -282,7 +282,9 @@ def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
         raise ProtocolError(f"received {len(data)} bytes of rows, their header says {ends[-1]}")
     view = memoryview(data)
     if not has_counts and size * slots != num_keys:  # before memory is allocated for them
-        raise ProtocolError(f"received {num_keys} keys, expected one for each of {size} x {slots}")
+        raise ProtocolError(
+            f"received {num_keys} keys, expected {size} x {slots}: one for each row and slot"
+        )
     counts = np.frombuffer(view[ends[-2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
     if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:
         raise ProtocolError(f"received {num_keys} keys, but the counts add up to {num_counted}")

@@ -210,7 +210,7 @@ def import_(
     files: Annotated[
         list[str], typer.Argument(help="Vectors: NAME.parquet, NAME.npy or NAME.txt (word2vec).")
     ],
-    table: Annotated[str, typer.Option(help="Table to set the rows of.")],
+    table: Annotated[str, typer.Option(help="Table to import the vectors into.")],
     slot: Annotated[str, typer.Option(help="Slot of the values, for files without keys.")] = "",
 ) -> None:
     """Copy a checkpoint, with rows set to vectors from files, such as those of `export --values`."""

@@ -239,7 +239,7 @@ class Tables:
         self._require_open()
         if self._num_pushes:
             raise UsageError(
-                f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load first"
+                f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load it first"
             )
 
         def load() -> str:

@@ -245,8 +245,8 @@ def test_dense_block_of_one_element_is_pulled_and_pushed(store):
 @pytest.mark.parametrize(
     ("digest", "values", "message"),
     [
-        (5, None, "has a digest of initial values, and comes without them"),
-        (0, np.ones(7, np.float32), "has no digest of initial values, and comes with them"),
+        (5, None, "has a digest of initial values, but no values"),
+        (0, np.ones(7, np.float32), "has initial values, but no digest of them"),
         (5, np.ones(8, np.float32), r"have shape \(8,\), expected \(7,\)"),
         (5, np.full(7, np.nan, np.float32), "infinite or NaN"),
     ],

@@ -137,7 +137,7 @@ def test_update_logs_with_which_a_run_cannot_go_on_are_not_removed(run: dict[str
     segment.parent.mkdir(parents=True)
     segment.touch()
 
-    with pytest.raises(LogDirError, match=r"of server-0 of .* Remove the folder, or"):
+    with pytest.raises(LogDirError, match=r"of server-0 in .* Remove the folder, or"):
         launched_here("exit(1)", "exit(1)", durability="log", **run)
 
     assert segment.exists()

@@ -361,14 +361,14 @@ def test_data_that_can_be_gone_through_once_do_not_tell_where_to_start(clicks: P
         (
             {"data": {"train": "x"}},
             JobError,
-            "data.train is no setting of a Trainer: give files to",
+            "data.train is not a setting of a Trainer: give files to",
         ),
         (
             {"data": {"schema": "my.toml"}},
             JobError,
-            r"data.schema is no setting of a Trainer: give it as Trainer\(schema=",
+            r"data.schema is not a setting of a Trainer: give it as Trainer\(schema=",
         ),
-        ({"options": {"name": "fm"}}, UsageError, "options name the model 'fm', and .* 'ctr_dnn'"),
+        ({"options": {"name": "fm"}}, UsageError, "options name the model 'fm', but .* 'ctr_dnn'"),
         ({"optimizer": {"sparse": "adagard"}}, JobError, "adagard"),
     ],
 )

@@ -101,7 +101,7 @@ def serve(
         float,
         typer.Option(
             min=0,
-            help="Seconds to keep serving after SIGTERM, reporting not ready to load balancers.",
+            help="Seconds to keep serving after SIGTERM, while health checks report not ready.",
         ),
     ] = 0.0,
     insecure: Annotated[

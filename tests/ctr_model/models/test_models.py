@@ -383,7 +383,11 @@ def test_loss_and_predictions_of_pooled_slots_agree_with_the_oracle(name: str) -
     ("name", "options", "message"),
     [
         ("fm", {"pooling": "max"}, "model 'fm' has no option 'pooling': it multiplies the emb"),
-        ("fm", {"slots": {"C1": {"dim": 2}}}, "model 'fm' has no option 'slots': .*all have one"),
+        (
+            "fm",
+            {"slots": {"C1": {"dim": 2}}},
+            "model 'fm' has no option 'slots': .*all slots have one",
+        ),
         ("lr", {"pooling": "mean"}, "model 'lr' has no option 'pooling': it has one weight for"),
         (
             "deepfm",

@@ -148,7 +148,7 @@ def test_second_process_in_a_heter_trainer_s_place_is_told_by_what_it_is_one() -
 
     with pytest.raises(
         ProtocolError,
-        match=r"^another process.* has joined as heter trainer 0: two processes have the POD_IP and "
+        match=r"^another process joined as heter trainer 0 before.* two processes have the POD_IP and "
         r"PADDLE_PORT of heter trainer 0",
     ):
         members.join(Member(2, 8), {}, None)

@@ -259,7 +259,7 @@ def test_server_takes_a_bounded_number_of_tables_and_blocks() -> None:
         client.create_table(table(0, 1))
         with pytest.raises(SpecError, match="'t999' would make 257 tables, expected up to 256"):
             client.create_table(table(999, 1))
-        with pytest.raises(SpecError, match="'d999' there would be 257 dense blocks, more"):
+        with pytest.raises(SpecError, match="'d999' would make 257 dense blocks, expected up"):
             client.create_dense(block(999))
         assert len(client.status().tables) == MAX_TABLES
 

@@ -232,7 +232,7 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
     [
         (["data.train={}/test/*"], 2, JobError, "data.train.*trained on other files"),
         (["train.seed=5"], 2, JobError, "train.seed.*is 5, but was 0 in the run"),
-        (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
+        (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, but was False"),
         ([], 3, JobError, "ended in epoch 1.*to 2 workers, but now the job has 3"),
         (["data.schema=criteo_min_max"], 2, JobError, "trained with another schema"),
         (["model.dim=3"], 2, CheckpointError, "saved with dim 2, but the job declares dim 3"),
@@ -363,7 +363,7 @@ def test_checkpoint_that_does_not_say_how_many_batches_it_has_is_refused(
     (latest / "MANIFEST.json").write_text(manifest_to_json(replace(manifest, batches=0)))
 
     with pytest.raises(
-        CheckpointError, match=rf"of version {manifest.version} but no number of batches"
+        CheckpointError, match=rf"has version {manifest.version} but no number of batches"
     ):
         run_first(job_of(clicks, tmp_path))
 

@@ -206,7 +206,7 @@ def test_run_is_over_after_stop_worker(local: Fleet) -> None:
     local.stop_worker()
     assert local.place is None
 
-    with pytest.raises(UsageError, match=r"stop_worker.* was called: fleet.barrier_worker"):
+    with pytest.raises(UsageError, match=r"stop_worker.* was called: call fleet.barrier_worker"):
         local.barrier_worker()
     with pytest.raises(UsageError, match="call it once"):
         local.init_worker()

@@ -50,7 +50,7 @@ ON_SERVERS = r'set device\.tables = "pass", or remove it'
         (["valid.final_model=best"], NO_ROWS),
         (
             ["valid.every_epochs=0", "data.valid=rows"],
-            r"valid\.every_epochs is 0, and so is valid\.every_steps",
+            r"valid\.every_epochs is 0, but valid\.every_steps is also 0",
         ),
         (
             ["valid.final_model=best", "data.valid=rows"],

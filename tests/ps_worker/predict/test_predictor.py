@@ -244,7 +244,7 @@ def test_goes_back_as_far_as_models_are_kept(checkpoints: Path) -> None:
         urls.append(Path(predictor.url).name)
 
     assert urls == ["epoch-1", "epoch-2"]
-    with pytest.raises(UsageError, match=r"no model before .*epoch-2 is not kept"):
+    with pytest.raises(UsageError, match=r"no model before .*epoch-2 is kept"):
         predictor.roll_back()
 
 

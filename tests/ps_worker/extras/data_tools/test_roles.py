@@ -244,7 +244,7 @@ def test_what_follows_a_click_is_a_label_of_its_own_or_nothing(tmp_path: Path, n
         f'to learn it as a second label, set labels = ["click", "{name}"]'
         in role_in(found, name).why
     )
-    assert "named like what follows a click; add it to" in role_in(amounts, name).why
+    assert "its name is that of an event after a click; add it to" in role_in(amounts, name).why
 
 
 def test_names_with_such_words_in_them_are_features(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def read(path: Path, out: Path) -> tuple[int, int, float]:
 @pytest.mark.parametrize(
     ("columns", "options", "fault"),
     [
-        ({}, {}, r"say --label 'a' or 'b'$"),
+        ({}, {}, r"choose --label 'a' or 'b'$"),
         (
             {"Click": [0, 1], "label": [0, 1]},
             {},
@@ -528,7 +528,7 @@ def test_file_of_the_test_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("click,a\n" + "0,x\n1,y\n1,x\n0,y\n" * 50)
     (tmp_path / "2.csv").write_text("click,a\n")
 
-    with pytest.raises(UsageError, match=r"2\.csv, to test on, has no row"):
+    with pytest.raises(UsageError, match=r"2\.csv, a file to test on, has no row"):
         write_first_job([f"{tmp_path}/*.csv"], tmp_path / "out")
 
 

@@ -40,9 +40,9 @@ def test_script_makes_the_role_of_a_worker() -> None:
         ({"current_id": -1}, "current_id is -1"),
         ({"current_id": 3, "role": Role.WORKER}, "expected 0 to 2: the job has 3 workers"),
         ({"worker_num": 0}, "worker_num is 0, expected at least 1"),
-        ({"server_endpoints": []}, "server_endpoints names no server"),
+        ({"server_endpoints": []}, "server_endpoints has no server"),
         ({"server_endpoints": ["ps-0"]}, "server_endpoints has 'ps-0', expected host:port"),
-        ({"server_endpoints": ["a:1", "a:1"]}, "names a:1 more than once"),
+        ({"server_endpoints": ["a:1", "a:1"]}, "has a:1 more than once"),
         ({"is_collective": True}, "is_collective=True is not supported"),
     ],
 )

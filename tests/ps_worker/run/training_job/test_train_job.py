@@ -743,7 +743,7 @@ def test_other_layers_begin_with_the_embeddings_of_an_old_model(
     ("settings", "message"),
     [
         (["checkpoint.only=embedding"], "no model is loaded: set checkpoint.load"),
-        (["checkpoint.load=m", "checkpoint.only=wide"], "names wide, but .* only dense, embedding"),
+        (["checkpoint.load=m", "checkpoint.only=wide"], "has wide, but .* only dense, embedding"),
     ],
 )
 def test_parts_that_the_model_does_not_have_are_refused(

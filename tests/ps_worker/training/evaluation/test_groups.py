@@ -1,4 +1,4 @@
-"""Figures of groups, against scikit-learn and against is a sum over each group."""
+"""Figures of groups, against scikit-learn and against sums over each group."""
 
 import math
 
