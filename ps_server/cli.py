@@ -122,7 +122,10 @@ def run(
     sigterm_exit_code: Annotated[
         int,
         typer.Option(
-            help="Exit code after SIGTERM; use 143 where only failures are restarted, as in a Kubernetes Job."
+            help=(
+                "Exit code after SIGTERM; set 143 if only failed processes are restarted, as in a "
+                "Kubernetes Job."
+            )
         ),
     ] = DEFAULTS.sigterm_exit_code,
     check: Annotated[

@@ -94,7 +94,7 @@ class _Bfloat16:
 @functools.cache
 def _warn_of_no_use(name: str) -> None:
     logger.warning(
-        "%s trains in float32: none of its products by self.products has %d columns",
+        "%s trains in float32: it computes no product of %d or more columns with self.products",
         name,
         MIN_WIDTH,
     )

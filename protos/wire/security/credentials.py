@@ -169,7 +169,7 @@ def open_channel(
         if credentials.certificate or credentials.server_name:
             raise UsageError(
                 f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates that "
-                "sign theirs"
+                "sign those of servers"
             )
         return grpc.insecure_channel(endpoint, options=options)
     own = _pair(credentials) if credentials.certificate else ()

@@ -104,7 +104,7 @@ def test_schema_without_numbers_makes_every_index_a_value() -> None:
         (FFM, "1 0:1:2 0:1:2", "'0:1:2' gives 'age' a second number"),
         (FFM, f"1 {'0' * 21}:u:1", "the first number of '000000000000000000000:u:1' is above"),
         (SVM, "1 18446744073709551616:1", "the first number of '18446744073709551616:1' is above"),
-        (SVM, f"1 {'7' * 5000}:1", f"the first number of '{'7' * 60}'... is beyond 2**64 - 1"),
+        (SVM, f"1 {'7' * 5000}:1", f"the first number of '{'7' * 60}'... is above 2**64 - 1"),
         (SVM, "\x01 2 7:1", "the label is '2', expected 0, 1 or -1"),
         (SVM, "1 7:1\x017", "'7' does not have the form index:number"),
     ],
