@@ -77,9 +77,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     _require_tables(name, model, schema)
     if schema.other_labels and not tasks_of(model):
         raise ValueError(
-            f"model {name!r} learns one label, but the schema has {', '.join(schema.labels)}: use "
-            f"one of {', '.join(TASK_MODELS)}, or name one label in the schema, such as label = "
-            f"{schema.label!r}"
+            f"model {name!r} learns one label, but the schema has {', '.join(schema.labels)}: use one of "
+            f"{', '.join(TASK_MODELS)}, or name one label in the schema, such as label = {schema.label!r}"
         )
     return model
 
@@ -106,14 +105,14 @@ def with_dropout(model: Model, rate: float, seed: int) -> Model:
         return model
     if module_class_of(model) is not None:
         raise ValueError(
-            "a PyTorch module defines dropout itself: use torch.nn.Dropout between its layers, "
-            "and remove this option"
+            "a PyTorch module defines dropout itself: use torch.nn.Dropout between its layers, and remove "
+            "this option"
         )
     if isinstance(model, ClickModel):
         return model.with_dropout(rate, seed)
     raise ValueError(
-        f"{type(model).__name__} does not derive from ClickModel, and only such classes have this "
-        "dropout: remove this option"
+        f"{type(model).__name__} does not derive from ClickModel, and only such classes have this dropout: "
+        "remove this option"
     )
 
 
@@ -211,8 +210,8 @@ def _import_fault(path: Path, error: Exception) -> str:
     module = path.parent / missing.partition(".")[0]
     if missing and (module.is_dir() or module.with_suffix(".py").is_file()):
         fault += (
-            "; a checkpoint carries one file for a model, without modules beside it: put their "
-            "code into that file, install them, or name their folder in PYTHONPATH"
+            "; a checkpoint carries one file for a model, without modules beside it: put their code into "
+            "that file, install them, or name their folder in PYTHONPATH"
         )
     return fault
 

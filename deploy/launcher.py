@@ -266,8 +266,7 @@ class _Launcher:
         self._cluster.stop()
         if update_logs and self._can_go_on_from(self._update_logs_in(update_logs)):
             log.error(
-                "kept the update logs in %s: the same command resumes from them; to start fresh, "
-                "remove them",
+                "kept the update logs in %s: the same command resumes from them; to start fresh, remove them",
                 update_logs,
             )
         if end.failed:
@@ -284,14 +283,12 @@ class _Launcher:
             if not self._can_go_on_from(found):
                 raise LogDirError(
                     f"cannot resume {self._launch.num_servers} servers from the update logs of "
-                    f"{', '.join(sorted(found))} in {folder}: that needs the logs of all servers, "
-                    'and cluster.on_worker_loss = "wait". Remove the folder, or use another '
-                    "--log-dir"
+                    f"{', '.join(sorted(found))} in {folder}: that needs the logs of all servers, and "
+                    'cluster.on_worker_loss = "wait". Remove the folder, or use another --log-dir'
                 )
             self._goes_on = True
             log.warning(
-                "resuming from the update logs of an earlier run in %s; to start fresh, remove "
-                "them",
+                "resuming from the update logs of an earlier run in %s; to start fresh, remove them",
                 folder,
             )
             return

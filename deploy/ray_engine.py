@@ -81,9 +81,8 @@ def ray_engine(
             groups.append(placement_group([{"CPU": CPUS_EACH}] * number, strategy=strategy))
             if not _has_place(groups[-1], number, place_seconds):
                 raise PlacementError(
-                    f"Ray found no place for {num_servers} servers and {num_workers} workers "
-                    f"within {place_seconds:g} s: each needs {CPUS_EACH} CPU, and "
-                    f"{_free_cpus():g} are free"
+                    f"Ray found no place for {num_servers} servers and {num_workers} workers within "
+                    f"{place_seconds:g} s: each needs {CPUS_EACH} CPU, and {_free_cpus():g} are free"
                 )
         yield RayEngine(*groups)
     finally:

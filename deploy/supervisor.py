@@ -254,8 +254,8 @@ class Supervisor:
             self._refused = self._refused or failure
         others = "go on" if self._running else "have ended"
         text = (
-            f"{failure.name} {describe_end(failure.returncode)}: the others {others} without it, "
-            'as cluster.on_worker_loss is "continue"'
+            f"{failure.name} {describe_end(failure.returncode)}: the others {others} without it, as "
+            'cluster.on_worker_loss is "continue"'
         )
         match self._exited(failure.name, now):
             case None:
@@ -302,8 +302,8 @@ class Supervisor:
         self._recent[what] = times
         if len(times) >= MAX_FUTILE_RESTARTS:
             return (
-                f", and {what} was restarted {MAX_FUTILE_RESTARTS} times within "
-                f"{FUTILE_SECONDS:g} s without progress"
+                f", and {what} was restarted {MAX_FUTILE_RESTARTS} times within {FUTILE_SECONDS:g} s "
+                "without progress"
             )
         return ""
 

@@ -46,9 +46,9 @@ def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
     piece_bytes = VALUE_BYTES * -(-spec.length // num_servers)
     if piece_bytes > MAX_NUMBERS_BYTES:
         raise SpecError(
-            f"dense block {spec.name!r} has {spec.length} elements, {piece_bytes} bytes on each "
-            f"of {num_servers} servers, more than the {MAX_MESSAGE_BYTES} of a message: use more "
-            "servers, or several blocks"
+            f"dense block {spec.name!r} has {spec.length} elements, {piece_bytes} bytes on each of "
+            f"{num_servers} servers, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "
+            "several blocks"
         )
 
 
@@ -61,8 +61,7 @@ def require_values(spec: DenseSpec, values: Values | None, length: int) -> None:
         raise SpecError(f"dense block {spec.name!r} has {has}")
     if values is not None and values.shape != (length,):
         raise SpecError(
-            f"initial values of dense block {spec.name!r} have shape {values.shape}, expected "
-            f"({length},)"
+            f"initial values of dense block {spec.name!r} have shape {values.shape}, expected ({length},)"
         )
     if values is not None and not np.isfinite(values).all():
         raise SpecError(f"initial values of dense block {spec.name!r} are infinite or NaN")
@@ -158,8 +157,7 @@ def _join_stretches(block: str, pieces: list[tuple[int, DenseGrad]]) -> DenseGra
     for start, stretch in pieces:
         if start != position:
             raise ProtocolError(
-                f"a chunk of a push to dense block {block!r} starts at element {start}, expected "
-                f"{position}"
+                f"a chunk of a push to dense block {block!r} starts at element {start}, expected {position}"
             )
         position += stretch.values.size
     if len(pieces) == 1:

@@ -149,14 +149,14 @@ def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> N
     if counts is None:
         if keeps_statistics:
             raise GradientError(
-                f"push to table {table!r} has no counts, but the table keeps statistics: add the "
-                "shows and clicks of each key"
+                f"push to table {table!r} has no counts, but the table keeps statistics: add the shows and "
+                "clicks of each key"
             )
         return
     if not keeps_statistics:
         raise GradientError(
-            f"push to table {table!r} has counts, but the table keeps no statistics: declare the "
-            "table with statistics, or push no counts"
+            f"push to table {table!r} has counts, but the table keeps no statistics: declare the table with "
+            "statistics, or push no counts"
         )
     expected = (grad.keys.size, NUM_COUNTS)
     if counts.shape != expected or counts.dtype != np.uint32:
@@ -167,9 +167,8 @@ def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> N
     if wrong := np.flatnonzero(counts[:, 1] > counts[:, 0])[:1].tolist():
         occurrences, clicks = counts[wrong[0]].tolist()
         raise GradientError(
-            f"push to table {table!r} has more clicks than shows of key "
-            f"{int(grad.keys[wrong[0]])}: {counted(clicks, 'click')}, "
-            f"{counted(occurrences, 'show')}"
+            f"push to table {table!r} has more clicks than shows of key {int(grad.keys[wrong[0]])}: "
+            f"{counted(clicks, 'click')}, {counted(occurrences, 'show')}"
         )
 
 
@@ -206,6 +205,5 @@ def require_finite(gradients: Gradients) -> None:
     """Raises GradientError if a value is infinite or NaN; names the table and a key, or the block."""
     for fault in faults_of(gradients).values():
         raise GradientError(
-            f"{fault}; nothing was applied: lower the learning rate, or check the scaling of the "
-            "input"
+            f"{fault}; nothing was applied: lower the learning rate, or check the scaling of the input"
         )

@@ -118,9 +118,9 @@ class ShardMap:
             if strangers.size:
                 shard = int(strangers[0])
                 raise WrongServerError(
-                    f"server {server} of {self.num_servers} received "
-                    f"{counted(int(counts[shard]), 'key')} of shard {shard}, which is on server "
-                    f"{self.server_of(shard)}: give client and server the same list of servers"
+                    f"server {server} of {self.num_servers} received {counted(int(counts[shard]), 'key')} "
+                    f"of shard {shard}, which is on server {self.server_of(shard)}: give client and server "
+                    "the same list of servers"
                 )
         return counts
 
@@ -128,9 +128,8 @@ class ShardMap:
         """Raises WrongServerError unless a request to `server` was placed by this map."""
         if epoch != self.epoch:
             raise WrongServerError(
-                f"the client has the shard map of epoch {epoch}, server {server} of "
-                f"{self.num_servers} that of epoch {self.epoch}: connect again, with the current "
-                "list of servers"
+                f"the client has the shard map of epoch {epoch}, server {server} of {self.num_servers} that "
+                f"of epoch {self.epoch}: connect again, with the current list of servers"
             )
 
 

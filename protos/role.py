@@ -196,8 +196,8 @@ def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, wh
     own = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     if own not in endpoints:
         raise RoleError(
-            f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): write "
-            f"the address of this {what} in the same way in both"
+            f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): write the "
+            f"address of this {what} in the same way in both"
         )
     return endpoints.index(own)
 
@@ -211,8 +211,8 @@ def _heter_role(environ: Mapping[str, str]) -> HeterRole:
         )
     if environ.get(STAGE, "2").strip() != "2":
         raise RoleError(
-            f"{STAGE} is {environ[STAGE]!r}, expected 2: stage 1 is the CPU trainers, stage 2 the "
-            "heter trainers"
+            f"{STAGE} is {environ[STAGE]!r}, expected 2: stage 1 is the CPU trainers, stage 2 the heter "
+            "trainers"
         )
     return HeterRole(
         endpoints=_endpoints(environ),

@@ -38,8 +38,10 @@ def run(
         float | None,
         typer.Option(
             min=0,
-            help="Seconds without a call after which the server exits with code 9; 0: never; "
-            "default: 600, with --stay never.",
+            help=(
+                "Seconds without a call after which the server exits with code 9; 0: never; default: 600, "
+                "with --stay never."
+            ),
         ),
     ] = DEFAULTS.idle_limit_s,
     wait_limit: Annotated[
@@ -48,8 +50,7 @@ def run(
     checkpoint_root: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder or URL outside of which nothing is saved or loaded; repeatable; default: "
-            "no limit."
+            help="Folder or URL outside of which nothing is saved or loaded; repeatable; default: no limit."
         ),
     ] = None,
     update_log: Annotated[
@@ -68,15 +69,19 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory limit of all tables, such as 8G; above it, pushes with new rows are "
-            "refused; default: none.",
+            help=(
+                "Memory limit of all tables, such as 8G; above it, pushes with new rows are refused; "
+                "default: none."
+            ),
         ),
     ] = None,
     bind: Annotated[
         str | None,
         typer.Option(
-            help="Address to listen on; default: loopback if POD_IP is a loopback address, else "
-            "all addresses of its IP version."
+            help=(
+                "Address to listen on; default: loopback if POD_IP is a loopback address, else all "
+                "addresses of its IP version."
+            )
         ),
     ] = DEFAULTS.bind,
     insecure: Annotated[

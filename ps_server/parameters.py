@@ -274,9 +274,8 @@ class Parameters:
             if (key := table.key_of_new_row(keys)) is not None:
                 raise OverloadedError(
                     f"server {self._server_index} refuses a new row, for key {key} of table "
-                    f"{table.spec.name!r}: {limit.describe()}. Remove rows ([life] max_bytes, "
-                    "max_unseen, ttl_s), admit fewer ([life] admission), use more servers, or "
-                    "raise --memory-limit"
+                    f"{table.spec.name!r}: {limit.describe()}. Remove rows ([life] max_bytes, max_unseen, "
+                    "ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
                 )
 
     def apply(self, gradients: Gradients, source: int, *, step: int, staleness: int = 0) -> None:
@@ -367,8 +366,8 @@ class Parameters:
         for name, table in tables.items():
             if table.spec.records_changes:
                 raise ProtocolError(
-                    f"table {name!r} has replicas, which keep removed rows: shrink the saved "
-                    "model in a job with another mode"
+                    f"table {name!r} has replicas, which keep removed rows: shrink the saved model in a job "
+                    "with another mode"
                 )
         return {
             name: table.shrink(max_norm=max_norm, dry_run=dry_run) for name, table in tables.items()
@@ -391,8 +390,8 @@ class Parameters:
         if base and base != self.base:
             last = f"that of save {self.base}" if self.base else "none"
             raise UnknownChangesError(
-                f"server {self._server_index} cannot save a delta of save {base}, as its last "
-                f"full save or load is {last}: save a full checkpoint"
+                f"server {self._server_index} cannot save a delta of save {base}, as its last full save or "
+                f"load is {last}: save a full checkpoint"
             )
         return snapshot_all(tables, blocks, applied, is_delta=bool(base))
 

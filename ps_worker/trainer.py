@@ -99,13 +99,13 @@ class Trainer:
         for name in sections:
             if name not in _SECTIONS:
                 raise UsageError(
-                    f"Trainer({name}=...) is not a setting, only {', '.join(_SECTIONS)}; files "
-                    "are given to train() and evaluate(), a folder to save()"
+                    f"Trainer({name}=...) is not a setting, only {', '.join(_SECTIONS)}; files are given to "
+                    "train() and evaluate(), a folder to save()"
                 )
         if options and "name" in options:
             raise UsageError(
-                f"options name the model {options['name']!r}, but the first argument is "
-                f"{model!r}: leave 'name' out of the options"
+                f"options name the model {options['name']!r}, but the first argument is {model!r}: leave "
+                "'name' out of the options"
             )
         named = {"name": model, **(options or {})} if isinstance(model, str) else {}
         self.job: Job = override_job({"model": named, **sections}, [], source="Trainer()")
@@ -145,15 +145,14 @@ class Trainer:
             raise UsageError(f"epochs is {epochs}, expected at least 1")
         if epochs > 1 and isinstance(data, Iterator):
             raise UsageError(
-                f"data is {data!r}, which can be iterated only once, but epochs is {epochs}: give "
-                "files, a list or a dataset"
+                f"data is {data!r}, which can be iterated only once, but epochs is {epochs}: give files, a "
+                "list or a dataset"
             )
         if self.job.data.negative_rate != 1 and not are_files(data):
             raise self.job.error(
                 "data.negative_rate",
-                f"data.negative_rate is {self.job.data.negative_rate:g}, which selects rows while "
-                f"files are read, but train() was given {type(data).__name__}: give files, or "
-                "leave it out",
+                f"data.negative_rate is {self.job.data.negative_rate:g}, which selects rows while files are "
+                f"read, but train() was given {type(data).__name__}: give files, or leave it out",
             )
         self._require_weights(data)
         if isinstance(data, Sequence) and not data:
@@ -226,8 +225,8 @@ class Trainer:
         )
         if not attachments:
             logger.warning(
-                "%s has only parameters, for load(): neither the class %s of the model nor its "
-                "arguments can be saved",
+                "%s has only parameters, for load(): neither the class %s of the model nor its arguments "
+                "can be saved",
                 folder,
                 type(self.model).__qualname__,
             )
@@ -260,9 +259,8 @@ class Trainer:
     def _require_open(self) -> None:
         if not self._close.alive:
             raise UsageError(
-                "this Trainer is closed, by close() or at the end of its with block: train, "
-                "evaluate, predict and save before that, or make another and load() the saved "
-                "model"
+                "this Trainer is closed, by close() or at the end of its with block: train, evaluate, "
+                "predict and save before that, or make another and load() the saved model"
             )
 
     def __enter__(self) -> Self:
@@ -348,14 +346,12 @@ def _schema_of(
     """Returns the schema that a model was made for."""
     if options:
         raise UsageError(
-            f"options are {options!r}, but an instance of a model already has its options: leave "
-            "them out"
+            f"options are {options!r}, but an instance of a model already has its options: leave them out"
         )
     origin = origin_of(model)
     if origin is None and not isinstance(schema, Schema):
         raise UsageError(
-            f"{type(model).__name__} does not tell the schema that it was made for: give it as "
-            "schema="
+            f"{type(model).__name__} does not tell the schema that it was made for: give it as schema="
         )
     if origin is not None and schema is not None and schema != origin.schema:
         raise UsageError("schema= differs from the schema of the model: leave out schema=")

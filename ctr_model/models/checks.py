@@ -49,8 +49,8 @@ def labels_of(batch: Batch) -> Floats:
     """Returns the labels float32[B] for a model of one label; raises ModelInputError for none or several."""
     if batch.other_labels is not None:
         raise ModelInputError(
-            f"the model learns one label, but this batch has {1 + batch.other_labels.shape[1]}: "
-            "use a model of several labels, or name one label in the schema"
+            f"the model learns one label, but this batch has {1 + batch.other_labels.shape[1]}: use a model "
+            "of several labels, or name one label in the schema"
         )
     return _first_labels_of(batch)
 
@@ -68,8 +68,8 @@ def all_labels_of(batch: Batch, out: Floats) -> Floats:
     labels[:, 0] = _first_labels_of(batch)
     if batch.other_labels is None:
         raise ModelInputError(
-            f"a gradient needs {labels.shape[1]} labels, but this batch has one: name all of them "
-            "in the schema under 'labels'"
+            f"a gradient needs {labels.shape[1]} labels, but this batch has one: name all of them in the "
+            "schema under 'labels'"
         )
     expected = (batch.size, labels.shape[1] - 1)
     _require_equal("shape of the other labels", batch.other_labels.shape, expected)
@@ -104,8 +104,8 @@ def errors_with_shapes(model: Model, method: str, batch: Batch, lookups: Lookups
         if not is_own(model):
             raise
         raise ModelInputError(
-            f"{method} failed{_place_in(model, error)}: {type(error).__name__}: {error}; its "
-            f"arguments were {_shapes(model, batch, lookups)}"
+            f"{method} failed{_place_in(model, error)}: {type(error).__name__}: {error}; its arguments were "
+            f"{_shapes(model, batch, lookups)}"
         ) from error
 
 

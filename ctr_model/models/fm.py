@@ -57,8 +57,7 @@ class Fm(ClickModel):
 
     refused_options = dict.fromkeys(
         ("pooling", "slots"),
-        "it multiplies the embeddings of all pairs of keys, so nothing is pooled and all slots "
-        "have one dim",
+        "it multiplies the embeddings of all pairs of keys, so nothing is pooled and all slots have one dim",
     )
 
     def __init__(self, schema: Schema, *, dim: int = 10, init_range: float = 0.01) -> None:
@@ -130,8 +129,8 @@ class DeepFm(ClickModel):
         for name, options in slots.items():
             if options.get("dim", dim) != dim:
                 raise ValueError(
-                    f"slots.{name}.dim is {options['dim']}, but the factorization machine "
-                    f"multiplies the embeddings of all slots, so all must have dim = {dim}"
+                    f"slots.{name}.dim is {options['dim']}, but the factorization machine multiplies the "
+                    f"embeddings of all slots, so all must have dim = {dim}"
                 )
         self._mlp = Mlp((self._input.width, *hidden, 1))
         weight, bias = first_order_segments(schema.num_dense)

@@ -156,8 +156,7 @@ class Esmm(ClickModel):
         if len(schema.labels) != LABELS:
             raise ValueError(
                 "ESMM learns two labels, the click and the conversion, but the schema names "
-                f'{len(schema.labels)}: set labels = ["click", "conversion"] in it, for '
-                "example"
+                f'{len(schema.labels)}: set labels = ["click", "conversion"] in it, for example'
             )
         click, conversion = schema.labels
         self._input = PooledSlots(
@@ -238,8 +237,8 @@ class Mmoe(ClickModel):
         require_widths(num_experts=num_experts, expert=expert, tower=tower)
         if not schema.other_labels:
             raise ValueError(
-                "MMoE learns several labels, but the schema names none or one: set labels = "
-                '["click", "conversion"] in it, for example'
+                'MMoE learns several labels, but the schema names none or one: set labels = ["click", '
+                '"conversion"] in it, for example'
             )
         self._input = PooledSlots(
             schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots

@@ -188,8 +188,8 @@ class DenseColumn:
             is_of_another = field.name not in own and field.name in _ALL_SETTINGS
             if is_of_another and getattr(self, field.name) != field.default:
                 raise self._error(
-                    f"{field.name} is {getattr(self, field.name)!r}, but transform "
-                    f"{self.transform!r} uses only {' and '.join(own)}"
+                    f"{field.name} is {getattr(self, field.name)!r}, but transform {self.transform!r} uses "
+                    f"only {' and '.join(own)}"
                 )
 
     def _require_ascending(self) -> None:

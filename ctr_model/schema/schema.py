@@ -69,8 +69,8 @@ class Schema:
     def __post_init__(self) -> None:
         if self.hash_version != HASH_VERSION:
             raise SchemaError(
-                f"the schema needs feature hash version {self.hash_version!r}, but this package "
-                f"has version {HASH_VERSION}: use the release that wrote the schema"
+                f"the schema needs feature hash version {self.hash_version!r}, but this package has version "
+                f"{HASH_VERSION}: use the release that wrote the schema"
             )
         if not self.slots:
             raise SchemaError("the schema has no slots: list at least one name under 'slots'")
@@ -82,13 +82,12 @@ class Schema:
         for label in self.labels:
             if label in self.features:
                 raise SchemaError(
-                    f"column {label!r} is the label and a feature, so the model would read what "
-                    "it predicts: remove it from 'dense' and 'slots'"
+                    f"column {label!r} is the label and a feature, so the model would read what it "
+                    "predicts: remove it from 'dense' and 'slots'"
                 )
         if self.weight is not None and self.weight in (*self.labels, *self.features):
             raise SchemaError(
-                f"column {self.weight!r} is the weight and also a label or feature: name another "
-                "column"
+                f"column {self.weight!r} is the weight and also a label or feature: name another column"
             )
         if self.id is not None and self.id in (*self.labels, self.weight):
             raise SchemaError(
@@ -250,8 +249,8 @@ class Schema:
         target = self.shares.get(name, name)
         if target in self.shares:
             raise SchemaError(
-                f"shares.{name} is {target!r}, which itself shares the keys of "
-                f"{self.shares[target]!r}: write {self.shares[target]!r} instead"
+                f"shares.{name} is {target!r}, which itself shares the keys of {self.shares[target]!r}: "
+                f"write {self.shares[target]!r} instead"
             )
         try:
             return self.slot_index(target) + 1

@@ -46,8 +46,8 @@ def fronts_of(module: nn.Module) -> dict[str, Front]:
     for name, front in found.items():
         if owned := [each for each, _ in front.named_parameters()]:
             raise ValueError(
-                f"{of}: {name} is before the cut but has dense parameters, {owned}, which heter "
-                f"trainers train: move them out of the {type(front).__name__}"
+                f"{of}: {name} is before the cut but has dense parameters, {owned}, which heter trainers "
+                f"train: move them out of the {type(front).__name__}"
             )
     return found
 
@@ -99,8 +99,8 @@ class SlotEmbedding(Front):
         if requires_grad:
             return self
         raise ValueError(
-            f"{self!r} cannot be frozen, as the servers train its rows: only a loop of your own "
-            "can freeze an `Embedding`"
+            f"{self!r} cannot be frozen, as the servers train its rows: only a loop of your own can freeze "
+            "an `Embedding`"
         )
 
     def sources(self, schema: Schema) -> list[tuple[int, int]]:
@@ -122,8 +122,8 @@ class SlotEmbedding(Front):
         """
         if self.table is None or self.table not in batch.rows:
             raise ModelInputError(
-                f"{self!r} is not part of the module: assign it to an attribute, or use "
-                "nn.ModuleList or nn.ModuleDict"
+                f"{self!r} is not part of the module: assign it to an attribute, or use nn.ModuleList or "
+                "nn.ModuleDict"
             )
         rows = batch.rows[self.table]
         if self.pooling in ("max", "none"):
@@ -208,8 +208,8 @@ def name_tables(module: nn.Module) -> None:
         embedding.table = embedding.table or name.replace(".", "_")
         if embedding.table == DENSE:
             raise ValueError(
-                f"a table cannot be called {DENSE!r}, the name of the dense parameters: choose "
-                "another with table="
+                f"a table cannot be called {DENSE!r}, the name of the dense parameters: choose another with "
+                "table="
             )
 
 

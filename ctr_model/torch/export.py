@@ -128,9 +128,8 @@ def _traced(
     for size in program.range_constraints.values():
         if size.upper.is_Integer:
             raise ValueError(
-                f"{module.name} cannot be exported for any number of keys: forward branches on "
-                f"it, so the program would accept up to {size.upper}. Compute with tensors and "
-                "the mask"
+                f"{module.name} cannot be exported for any number of keys: forward branches on it, so the "
+                f"program would accept up to {size.upper}. Compute with tensors and the mask"
             )
     return program
 
@@ -141,15 +140,14 @@ def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> 
     except Exception as error:  # a guard of the program, or the user's code
         sizes = ", ".join(f"{name} {list(each.shape)}" for name, each in inputs.items())
         raise ValueError(
-            f"the exported program of {module.name} accepts only the sizes of its first inputs, "
-            f"not {sizes}: {_named(error, list(inputs))}. forward must not count in Python, as "
-            "with 'for i in range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors "
-            "and the mask"
+            f"the exported program of {module.name} accepts only the sizes of its first inputs, not "
+            f"{sizes}: {_named(error, list(inputs))}. forward must not count in Python, as with 'for i in "
+            "range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors and the mask"
         ) from error
     if not torch.allclose(found, expected, **_CLOSE):
         raise ValueError(
-            f"the exported program of {module.name} differs from the module for another number of "
-            "examples: forward must not turn tensors into Python numbers"
+            f"the exported program of {module.name} differs from the module for another number of examples: "
+            "forward must not turn tensors into Python numbers"
         )
 
 
@@ -177,8 +175,8 @@ def _in_onnx(
         while first.__cause__ is not None:
             first = first.__cause__
         raise ValueError(
-            f"{module.name} has an operation that ONNX lacks; PyTorch says: {first}. Use another "
-            "operation in forward, or export a .pt2, which has all operations of PyTorch"
+            f"{module.name} has an operation that ONNX lacks; PyTorch says: {first}. Use another operation "
+            "in forward, or export a .pt2, which has all operations of PyTorch"
         ) from error
     assert graph is not None, "dynamo=True returns a program"
     return graph

@@ -250,8 +250,8 @@ class _Workspace:
         if new := unreached - self.model.unreached:
             self.model.unreached |= new
             logger.warning(
-                "no gradient reaches %s in the first batch, so it is not trained: %s.forward does "
-                "not use it, or detaches it",
+                "no gradient reaches %s in the first batch, so it is not trained: %s.forward does not use "
+                "it, or detaches it",
                 ", ".join(sorted(new)),
                 self._name,
             )
@@ -266,9 +266,9 @@ class _Workspace:
             elif not self._zero[table]:
                 del self._zero[table]
                 logger.warning(
-                    "the gradient of table %r is exactly zero in %d batches, so its rows do not "
-                    "change. If the model multiplies rows by each other, rows that start at 0 "
-                    "stay 0: set init_range > 0",
+                    "the gradient of table %r is exactly zero in %d batches, so its rows do not change. If "
+                    "the model multiplies rows by each other, rows that start at 0 stay 0: set init_range > "
+                    "0",
                     table,
                     _FIRST_BATCHES,
                 )
@@ -290,9 +290,8 @@ class _Workspace:
             if is_first and _are_probabilities(output):
                 self.model.returns_probabilities = True
                 logger.warning(
-                    "%s.forward returns the output of a sigmoid or softmax, but logits are "
-                    "expected: leave the sigmoid out, or define loss(batch, output) and "
-                    "probabilities(batch, output)",
+                    "%s.forward returns the output of a sigmoid or softmax, but logits are expected: leave "
+                    "the sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
                     self._name,
                 )
             offset = self.model.logit_offset
@@ -309,16 +308,16 @@ class _Workspace:
             total = losses.sum()
         elif batch.weights is not None:
             raise ModelInputError(
-                f"{self._name}.loss returned {described(loss)}, but the examples have weights: "
-                "return float32[B], the loss of each example, to be weighted"
+                f"{self._name}.loss returned {described(loss)}, but the examples have weights: return "
+                "float32[B], the loss of each example, to be weighted"
             )
         elif isinstance(loss, Tensor) and not loss.shape:
             losses = loss.float().expand(batch.size)
             total = loss.float() * batch.size
         else:
             raise ModelInputError(
-                f"{self._name}.loss returned {described(loss)} for B = {batch.size} examples, "
-                "expected float32[B], the loss of each example, or a scalar, their mean"
+                f"{self._name}.loss returned {described(loss)} for B = {batch.size} examples, expected "
+                "float32[B], the loss of each example, or a scalar, their mean"
             )
         with torch.no_grad():
             return _Loss(
@@ -378,8 +377,8 @@ class _Loss:
         if not self.root.requires_grad:
             if any(each.requires_grad and each.numel() for each in inputs):
                 raise ModelInputError(
-                    "the loss has no gradient, so nothing would be trained: is the output "
-                    "computed under torch.no_grad, or detached?"
+                    "the loss has no gradient, so nothing would be trained: is the output computed under "
+                    "torch.no_grad, or detached?"
                 )
             return [None] * len(inputs)  # as for a batch without any key
         return gradients_of([self.root], [self.root_grad], inputs)
@@ -442,8 +441,8 @@ def _require_arguments(schema: object, module_class: object, options: object, se
         )
     if not isinstance(module_class, type) or not issubclass(module_class, nn.Module):
         raise TypeError(
-            f"module_class is {described(module_class)}, expected a class derived from "
-            "torch.nn.Module, not an instance: each thread builds its own"
+            f"module_class is {described(module_class)}, expected a class derived from torch.nn.Module, not "
+            "an instance: each thread builds its own"
         )
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(
@@ -465,20 +464,19 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     for each, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
             raise ValueError(
-                f"{name}: {each} normalizes over the batch, so a prediction would depend on other "
-                "rows, and workers would differ: use LayerNorm"
+                f"{name}: {each} normalizes over the batch, so a prediction would depend on other rows, and "
+                "workers would differ: use LayerNorm"
             )
         if getattr(layer, "max_norm", None) is not None:
             raise ValueError(
-                f"{name}: {each} has max_norm, which changes parameters in the forward pass: "
-                "remove max_norm"
+                f"{name}: {each} has max_norm, which changes parameters in the forward pass: remove max_norm"
             )
     parameters = dict(module.named_parameters())
     for each, parameter in parameters.items():
         if isinstance(parameter, nn.UninitializedParameter):
             raise ValueError(
-                f"{name}: {each} has no shape yet, but servers need it before the first batch: "
-                "give the layer its number of inputs (schema.num_dense + len(schema.slots) * dim)"
+                f"{name}: {each} has no shape yet, but servers need it before the first batch: give the "
+                "layer its number of inputs (schema.num_dense + len(schema.slots) * dim)"
             )
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise ValueError(
@@ -488,9 +486,8 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     buffers = [each for each in module.state_dict() if each not in named]
     if buffers:
         raise ValueError(
-            f"{name} has the buffers {buffers}, which servers do not store, so workers would "
-            "differ: use LayerNorm instead of batch norm, and register_buffer(..., "
-            "persistent=False) for a constant"
+            f"{name} has the buffers {buffers}, which servers do not store, so workers would differ: use "
+            "LayerNorm instead of batch norm, and register_buffer(..., persistent=False) for a constant"
         )
     return parameters
 

@@ -179,8 +179,8 @@ class Readers:
             token = _token_of(headers)
             if token is None:
                 return (
-                    "this process needs a token: send Authorization: Bearer TOKEN, or the token "
-                    "as password"
+                    "this process needs a token: send Authorization: Bearer TOKEN, or the "
+                    "token as password"
                 )
             if self._tokens.access_of(token) is None:
                 return f"unknown token: compare it with {TOKEN_FILE} or {TOKEN} of this process"

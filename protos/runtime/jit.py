@@ -110,9 +110,8 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
             waited = time.monotonic() - start
             if waited > limit_s:
                 raise WaitTimeoutError(
-                    f"another process held {path} for {limit_s:g} s to compile kernels: end it if "
-                    f"it is stuck (`fuser {path}` prints its id), or start again if it is only "
-                    "slow"
+                    f"another process held {path} for {limit_s:g} s to compile kernels: end it if it is "
+                    f"stuck (`fuser {path}` prints its id), or start again if it is only slow"
                 )
             if waited > _PATIENCE_S and not is_told:
                 logger.info("waiting for another process, which compiles the same kernels")
@@ -148,8 +147,8 @@ def _open_own(path: Path) -> Iterator[int]:
 
 def _unsafe(path: Path, fault: str) -> UsageError:
     return UsageError(
-        f"the lock of the kernel cache, {path}, {fault}: remove it, or set NUMBA_CACHE_DIR to a "
-        "folder of your own"
+        f"the lock of the kernel cache, {path}, {fault}: remove it, or set NUMBA_CACHE_DIR to a folder of "
+        "your own"
     )
 
 
@@ -184,8 +183,8 @@ class _Compiled(event.Listener):
         if not self.kernels:
             self.since = time.monotonic()
             logger.info(
-                "compiling kernels: 10 to 20 s on one core at the first start after an "
-                "installation; later starts load them"
+                "compiling kernels: 10 to 20 s on one core at the first start after an installation; later "
+                "starts load them"
             )
         self.kernels += 1
 

@@ -84,8 +84,8 @@ def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
     if all(map(_is_own_file, files)) and all(map(is_data_folder, folders)):
         return
     raise CheckpointError(
-        f"{target.url} exists and is not a checkpoint, so it is not replaced: choose another "
-        "folder, or remove it"
+        f"{target.url} exists and is not a checkpoint, so it is not replaced: choose another folder, or "
+        "remove it"
     )
 
 
@@ -98,8 +98,8 @@ def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
     content = manifest_to_json(manifest).encode()
     if not data.has(TOKEN):
         raise CheckpointError(
-            f"{target.url} was not replaced: another process, which saves to the same folder, "
-            "removed the files of this save"
+            f"{target.url} was not replaced: another process, which saves to the same folder, removed the "
+            "files of this save"
         )
     data.remove_file(TOKEN)  # from here on servers refuse to write to it
     target.put(MANIFEST, content)
@@ -178,8 +178,7 @@ def require_latest(root: str | Path, name: str) -> None:
     """Raises CheckpointError if LATEST no longer names `name`, as another process saves there."""
     if (now := _named_by(folder_at(root), LATEST)) != name:
         raise CheckpointError(
-            f"{root}/{LATEST} names {now!r}, expected {name!r}: another process saves to this "
-            "folder"
+            f"{root}/{LATEST} names {now!r}, expected {name!r}: another process saves to this folder"
         )
 
 
@@ -236,16 +235,16 @@ def resolve(url: str | Path) -> Folder:
             return _resolve_name(root, folder.name)
         if folder.name == BEST and root.folders() and not folder.folders():
             raise CheckpointError(
-                f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are "
-                "set; give the path of a checkpoint, or the folder for its latest"
+                f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are set; give "
+                "the path of a checkpoint, or the folder for its latest"
             )
     if folder.has(LATEST):
         return _resolve_name(folder, LATEST)
     if not folder.files() and not folder.folders():
         raise CheckpointError(f"no checkpoint {folder.url}: the folder is empty or does not exist")
     raise CheckpointError(
-        f"{folder.url} is neither a checkpoint nor a folder of checkpoints: it has no {MANIFEST}, "
-        f"which a save writes last, and no {LATEST}"
+        f"{folder.url} is neither a checkpoint nor a folder of checkpoints: it has no {MANIFEST}, which a "
+        f"save writes last, and no {LATEST}"
     )
 
 
@@ -253,9 +252,9 @@ def _resolve_name(root: Folder, file: str) -> Folder:
     name = _named_by(root, file)
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
-            f"{root.url}/{file} names {name!r}, which is not a checkpoint in {root.url}: it has "
-            f"no {MANIFEST}, as its save did not finish or it was removed; give the path of a "
-            f"complete checkpoint, or write its name into {file}"
+            f"{root.url}/{file} names {name!r}, which is not a checkpoint in {root.url}: it has no "
+            f"{MANIFEST}, as its save did not finish or it was removed; give the path of a complete "
+            f"checkpoint, or write its name into {file}"
         )
     return folder_at(root.child(name).url)
 
@@ -294,14 +293,14 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
         return
     except CheckpointError as error:
         raise CheckpointError(
-            f"{target.url} cannot be read, so it is not replaced: {error}; choose another folder, "
-            "or remove it"
+            f"{target.url} cannot be read, so it is not replaced: {error}; choose another folder, or remove "
+            "it"
         ) from error
     if (kind == "inference") != is_inference:
         new = "an inference checkpoint" if is_inference else "a checkpoint for training"
         raise CheckpointError(
-            f"{target.url} is a checkpoint of kind {kind!r}, which {new} does not replace: choose "
-            "another folder, or remove it"
+            f"{target.url} is a checkpoint of kind {kind!r}, which {new} does not replace: choose another "
+            "folder, or remove it"
         )
 
 

@@ -116,29 +116,29 @@ class Checkpoint:
         declared, saved = frozenset(names), self.tables.keys() | self.blocks.keys()
         if strange := sorted(frozenset(only) - declared if only else ()):
             raise CheckpointError(
-                f"{', '.join(strange)} cannot be loaded from checkpoint {self.url}: the model has "
-                f"no such table or dense block, only {', '.join(sorted(declared))}"
+                f"{', '.join(strange)} cannot be loaded from checkpoint {self.url}: the model has no such "
+                f"table or dense block, only {', '.join(sorted(declared))}"
             )
         if missing := sorted((frozenset(only) or declared) - saved):
             raise CheckpointError(
-                f"checkpoint {self.url} belongs to another model: it has no {', '.join(missing)}, "
-                f"only {', '.join(sorted(saved))}"
+                f"checkpoint {self.url} belongs to another model: it has no {', '.join(missing)}, only "
+                f"{', '.join(sorted(saved))}"
             )
 
     def require_token(self, token: str) -> None:
         """Raises CheckpointError if it is of another save than `token`'s; an empty token matches any."""
         if token and token != self.token:
             raise CheckpointError(
-                f"checkpoint {self.url} was replaced during the load, save {token!r} by "
-                f"{self.token!r}: load again, and save to a folder of another name"
+                f"checkpoint {self.url} was replaced during the load, save {token!r} by {self.token!r}: "
+                "load again, and save to a folder of another name"
             )
 
     def require_trainable(self) -> None:
         """Raises CheckpointError if it is an inference checkpoint, which cannot be loaded for training."""
         if self.manifest.kind == "inference":
             raise CheckpointError(
-                f"checkpoint {self.url} is for inference: it has no optimizer state and no "
-                "statistics. Load the full checkpoint from which it was made"
+                f"checkpoint {self.url} is for inference: it has no optimizer state and no statistics. Load "
+                "the full checkpoint from which it was made"
             )
 
     @property
@@ -317,8 +317,8 @@ class Checkpoint:
         found = self.digest_of_own_files()
         if found != self.model_digest:
             raise CheckpointError(
-                f"the model digest in {self.url}/{MANIFEST} is {self.model_digest}, but the files "
-                f"have {found}"
+                f"the model digest in {self.url}/{MANIFEST} is {self.model_digest}, but the files have "
+                f"{found}"
             )
 
     def digest_of_files(self) -> str:
@@ -361,8 +361,8 @@ class Roots:
             place = place_of(url)
             if not any(f"{place}/".startswith(f"{root.rstrip('/')}/") for root in self._places):
                 raise CheckpointError(
-                    f"{url!r} is outside of {', '.join(self._places)}: this server "
-                    "saves and loads only there (--checkpoint-root)"
+                    f"{url!r} is outside of {', '.join(self._places)}: this server saves and loads only "
+                    "there (--checkpoint-root)"
                 )
 
     def open(self, url: str) -> Checkpoint:
@@ -385,8 +385,8 @@ def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:
             raise CheckpointError(f"{folder.url}/{file} is missing from the checkpoint")
         if found[file] != size_bytes:
             raise CheckpointError(
-                f"{folder.url}/{file} has {found[file]} bytes, but the manifest says "
-                f"{size_bytes}; was it truncated?"
+                f"{folder.url}/{file} has {found[file]} bytes, but the manifest says {size_bytes}; was it "
+                "truncated?"
             )
 
 

@@ -118,8 +118,7 @@ class Coordinator:
         """See `protos.store.Store`; of this store alone. `only_asks` is as for `Membership.join`."""
         if self.failure:
             raise AbortedError(
-                f"the job of this server has ended: {self.failure}. Restart the servers before "
-                "the next job"
+                f"the job of this server has ended: {self.failure}. Restart the servers before the next job"
             )
         worker = member.worker
 
@@ -140,8 +139,8 @@ class Coordinator:
         def describe() -> str:
             return (
                 f"the place of {self._members.name(worker)} is held by another process, which is "
-                f"silent, but whose lease did not expire within {self._calls.wait_limit_s:g} s: "
-                "raise --wait-limit, or lower cluster.lease_s"
+                f"silent, but whose lease did not expire within {self._calls.wait_limit_s:g} s: raise "
+                "--wait-limit, or lower cluster.lease_s"
             )
 
         try:
@@ -258,8 +257,8 @@ class Coordinator:
             why = "" if rule is WorkerLoss.FAIL else _NEEDS_WORKER_0
             self._fail(
                 f"no call from {self._members.names(workers)} for {lease.seconds:g} s "
-                f"(cluster.lease_s), so they are lost{why}: see their logs and machines, and "
-                "start the job again from its checkpoint"
+                f"(cluster.lease_s), so they are lost{why}: see their logs and machines, and start "
+                "the job again from its checkpoint"
             )
 
     def leave(self, worker: int, *, step: Version) -> None:
@@ -299,8 +298,8 @@ class Coordinator:
             self._fail(f"step {step.step} could not be applied: {no_memory}")
             return
         self._fail(
-            f"step {step.step} could not be applied ({error!r}) and may be in the parameters in "
-            "part: see the server's log, restart the servers and load the last checkpoint",
+            f"step {step.step} could not be applied ({error!r}) and may be in the parameters in part: "
+            "see the server's log, restart the servers and load the last checkpoint",
             comes_again=True,
         )
 

@@ -77,8 +77,8 @@ class Membership:
         num_terms = len(self._terms.keys() | terms.keys())
         if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
-                f"{name} joins with {num_terms} terms, expected up to {MAX_TERMS}, of {MAX_TERM} "
-                "characters each"
+                f"{name} joins with {num_terms} terms, expected up to {MAX_TERMS}, of {MAX_TERM} characters "
+                "each"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
@@ -93,9 +93,9 @@ class Membership:
         waits = self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT
         if worker in self._incarnations and not waits:
             raise ProtocolError(
-                f"another process joined as {name} before. If it has died, end the job and start "
-                'it again from its checkpoint: only cluster.on_worker_loss = "wait" allows a '
-                f"replacement. Else two processes have {self.all.variables(worker)}"
+                f"another process joined as {name} before. If it has died, end the job and start it again "
+                'from its checkpoint: only cluster.on_worker_loss = "wait" allows a replacement. Else two '
+                f"processes have {self.all.variables(worker)}"
             )
         self._require_agreement(worker, terms)
         self.require(worker)
@@ -122,8 +122,8 @@ class Membership:
 
     def _is_alive(self, worker: int) -> ProtocolError:
         return ProtocolError(
-            f"another process, which is alive, has joined as {self.name(worker)}: two processes "
-            f"have {self.all.variables(worker)}"
+            f"another process, which is alive, has joined as {self.name(worker)}: two processes have "
+            f"{self.all.variables(worker)}"
         )
 
     def _require_agreement(self, worker: int, terms: Mapping[str, str]) -> None:
@@ -140,8 +140,8 @@ class Membership:
         more = len(differences) - MAX_TOLD
         raise JobError(
             f"{self.name(worker)} has other settings than the rest of the job: "
-            f"{told}{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the "
-            "same job, --set and environment"
+            f"{told}{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the same job, "
+            "--set and environment"
         )
 
     def may_join(self, member: Member) -> bool:
@@ -171,18 +171,17 @@ class Membership:
             if not self._went_on_without(worker):
                 return
             raise PlaceLostError(
-                f"{name} was silent for longer than its lease, and the other workers continued "
-                "without it"
+                f"{name} was silent for longer than its lease, and the other workers continued without it"
             )
         self.require(worker)
         if worker in self._incarnations:
             raise PlaceLostError(
-                f"another process has taken the place of {name}: this one was silent for longer "
-                f"than its lease, or two processes have {self.all.variables(worker)}"
+                f"another process has taken the place of {name}: this one was silent for longer than its "
+                f"lease, or two processes have {self.all.variables(worker)}"
             )
         raise NotJoinedError(
-            f"{name} has not joined this job: if this server was restarted during the job, start "
-            "the job again from its checkpoint"
+            f"{name} has not joined this job: if this server was restarted during the job, start the job "
+            "again from its checkpoint"
         )
 
     def has_joined(self, worker: int) -> bool:
@@ -293,8 +292,8 @@ class Membership:
         """Raises ProtocolError unless the job has this worker, present or not."""
         if not 0 <= worker < self.all.total:
             raise ProtocolError(
-                f"worker {worker} called, but this job has {self.all}, numbered from 0: set the "
-                "same PADDLE_TRAINERS_NUM everywhere"
+                f"worker {worker} called, but this job has {self.all}, numbered from 0: set the same "
+                "PADDLE_TRAINERS_NUM everywhere"
             )
 
     def leave(self, worker: int) -> None:

@@ -53,8 +53,7 @@ def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
         raise ProtocolError(f"{who} reports weight = {weight}, expected 0 or more")
     if len(numbers.position) > MAX_POSITION:
         raise ProtocolError(
-            f"{who} reports a position of {len(numbers.position)} characters, expected up to "
-            f"{MAX_POSITION}"
+            f"{who} reports a position of {len(numbers.position)} characters, expected up to {MAX_POSITION}"
         )
 
 
@@ -67,9 +66,8 @@ def require_number(who: str, what: str, number: int) -> None:
 def lost_pushes(name: str, lost: str) -> LostPushesError:
     """Returns the error of a server that has less of the worker `name` than it had acknowledged."""
     return LostPushesError(
-        f"pushes of {name} are lost: {lost}. The end of this server's update log is missing, "
-        "which can happen with --log-sync os when a machine crashes: start the job again from its "
-        "checkpoint"
+        f"pushes of {name} are lost: {lost}. The end of this server's update log is missing, which can "
+        "happen with --log-sync os when a machine crashes: start the job again from its checkpoint"
     )
 
 
@@ -135,8 +133,8 @@ class PushLedger:
             pushes = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
         if push_id.sequence >= pushes.next_sequence + MAX_AHEAD:
             raise ProtocolError(
-                f"push {push_id.sequence} of {self._members.name(push_id.worker)} arrived, but "
-                f"push {pushes.next_sequence} did not: a worker numbers its pushes without gaps"
+                f"push {push_id.sequence} of {self._members.name(push_id.worker)} arrived, but push "
+                f"{pushes.next_sequence} did not: a worker numbers its pushes without gaps"
             )
         pushes.applying.add(push_id.sequence)
         return state

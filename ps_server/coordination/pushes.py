@@ -208,8 +208,8 @@ class PushIntake:
         if push_id.divisor <= 0 and (gradients.sparse or (gradients.dense and not has_own)):
             raise ProtocolError(
                 f"{self._members.name(push_id.worker)} pushed gradients for step {step} with "
-                f"{push_id.divisor:g} examples in its push id, expected more than 0: the step is "
-                "divided by them"
+                f"{push_id.divisor:g} examples in its push id, expected more than 0: the step is divided by "
+                "them"
             )
         with self._calls.lock:
             self._calls.require_no_failure()
@@ -288,14 +288,13 @@ class PushIntake:
         if (pushes := self.ledger.num_applied(member)) < acknowledged.pushes:
             raise lost_pushes(
                 name,
-                f"{counted(acknowledged.pushes, 'push')} acknowledged, but this server has "
-                f"{pushes}",
+                f"{counted(acknowledged.pushes, 'push')} acknowledged, but this server has {pushes}",
             )
         if (step := self._steps.next_step(member.worker)) < acknowledged.steps:
             raise lost_pushes(
                 name,
-                f"its part of step {acknowledged.steps - 1} was acknowledged, but that of step "
-                f"{step} is missing",
+                f"its part of step {acknowledged.steps - 1} was acknowledged, but that of step {step} is "
+                "missing",
             )
 
     def applied(self) -> Applied:

@@ -106,8 +106,8 @@ class Rendezvous:
         limit_s = self._calls.wait_limit_s
         if not places and is_applying:
             return WaitTimeoutError(
-                f"barrier {name!r}: all workers arrived, but steps were not applied within "
-                f"{limit_s:g} s; see the server's log"
+                f"barrier {name!r}: all workers arrived, but steps were not applied within {limit_s:g} s; "
+                "see the server's log"
             )
         elsewhere = "".join(
             f"; {self._members.name(other)} waits at {place!r}"
@@ -115,8 +115,8 @@ class Rendezvous:
             if place
         )
         return WaitTimeoutError(
-            f"barrier {name!r}: {self._members.names(list(places))} did not arrive within "
-            f"{limit_s:g} s; see their logs{elsewhere}"
+            f"barrier {name!r}: {self._members.names(list(places))} did not arrive within {limit_s:g} s; "
+            f"see their logs{elsewhere}"
         )
 
     def advance(
@@ -183,9 +183,8 @@ class Rendezvous:
         def describe() -> str:
             missing = self._members.names(self.mailbox.missing(exchange, worker))
             return (
-                f"exchange {exchange!r}: no message for worker {worker} within "
-                f"{self._calls.wait_limit_s:g} s: {missing} have not posted their last message; "
-                "see their logs"
+                f"exchange {exchange!r}: no message for worker {worker} within {self._calls.wait_limit_s:g} "
+                f"s: {missing} have not posted their last message; see their logs"
             )
 
         with self._calls.change():

@@ -89,8 +89,8 @@ class StepAggregator:
             return  # the same once more, since its answer was lost
         if self.version or self._parts or self._num_arriving:
             raise ProtocolError(
-                f"a run cannot resume at version {version}, as these servers already trained to "
-                f"version {self.version}: restart the servers"
+                f"a run cannot resume at version {version}, as these servers already trained to version "
+                f"{self.version}: restart the servers"
             )
         self.version = self.num_complete = version
         self.batches = batches
@@ -153,13 +153,12 @@ class StepAggregator:
         self._members.require(worker)
         if step >= self._absent_from.get(worker, step + 1):
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed step {step} after it had left synchronous "
-                "training"
+                f"{self._members.name(worker)} pushed step {step} after it had left synchronous training"
             )
         if self._num_arriving:
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed synchronous step {step} during an "
-                "asynchronous push: all workers must train in the same mode"
+                f"{self._members.name(worker)} pushed synchronous step {step} during an asynchronous push: "
+                "all workers must train in the same mode"
             )
         expected = self._next_step[worker]
         if step > expected:
@@ -170,8 +169,8 @@ class StepAggregator:
         # A worker that is one step ahead has pulled from other servers what this one is about to apply.
         if step != expected or step > self.num_complete + 1:
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed step {step}, expected {expected}, at "
-                f"version {self.version}: a worker pushes every step, in order"
+                f"{self._members.name(worker)} pushed step {step}, expected {expected}, at version "
+                f"{self.version}: a worker pushes every step, in order"
             )
 
     def add(self, push_id: PushId, step: Version, gradients: Gradients) -> None:
@@ -189,8 +188,8 @@ class StepAggregator:
         self._members.require(worker)
         if self._parts:
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed asynchronously, but other workers pushed "
-                f"synchronous steps {sorted(self._parts)}: all workers must train in the same mode"
+                f"{self._members.name(worker)} pushed asynchronously, but other workers pushed synchronous "
+                f"steps {sorted(self._parts)}: all workers must train in the same mode"
             )
         self._num_arriving += 1
 

@@ -120,15 +120,15 @@ def _make_folder(path: Path) -> None:
     if not found.is_dir():
         kind = "a file" if found.is_file() else "not a folder"
         raise LogError(
-            f"cannot open the update log {path}: {found} is {kind}, expected a folder, or a path "
-            "for a new one"
+            f"cannot open the update log {path}: {found} is {kind}, expected a folder, or a path for a new "
+            "one"
         )
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LogError(
-            f"cannot create the folder of the update log {path} in {found}: {error.strerror}; "
-            "expected a folder that this user may write to"
+            f"cannot create the folder of the update log {path} in {found}: {error.strerror}; expected a "
+            "folder that this user may write to"
         ) from error
 
 

@@ -110,9 +110,9 @@ class RecordHeader:
         kind = self.kind.encode()
         if len(kind) > MAX_KIND_BYTES or self.payload_bytes > MAX_PAYLOAD_BYTES:
             raise LogError(
-                f"a record of kind {self.kind[:MAX_KIND_BYTES]!r} ({len(kind)} bytes) with a "
-                f"payload of {self.payload_bytes} bytes is too long: a kind may have "
-                f"{MAX_KIND_BYTES} bytes, a payload {MAX_PAYLOAD_BYTES}"
+                f"a record of kind {self.kind[:MAX_KIND_BYTES]!r} ({len(kind)} bytes) with a payload of "
+                f"{self.payload_bytes} bytes is too long: a kind may have {MAX_KIND_BYTES} bytes, a payload "
+                f"{MAX_PAYLOAD_BYTES}"
             )
         numbers = (self.payload_bytes, self.number, self.acknowledged, self.payload_checksum)
         fields = _RECORD.pack(*numbers, len(kind)) + kind
@@ -333,8 +333,7 @@ class SegmentReader:
         for later in self._headers_after(self.offset):
             if later.acknowledged > self.next_record:
                 self._refuse(
-                    f"{what}, although it was acknowledged before record {later.number}, which "
-                    "follows"
+                    f"{what}, although it was acknowledged before record {later.number}, which follows"
                 )
 
     def _headers_after(self, offset: int) -> Iterator[RecordHeader]:

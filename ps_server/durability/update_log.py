@@ -66,9 +66,8 @@ class UpdateLog:
         """Begins a log in a folder that has none, with segment 1; raises LogError if it cannot."""
         if saved.segments:
             raise LogError(
-                f"{saved.folder.path} already has an update log, with segments "
-                f"{list(saved.segments)}: recover from it, or remove the folder if its job is no "
-                "longer needed"
+                f"{saved.folder.path} already has an update log, with segments {list(saved.segments)}: "
+                "recover from it, or remove the folder if its job is no longer needed"
             )
         with disk_errors(f"cannot begin an update log in {saved.folder.path}"):
             writer = SegmentWriter.create(saved.folder.unpublished_path(1), 1, 0, [*head])
@@ -262,8 +261,8 @@ class UpdateLog:
     def _fail(self, error: OSError) -> LogError:
         """Lets nothing be appended any more, and returns why; needs `_lock`."""
         self._fault = (
-            f"cannot write the update log {self._folder.path}: {error.strerror}; restart the "
-            "server when the disk works and has room: it recovers all acknowledged calls"
+            f"cannot write the update log {self._folder.path}: {error.strerror}; restart the server when "
+            "the disk works and has room: it recovers all acknowledged calls"
         )
         return LogError(self._fault)
 

@@ -87,8 +87,8 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     for name in optimizer.required:
         if name not in spec.params:
             raise SpecError(
-                f"optimizer {spec.name!r} needs {name}, which has no default: for example {{ name "
-                f'= "{spec.name}", {name} = 0.1 }}'
+                f"optimizer {spec.name!r} needs {name}, which has no default: for example {{ name = "
+                f'"{spec.name}", {name} = 0.1 }}'
             )
     values = optimizer.hyper(**own)
     return optimizer.hyper(*(np.float32(value) for value in values))
@@ -115,8 +115,8 @@ class Tuning:
             raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
         if not (decay >= 0 and decay * rate <= 1):  # also refuses NaN
             raise SpecError(
-                f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {decay!r}, expected at least 0, "
-                f"and at most 1 when multiplied by the learning rate {rate:g}"
+                f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {decay!r}, expected at least 0, and at most "
+                f"1 when multiplied by the learning rate {rate:g}"
             )
         self._decay = decay * rate
         if spec.schedule is not None:

@@ -101,8 +101,8 @@ def _require_answer_fits(num_bytes: int, what: str) -> None:
     """Raises ProtocolError if an answer of `num_bytes` fits no message; before memory is taken for it."""
     if num_bytes > MAX_NUMBERS_BYTES:
         raise ProtocolError(
-            f"the answer to {what} would have {num_bytes} bytes, more than the "
-            f"{MAX_NUMBERS_BYTES} of a message: ask for less in one call"
+            f"the answer to {what} would have {num_bytes} bytes, more than the {MAX_NUMBERS_BYTES} of a "
+            "message: ask for less in one call"
         )
 
 
@@ -110,8 +110,8 @@ def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version |
     """Raises ProtocolError if numbers of a synchronous step would be rounded."""
     if sent.bfloat16 and at is not None:
         raise ProtocolError(
-            f"step {at} sends bfloat16, but synchronous steps need float32: bfloat16 is for calls "
-            "without a version, as in asynchronous training"
+            f"step {at} sends bfloat16, but synchronous steps need float32: bfloat16 is for calls without a "
+            "version, as in asynchronous training"
         )
 
 
@@ -329,8 +329,8 @@ class Handlers:
             length = self._piece_length(stretch.block)
             if not 0 <= stretch.start <= stretch.stop <= length:
                 raise ProtocolError(
-                    f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} "
-                    f"were requested, but this server has {length}"
+                    f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} were "
+                    f"requested, but this server has {length}"
                 )
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
         return self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
@@ -361,9 +361,8 @@ class Handlers:
                 for of, number in self._completed.answers(caller)
             ):
                 raise ProtocolError(
-                    f"PullChanged {request.number} of {self.engine.members.name(worker)} arrived "
-                    "after a later one, so its answer would be lost and its rows missing in the "
-                    "replica"
+                    f"PullChanged {request.number} of {self.engine.members.name(worker)} arrived after a "
+                    "later one, so its answer would be lost and its rows missing in the replica"
                 )
             engine = self.engine
             changed = engine.pulls.changed(

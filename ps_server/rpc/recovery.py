@@ -125,8 +125,8 @@ def recover(
     if state.owner != engine.owner:
         raise LogError(
             f"the update log {saved.folder.path} belongs to {state.owner}, but this process is "
-            f"{engine.owner}: start it with its own log, list of servers and PADDLE_TRAINERS_NUM, "
-            "or remove the folder if its job is no longer needed"
+            f"{engine.owner}: start it with its own log, list of servers and PADDLE_TRAINERS_NUM, or remove "
+            "the folder if its job is no longer needed"
         )
     head = saved.head(segment)[1:]
     for record in head:
@@ -184,9 +184,9 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
         if written_by != own_version():
             writer = f"version {written_by}" if written_by else "an earlier version"
             raise LogError(
-                f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this "
-                f"process is version {own_version()}: start that version to resume, or remove the "
-                "folders of all servers and start the job again from its checkpoint"
+                f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is "
+                f"version {own_version()}: start that version to resume, or remove the folders of all "
+                "servers and start the job again from its checkpoint"
             )
         state = STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
@@ -232,8 +232,7 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
                 replay(call, payload)
             case call:
                 raise LogError(
-                    f"the update log has a call {call!r}, which this version of ctr-ps does not "
-                    "know"
+                    f"the update log has a call {call!r}, which this version of ctr-ps does not know"
                 )
     except _REFUSALS as error:
         logger.info(
@@ -243,6 +242,6 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
         raise
     except CtrPsError as error:
         raise LogError(
-            f"cannot replay {record.kind} of the update log: {error}; fix this and start the "
-            "server again, or remove the log and start the job again from its checkpoint"
+            f"cannot replay {record.kind} of the update log: {error}; fix this and start the server again, "
+            "or remove the log and start the job again from its checkpoint"
         ) from error

@@ -359,8 +359,8 @@ class Server:
         if self._log is None or self._log.replay_s < self._long_replay_s:
             return
         logger.warning(
-            "after a restart this server would replay its update log for about %.0f s, while all "
-            "workers wait: save checkpoints more often (checkpoint.every_steps, every_s)",
+            "after a restart this server would replay its update log for about %.0f s, while all workers "
+            "wait: save checkpoints more often (checkpoint.every_steps, every_s)",
             self._log.replay_s,
         )
         self._long_replay_s = 2 * self._log.replay_s

@@ -90,8 +90,8 @@ def snapshot_all(
             pieces = {block.spec.name: block.export() for block in blocks}
         except MemoryError as exc:
             raise CheckpointError(
-                "not enough memory for a snapshot, so nothing was saved: run fewer processes on "
-                "the machine, or use more servers"
+                "not enough memory for a snapshot, so nothing was saved: run fewer processes on the "
+                "machine, or use more servers"
             ) from exc
         undo.pop_all()
     return StoreSnapshot(snapshots, tables, pieces, applied, is_delta)
@@ -187,9 +187,8 @@ class Snapshots:
             held = self._held
             if held is None or held.token != token:
                 raise SnapshotLostError(
-                    f"snapshot {token!r} no longer exists: a later one was taken, it was not "
-                    f"saved within {self._hold_limit_s:g} s, or the server was restarted; save "
-                    "again"
+                    f"snapshot {token!r} no longer exists: a later one was taken, it was not saved within "
+                    f"{self._hold_limit_s:g} s, or the server was restarted; save again"
                 )
             self._held = None
             self._num_saves += 1

@@ -61,8 +61,8 @@ class ReplicaTable(SparseTable):
         """
         if values.shape != (keys.size, self.spec.dim):
             raise ProtocolError(
-                f"values for {keys.size} rows of table {self.spec.name!r} have shape "
-                f"{values.shape}, expected dim {self.spec.dim}"
+                f"values for {keys.size} rows of table {self.spec.name!r} have shape {values.shape}, "
+                f"expected dim {self.spec.dim}"
             )
         keys, values = read_only(keys), read_only(values)
         self._with_room(

@@ -310,14 +310,14 @@ class SparseTable:
         for what, shape in found.items():
             if shape != expected[what]:
                 raise CheckpointError(
-                    f"table {self.spec.name!r} has {what} of width {expected[what][-1]} for "
-                    f"optimizer {self.spec.optimizer.name!r}, but {size} rows have {what} of "
-                    f"shape {shape}: they belong to another table, or were altered"
+                    f"table {self.spec.name!r} has {what} of width {expected[what][-1]} for optimizer "
+                    f"{self.spec.optimizer.name!r}, but {size} rows have {what} of shape {shape}: they "
+                    "belong to another table, or were altered"
                 )
         if len(rows.statistics) != size or rows.statistics.shape[1] not in statistics_widths:
             raise CheckpointError(
-                f"table {self.spec.name!r} has statistics of width {STATISTICS_WIDTH}, but {size} "
-                f"rows have statistics of shape {rows.statistics.shape}: they were altered"
+                f"table {self.spec.name!r} has statistics of width {STATISTICS_WIDTH}, but {size} rows have "
+                f"statistics of shape {rows.statistics.shape}: they were altered"
             )
 
     def write_candidates(self, rows: Rows) -> None:
@@ -344,9 +344,8 @@ class SparseTable:
             raise SpecError(f"table {self.spec.name!r} has no counters")
         if saved.size != (expected := candidates.filter.shard_bytes):
             raise CheckpointError(
-                f"table {self.spec.name!r} has {expected} bytes of counters in each shard, but "
-                f"shard {shard} was saved with {saved.size}: they belong to another filter, or "
-                "were altered"
+                f"table {self.spec.name!r} has {expected} bytes of counters in each shard, but shard "
+                f"{shard} was saved with {saved.size}: they belong to another filter, or were altered"
             )
         with self._locks[shard]:
             candidates.filter.from_bytes(shard, saved)
@@ -365,9 +364,8 @@ class SparseTable:
         """
         if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
-                f"table {self.spec.name!r} records changes for "
-                f"{self._regions.subscribers.num_subscribers} subscribers, not for subscriber "
-                f"{subscriber}"
+                f"table {self.spec.name!r} records changes for {self._regions.subscribers.num_subscribers} "
+                f"subscribers, not for subscriber {subscriber}"
             )
         if max_rows < 1:
             raise ProtocolError(f"max_rows is {max_rows}, expected at least 1")

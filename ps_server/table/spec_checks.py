@@ -75,8 +75,8 @@ def _check_segment(spec: DenseSpec, segment: DenseSegment) -> None:
         )
     if not np.isfinite(np.array(segment.values, np.float32)).all():
         raise SpecError(
-            f"{named} initial values of tensor {segment.name!r} that are not finite float32 "
-            f"numbers: {list(segment.values)}"
+            f"{named} initial values of tensor {segment.name!r} that are not finite float32 numbers: "
+            f"{list(segment.values)}"
         )
     build_initializer(segment.initializer, spec.seed, spec.name)
 
@@ -92,9 +92,8 @@ def _check_feature_life(spec: TableSpec) -> None:
         return
     if spec.records_changes:
         raise SpecError(
-            f"{table} records changes for replicas, which have no statistics and keep removed "
-            "rows: declare it without statistics, admission and expiry, or use another mode than "
-            "GEO"
+            f"{table} records changes for replicas, which have no statistics and keep removed rows: declare "
+            "it without statistics, admission and expiry, or use another mode than GEO"
         )
     _require_finite(table, spec.statistics, "nonclk_coeff", "click_coeff")
     if not 0 < spec.statistics.decay <= 1:

@@ -29,15 +29,15 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
         different = list(_different(existing, spec))
         if [field for field, _, _ in different] == ["values_digest"]:
             raise SpecConflictError(
-                f"{spec.name!r} exists with other initial values: all workers of a job must "
-                "compute the same ones, with the same code, library versions, options and seed"
+                f"{spec.name!r} exists with other initial values: all workers of a job must compute "
+                "the same ones, with the same code, library versions, options and seed"
             )
         difference = _layout_difference(existing, spec) or ", ".join(
             f"{field} is {first!r}, not {second!r}" for field, first, second in different
         )
         raise SpecConflictError(
-            f"{spec.name!r} exists with another spec: {difference}; all workers of a job must "
-            "declare the same one"
+            f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare "
+            "the same one"
         )
 
 
@@ -69,9 +69,8 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
         )
     if saved.statistics is None and spec.statistics is not None and rows:
         logger.warning(
-            "statistics start at zero, as the checkpoint has none: leave out delete_threshold for "
-            "the first passes, or the first shrink removes all rows not shown since table=%s "
-            "rows=%d",
+            "statistics start at zero, as the checkpoint has none: leave out delete_threshold for the "
+            "first passes, or the first shrink removes all rows not shown since table=%s rows=%d",
             spec.name,
             rows,
         )
@@ -105,8 +104,8 @@ def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
     if not fields:
         difference = _layout_difference(saved, spec)
         return difference and (
-            f"{spec.name!r} was saved with {difference}; values are saved in the order of the "
-            "model's layers: keep the layers, their names and their order"
+            f"{spec.name!r} was saved with {difference}; values are saved in the order of the model's "
+            "layers: keep the layers, their names and their order"
         )
     of_saved, of_job = (
         ", ".join(f"{field} {shape[field]!r}" for field in sorted(fields)) for shape in (has, wants)
@@ -114,12 +113,12 @@ def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
     advice = "declare it as it was saved"
     if SUM.name in (has["optimizer"], wants["optimizer"]) and "optimizer" in fields:
         advice = (
-            f'{SUM.name!r} is the optimizer of mode "geo": train in that mode both times, or '
-            "neither time"
+            f'{SUM.name!r} is the optimizer of mode "geo": train in that mode both times, '
+            "or neither time"
         )
     return (
-        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; {advice}, or "
-        "load other parts of the model only, with checkpoint.load and checkpoint.only"
+        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; {advice}, or load "
+        "other parts of the model only, with checkpoint.load and checkpoint.only"
     )
 
 

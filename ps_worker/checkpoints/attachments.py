@@ -120,8 +120,8 @@ def require_consent(
             continue
         if not allow_code and key not in own:
             raise UsageError(
-                f"checkpoint {url} names code to run, {key} = {value!r}: if you trust everybody "
-                "who can write to it, allow it with --allow-code, in Python allow_code=True"
+                f"checkpoint {url} names code to run, {key} = {value!r}: if you trust everybody who can "
+                "write to it, allow it with --allow-code, in Python allow_code=True"
             )
         logger.info("runs code: %s = %r", key, value)
 
@@ -141,7 +141,7 @@ def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Mod
         )
     if difference := saved.layout_difference(dense_spec(model, job)):
         raise CheckpointError(
-            f"checkpoint {checkpoint.url} was saved by other code of {job.model.name}, with "
-            f"{difference}; the trained code of a custom model is in its {MODEL_ATTACHMENT}"
+            f"checkpoint {checkpoint.url} was saved by other code of {job.model.name}, with {difference}; "
+            f"the trained code of a custom model is in its {MODEL_ATTACHMENT}"
         )
     return model

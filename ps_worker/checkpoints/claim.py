@@ -130,8 +130,8 @@ class Claim:
         found = Owner.from_json(self._root.read(OWNER))
         if found is None or found.run != self._owner.run:
             raise CheckpointError(
-                f"{self._root.url} now belongs to another run, {_shown(found)}: two runs must not "
-                "save to one folder, so this run ends"
+                f"{self._root.url} now belongs to another run, {_shown(found)}: two runs must not save to "
+                "one folder, so this run ends"
             )
 
     def _beat(self) -> None:
@@ -241,9 +241,9 @@ def _signs(root: Folder, owner: Owner | None) -> list[bytes]:
 def _in_use(job: Job, root: Folder, owner: Owner | None) -> Exception:
     return job.error(
         "checkpoint.dir",
-        f"{root.url} is in use by another live run, {_shown(owner)}, and each would replace the "
-        "other's checkpoints: end that run, or choose another checkpoint.dir. If that process no "
-        f"longer exists, remove {root.url}/{OWNER}",
+        f"{root.url} is in use by another live run, {_shown(owner)}, and each would replace the other's "
+        "checkpoints: end that run, or choose another checkpoint.dir. If that process no longer exists, "
+        f"remove {root.url}/{OWNER}",
     )
 
 

@@ -138,8 +138,8 @@ def _newest(folder: str) -> str | None:
     unreadable = unreadable_checkpoints(folder, names)
     if unreadable and not names:
         raise CheckpointError(
-            f"{folder} has only unreadable checkpoints, {', '.join(unreadable)}: remove them to "
-            "start fresh, or choose another checkpoint.dir"
+            f"{folder} has only unreadable checkpoints, {', '.join(unreadable)}: remove them to start "
+            "fresh, or choose another checkpoint.dir"
         )
     if not names:
         return None
@@ -157,8 +157,8 @@ def require_batches(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.manifest
     if manifest.version and not manifest.batches:
         raise CheckpointError(
-            f"{checkpoint.url} has version {manifest.version} but no number of batches, so no run "
-            f"can resume from it: {_fresh_from(checkpoint.url)}"
+            f"{checkpoint.url} has version {manifest.version} but no number of batches, so no run can "
+            f"resume from it: {_fresh_from(checkpoint.url)}"
         )
 
 
@@ -191,17 +191,16 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
     if is_known and (difference := difference_of(run.state.signature, signature)):
         raise job.error(
             "data.train",
-            f"files have changed since the run in {run.url} trained on them, so it cannot be "
-            f"resumed: {difference}. Restore the files; or, {_fresh_from(run.url)}",
+            f"files have changed since the run in {run.url} trained on them, so it cannot be resumed: "
+            f"{difference}. Restore the files; or, {_fresh_from(run.url)}",
         )
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)
         if was != value:
             raise job.error(
                 key,
-                f"it is {value!r}, but was {was!r} in the run in {run.url}, which read its data "
-                f"in another order, so it cannot be resumed: write {was!r}; or, "
-                f"{_fresh_from(run.url)}",
+                f"it is {value!r}, but was {was!r} in the run in {run.url}, which read its data in another "
+                f"order, so it cannot be resumed: write {was!r}; or, {_fresh_from(run.url)}",
             )
 
 
@@ -216,8 +215,8 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
     if PurePath(saved.model.name).name != PurePath(job.model.name).name:
         raise job.error(
             "model.name",
-            f"it is {job.model.name!r}, but the run in {checkpoint.url} trains "
-            f"{saved.model.name!r}, so it cannot be resumed: {_fresh_from(checkpoint.url)}",
+            f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
+            f"cannot be resumed: {_fresh_from(checkpoint.url)}",
         )
     was, now = dict(_settings(saved)), dict(_settings(job))
     differing = [key for key in {**now, **was} if now.get(key) != was.get(key)]
@@ -260,8 +259,8 @@ def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
         change = f"a step has {num_workers} batches, not {was}"
     else:
         change = (
-            f"gradients have the staleness of {counted(num_workers, 'worker')}: if the loss "
-            "rises, lower the learning rates"
+            f"gradients have the staleness of {counted(num_workers, 'worker')}: if the loss rises, lower "
+            "the learning rates"
         )
     logger.warning(
         "%s was saved with %s and is resumed with %d: %s",
@@ -276,10 +275,10 @@ def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
     if run.state.num_workers != num_workers:
         raise job.error(
             "checkpoint.resume",
-            f"the run in {run.url} ended in epoch {run.state.epochs_done + 1}, whose rows were "
-            f"distributed to {counted(run.state.num_workers, 'worker')}, but now the job has "
-            f"{num_workers}: start that number of workers, or write the name of a checkpoint "
-            f"between two epochs into {job.checkpoint.dir}/LATEST; {_fresh_from(run.url)}",
+            f"the run in {run.url} ended in epoch {run.state.epochs_done + 1}, whose rows were distributed "
+            f"to {counted(run.state.num_workers, 'worker')}, but now the job has {num_workers}: start that "
+            "number of workers, or write the name of a checkpoint between two epochs into "
+            f"{job.checkpoint.dir}/LATEST; {_fresh_from(run.url)}",
         )
 
 
@@ -290,8 +289,8 @@ def _require_positions(job: Job, run: EarlierRun) -> None:
     if unknown:
         raise job.error(
             "checkpoint.resume",
-            f"the run in {run.url} has no data positions of workers {unknown}, as rows of several "
-            f"readers have no order (data.reader_num); {_fresh_from(run.url)}",
+            f"the run in {run.url} has no data positions of workers {unknown}, as rows of several readers "
+            f"have no order (data.reader_num); {_fresh_from(run.url)}",
         )
 
 
@@ -324,10 +323,9 @@ def require_free_folder(job: Job) -> None:
             described.append(f"{', '.join(unreadable[-_MOST_LISTED:])} cannot be read")
         raise job.error(
             "checkpoint.dir",
-            f"{settings.dir} has checkpoints of an earlier run ({'; '.join(described)}), and this "
-            f"run, of model {job.model.name!r}, would add its own: set checkpoint.resume = true "
-            "to resume the earlier run, checkpoint.overwrite = true to replace its checkpoints, "
-            "or another checkpoint.dir",
+            f"{settings.dir} has checkpoints of an earlier run ({'; '.join(described)}), and this run, of "
+            f"model {job.model.name!r}, would add its own: set checkpoint.resume = true to resume the "
+            "earlier run, checkpoint.overwrite = true to replace its checkpoints, or another checkpoint.dir",
         )
 
 

@@ -36,8 +36,8 @@ def warm_start_of(job: Job, model: Model) -> WarmStart | None:
     if strange := sorted(set(checkpoint.only) - set(names)):
         raise job.error(
             "checkpoint.only",
-            f"checkpoint.only has {', '.join(strange)}, but the tables and blocks of the model "
-            f"are only {', '.join(names)}",
+            f"checkpoint.only has {', '.join(strange)}, but the tables and blocks of the model are only "
+            f"{', '.join(names)}",
         )
     return warm_start(checkpoint.load, model, checkpoint.only)
 
@@ -111,9 +111,8 @@ def _require_same_layers(
         tables = [name for name in names_of(model) if name in checkpoint.tables]
         raise job.error(
             "checkpoint.only",
-            f"the new slots {', '.join(new)} change the layers of the model: {checkpoint.url!r} "
-            f"was saved with {difference}; to load only its rows, with new layers, set "
-            f"checkpoint.only = {tables}",
+            f"the new slots {', '.join(new)} change the layers of the model: {checkpoint.url!r} was saved "
+            f"with {difference}; to load only its rows, with new layers, set checkpoint.only = {tables}",
         )
 
 

@@ -104,9 +104,8 @@ def wait_for_servers(
         names = [transport.endpoints[server] for server in missing]
         if clock() >= start + limit_s:
             raise TransportError(
-                f"servers {', '.join(names)} did not answer within {limit_s:g} s: are they "
-                "running, and is the list of endpoints right? Last failure: "
-                f"{_why(transport, missing[-1])}"
+                f"servers {', '.join(names)} did not answer within {limit_s:g} s: are they running, and is "
+                f"the list of endpoints right? Last failure: {_why(transport, missing[-1])}"
             )
         if clock() >= next_log:
             next_log = clock() + LOOK_S
@@ -135,9 +134,9 @@ def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[i
             continue
         if (status.server_index, status.num_servers) != (server, len(transport.endpoints)):
             raise ProtocolError(
-                f"{transport.endpoints[server]} is server {status.server_index} of "
-                f"{status.num_servers}, but server {server} of {len(transport.endpoints)} in this "
-                "worker's list: give all processes the same list of servers"
+                f"{transport.endpoints[server]} is server {status.server_index} of {status.num_servers}, "
+                f"but server {server} of {len(transport.endpoints)} in this worker's list: give all "
+                "processes the same list of servers"
             )
     return failures
 

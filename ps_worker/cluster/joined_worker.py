@@ -143,9 +143,9 @@ def _require_one_past(endpoints: Sequence[str], joined: Sequence[Joined]) -> Non
         for endpoint, number, version in zip(endpoints, passed, versions, strict=True)
     )
     raise ProtocolError(
-        f"the servers are at points of different jobs ({points}), so one recovered from the "
-        "update log of another job. Stop all servers, remove their update logs, and start the job "
-        "again from its checkpoint"
+        f"the servers are at points of different jobs ({points}), so one recovered from the update log of "
+        "another job. Stop all servers, remove their update logs, and start the job again from its "
+        "checkpoint"
     )
 
 
@@ -266,8 +266,8 @@ class JoinedWorker:
         is_without_loss = self.lease is None or self.lease.on_worker_loss is WorkerLoss.FAIL
         if len(set(versions)) > 1 and (is_without_loss or barrier.step > 0):
             raise ProtocolError(
-                f"after barrier {barrier.name!r} the servers have different versions {versions}: "
-                "was a push not waited for?"
+                f"after barrier {barrier.name!r} the servers have different versions {versions}: was a push "
+                "not waited for?"
             )
         return max(versions)
 

@@ -288,6 +288,6 @@ class GeoCommunicator(Communicator):
             raise JobError(
                 f"the replica of worker {self._worker} has {self._replica.rows} rows and "
                 f"{size_bytes / 2**20:.0f} MB, more than strategy.geo.max_replica_mb = "
-                f'{self._max_replica_bytes / 2**20:.0f}: raise it, or use mode = "async", in '
-                "which workers keep no rows"
+                f'{self._max_replica_bytes / 2**20:.0f}: raise it, or use mode = "async", in which '
+                "workers keep no rows"
             )

@@ -136,8 +136,7 @@ def batches(
                 pieces, held = [], 0
     if skip:
         raise DataError(
-            f"{start} is beyond the end of its split by {counted(skip, 'row')}: it belongs to "
-            "other files"
+            f"{start} is beyond the end of its split by {counted(skip, 'row')}: it belongs to other files"
         )
     if pieces:
         yield joined(pieces), position
@@ -209,8 +208,8 @@ def joined(pieces: Sequence[Batch]) -> Batch:
 def _require_countable(num_keys: int, num_rows: int) -> None:
     if num_keys > MAX_BATCH_KEYS:
         raise DataError(
-            f"{num_rows} rows have {num_keys} keys, expected up to {MAX_BATCH_KEYS} in a batch: "
-            "use smaller batches"
+            f"{num_rows} rows have {num_keys} keys, expected up to {MAX_BATCH_KEYS} in a batch: use smaller "
+            "batches"
         )
 
 
@@ -230,8 +229,7 @@ class RowColumnCheck:
         for name in sorted(first[1] ^ names):
             with_it, without = (path, first[0]) if name in names else (first[0], path)
             raise DataError(
-                f"rows of {without} have no {name}, but rows of {with_it} have it: read the files "
-                "separately"
+                f"rows of {without} have no {name}, but rows of {with_it} have it: read the files separately"
             )
         for name, columns in self._schema.required_row_columns.items():
             if name in names:
@@ -239,6 +237,6 @@ class RowColumnCheck:
             named = ", ".join(map(repr, columns))
             kind = name.replace("_", " ")
             raise DataError(
-                f"{path}: the schema names {named} as column of {kind}, which this format does "
-                "not have: use CSV, Parquet or ORC"
+                f"{path}: the schema names {named} as column of {kind}, which this format does not have: "
+                "use CSV, Parquet or ORC"
             )

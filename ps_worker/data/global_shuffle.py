@@ -115,16 +115,16 @@ def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
     )
     if num_workers != peers.num_workers:
         raise ProtocolError(
-            f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has "
-            f"{peers.num_workers}: rows sent to the others would be lost"
+            f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has {peers.num_workers}: "
+            "rows sent to the others would be lost"
         )
     for name, num_with, num_without in zip(
         STORED_COLUMNS, nums, nums[len(STORED_COLUMNS) :], strict=False
     ):
         if num_with and num_without:
             raise DataError(
-                f"rows of {counted(num_with, 'worker')} have {name}, but rows of {num_without} "
-                "have none: read them separately"
+                f"rows of {counted(num_with, 'worker')} have {name}, but rows of {num_without} have none: "
+                "read them separately"
             )
     return token, num_rows
 

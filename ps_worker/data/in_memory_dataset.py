@@ -196,8 +196,8 @@ class InMemoryDataset(FileDataset):
             raise UsageError("the position belongs to other files than those loaded")
         if (start.seed, start.epoch) != (first.seed, first.epoch):
             raise UsageError(
-                f"the position has seed {start.seed} and {start.epoch} shuffles, but the dataset "
-                f"has seed {first.seed} and {first.epoch}: load and shuffle as before"
+                f"the position has seed {start.seed} and {start.epoch} shuffles, but the dataset has seed "
+                f"{first.seed} and {first.epoch}: load and shuffle as before"
             )
         if (row := (start.offset or 0) + start.skip) > rows.size:
             raise DataError(
@@ -215,8 +215,8 @@ class InMemoryDataset(FileDataset):
         for begin in range(row, rows.size, self.batch_size):
             if rows.are_released:
                 raise UsageError(
-                    "dataset.global_shuffle() was called in the middle of a pass, whose rows are "
-                    "now on other workers: end the pass first, or begin another"
+                    "dataset.global_shuffle() was called in the middle of a pass, whose rows are now on "
+                    "other workers: end the pass first, or begin another"
                 )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)

@@ -100,21 +100,19 @@ class QueueDataset(FileDataset):
         """
         if not self.has_order:
             raise UsageError(
-                f"reader_num is {self._reader_num}, but batches have an order, and so positions, "
-                "only with 1"
+                f"reader_num is {self._reader_num}, but batches have an order, and so positions, only with 1"
             )
         first = self._next_epoch()
         start = start or first
         if start.seed != first.seed:
             raise UsageError(
-                f"the position has seed {start.seed}, but the dataset has {first.seed}, so its "
-                "files are in another order"
+                f"the position has seed {start.seed}, but the dataset has {first.seed}, so its files are in "
+                "another order"
             )
         if start.files != first.files:
             raise UsageError(
-                "the position does not fit this dataset of "
-                f"{counted(len(self._files()), 'file')}: it has other files, another order or "
-                "another shuffle_files"
+                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: it has "
+                "other files, another order or another shuffle_files"
             )
         return self._begin(start)
 

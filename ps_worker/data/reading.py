@@ -114,8 +114,8 @@ class Reading:
         if tried.total < 2:
             return ""
         return (
-            f"{which.format(tried.total)} are malformed: the schema or the format is probably "
-            f"wrong (data.schema, data.format); the first is {tried.first}{self._doubt(split)}"
+            f"{which.format(tried.total)} are malformed: the schema or the format is probably wrong "
+            f"(data.schema, data.format); the first is {tried.first}{self._doubt(split)}"
         )
 
     def _doubt(self, split: FileSplit) -> str:

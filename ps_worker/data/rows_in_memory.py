@@ -231,8 +231,8 @@ def _counts_of(rows: Batch) -> NDArray[np.uint16]:
     if counts.size and counts.max() > MAX_KEYS:
         slot = int(counts.argmax()) % rows.num_slots + 1
         raise DataError(
-            f"slot {slot} of a row has {counts.max()} values, but rows in memory hold up to "
-            f"{MAX_KEYS}: truncate such lists, or set data.in_memory = false"
+            f"slot {slot} of a row has {counts.max()} values, but rows in memory hold up to {MAX_KEYS}: "
+            "truncate such lists, or set data.in_memory = false"
         )
     return counts.astype(np.uint16).reshape(rows.size, rows.num_slots)
 

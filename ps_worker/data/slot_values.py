@@ -63,31 +63,29 @@ class SlotValues:
             case []:
                 return Meaning(
                     "none",
-                    "but the checkpoint does not tell how whole numbers of its training data "
-                    "became keys: send text or a Batch of keys, or train on files or samples and "
-                    "save again",
+                    "but the checkpoint does not tell how whole numbers of its training data became keys: "
+                    "send text or a Batch of keys, or train on files or samples and save again",
                 )
             case ["text"]:
                 return Meaning(
                     "none",
-                    "but the model was trained on text, where '7' and '07' differ: send the text "
-                    "as in the data",
+                    "but the model was trained on text, where '7' and '07' differ: send the text as in the "
+                    "data",
                 )
             case ["integers"] | ["integers", "text"]:
                 return Meaning("digits")
             case ["keys"]:
                 return Meaning(
                     text_fault=(
-                        "but the model was trained on keys, not on hashes of text: send a whole "
-                        "number"
+                        "but the model was trained on keys, not on hashes of text: send a whole number"
                     )
                 )
             case ["keys", "text"]:
                 return AS_KEYS
         return Meaning(
             "none",
-            "but in its training data some whole numbers were keys and others values to hash: "
-            "send text, or a Batch of keys",
+            "but in its training data some whole numbers were keys and others values to hash: send text, or "
+            "a Batch of keys",
         )
 
     def to_json(self) -> str:

@@ -504,8 +504,7 @@ class Fleet:
         if not isinstance(role, kind):
             whose, test = _WHOSE[kind]
             raise RoleError(
-                f"{call} is for {whose}, but this process is {_named(role)}: call it where "
-                f"fleet.{test}()"
+                f"{call} is for {whose}, but this process is {_named(role)}: call it where fleet.{test}()"
             )
         return role
 
@@ -518,8 +517,8 @@ class Fleet:
         role = self._role_as(WorkerRole, call)
         if role.worker_index != 0:
             raise RoleError(
-                f"{call} is for worker 0, but this process is worker {role.worker_index}: call it "
-                "where fleet.is_first_worker()"
+                f"{call} is for worker 0, but this process is worker {role.worker_index}: call it where "
+                "fleet.is_first_worker()"
             )
         return self.run_of(call)
 

@@ -41,8 +41,8 @@ def require_optimizers(job: Job, model: Model) -> None:
         elif error := _optimizer_fault(job, asked):
             raise job.error(
                 "model.name",
-                f"the optimizer that the model requests for its table {name!r} is not possible: "
-                f"{error} ({key} overrides it)",
+                f"the optimizer that the model requests for its table {name!r} is not possible: {error} "
+                f"({key} overrides it)",
             )
         elif error := _optimizer_fault(job, used[name]):  # with what the job adds to it
             setting = first_named(ScheduleSection.model_fields, error)
@@ -58,8 +58,8 @@ def require_optimizers(job: Job, model: Model) -> None:
     ):
         raise job.error(
             "train.weight_decay",
-            "has no effect, as all optimizers are 'ftrl', which has its own penalties: set l1 or "
-            "l2 of ftrl, or remove this",
+            "has no effect, as all optimizers are 'ftrl', which has its own penalties: set l1 or l2 of "
+            "ftrl, or remove this",
         )
 
 
@@ -90,9 +90,8 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
             raise SpecError("'sum' adds gradients unchanged: it is for servers in GEO training")
         if job.strategy.mode == "geo" and not optimizer_of(spec).is_movable:
             raise SpecError(
-                f'{spec.name!r} computes weights only from its state, so mode "geo" would lose '
-                'the updates of other workers: use another optimizer, such as "adagrad", or '
-                "another mode"
+                f'{spec.name!r} computes weights only from its state, so mode "geo" would lose the '
+                'updates of other workers: use another optimizer, such as "adagrad", or another mode'
             )
     except SpecError as error:
         return error
@@ -114,8 +113,8 @@ def require_life(model_specs: ModelSpecs) -> None:
             key = _first_set(job, spec.name)
             raise job.error(
                 key,
-                'workers in mode "geo" train replicas, which have no statistics and keep '
-                'removed rows: remove it, or use another mode, such as "async"',
+                'workers in mode "geo" train replicas, which have no statistics and keep removed rows: '
+                'remove it, or use another mode, such as "async"',
             )
         try:
             check_table_spec(spec)
@@ -136,8 +135,8 @@ def require_base_rate(job: Job, model: Model) -> None:
     if not expected:
         raise job.error(
             "train.base_rate",
-            f"model {job.model.name!r} does not declare the biases of its logits: give them "
-            "initial values in the model, and remove train.base_rate",
+            f"model {job.model.name!r} does not declare the biases of its logits: give them initial values "
+            "in the model, and remove train.base_rate",
         )
     if len(rates) != expected:
         raise job.error(
@@ -186,21 +185,20 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
     yield (
         "strategy.mode",
         mode in ("sync", "half_async", "async"),
-        f"is {mode!r}, but the only worker has no others to exchange with: set sync, half_async "
-        "or async, which have the same effect here",
+        f"is {mode!r}, but the only worker has no others to exchange with: set sync, half_async or async, "
+        "which have the same effect here",
     )
     loss = job.cluster.on_worker_loss
     yield (
         "cluster.on_worker_loss",
         loss == "fail",
-        f"is {loss!r}, but a lost worker loses its tables on the device: set fail, and resume "
-        "from a checkpoint",
+        f"is {loss!r}, but a lost worker loses its tables on the device: set fail, and resume from a "
+        "checkpoint",
     )
     yield (
         "device.pass_rows",
         not rows or rows >= job.train.batch_size,
-        f"is {rows}, but a batch has {job.train.batch_size} rows: raise it, or lower "
-        "train.batch_size",
+        f"is {rows}, but a batch has {job.train.batch_size} rows: raise it, or lower train.batch_size",
     )
     fault = missing_gpu(job.device.kind, "worker")
     yield "device.kind", not fault, fault
@@ -215,8 +213,8 @@ def missing_gpu(device: str, process: str) -> str:
     if torch.cuda.is_available():
         return ""
     return (
-        f'is "{device}", but PyTorch finds no GPU on this machine: start the {process} on a '
-        "machine with a GPU, or set cpu"
+        f'is "{device}", but PyTorch finds no GPU on this machine: start the {process} on a machine with '
+        "a GPU, or set cpu"
     )
 
 
@@ -225,15 +223,14 @@ def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
     if job.device.tables == "pass" and num_heter:
         raise job.error(
             "device.tables",
-            'is "pass", so the worker trains the dense part itself, but the job has '
-            f"{num_heter} heter trainers: start none (ps-launch without --heter-num), or set "
-            'device.tables = "host"',
+            f'is "pass", so the worker trains the dense part itself, but the job has {num_heter} heter '
+            'trainers: start none (ps-launch without --heter-num), or set device.tables = "host"',
         )
     if job.device.tables == "pass" and num_workers > 1:
         raise job.error(
             "device.tables",
-            f'is "pass", so one worker trains all rows, but the job has {num_workers}: start '
-            'one (ps-launch --worker-num 1), or set device.tables = "host"',
+            f'is "pass", so one worker trains all rows, but the job has {num_workers}: start one '
+            '(ps-launch --worker-num 1), or set device.tables = "host"',
         )
 
 

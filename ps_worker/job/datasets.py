@@ -93,8 +93,8 @@ def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
             if not has_named_columns(path, format_of_job(job)):
                 raise job.error(
                     "valid.group_by",
-                    f"{error} Other columns than the slots are read only from CSV, Parquet and "
-                    f"ORC, but {path} has none of these formats",
+                    f"{error} Other columns than the slots are read only from CSV, Parquet and ORC, but "
+                    f"{path} has none of these formats",
                 ) from error
         return replace(schema, group=job.valid.group_by)
     return schema

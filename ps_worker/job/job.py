@@ -131,8 +131,8 @@ class Job(Section):
             faults = dict.fromkeys(self.valid.settings(), why)
         elif not self.valid.every_epochs and not self.valid.every_steps:
             faults["every_epochs"] = (
-                "but valid.every_steps is also 0, so data.valid is never used: set one of them, "
-                "or remove data.valid"
+                "but valid.every_steps is also 0, so data.valid is never used: set one of them, or remove "
+                "data.valid"
             )
         elif self.valid.final_model == "best" and not self.checkpoint.dir:
             faults["final_model"] = "but no checkpoints are saved: set checkpoint.dir"

@@ -191,8 +191,7 @@ def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:
     if not isinstance(a_sync, bool):
         raise FleetWordError(
             ("a_sync",),
-            f"is {a_sync!r}, expected true or false; for a mode by name set strategy.mode = "
-            '"half_async"',
+            f'is {a_sync!r}, expected true or false; for a mode by name set strategy.mode = "half_async"',
         )
     k_steps = configs.get("k_steps", 0)
     if "mode" not in strategy:

@@ -172,8 +172,7 @@ def export(
         raise UsageError("--dtype and --min-score need --kind inference")
     if bool(values) != bool(slot):
         raise UsageError(
-            "--values and --slot belong together: give data files with --values, and their slot "
-            "with --slot"
+            "--values and --slot belong together: give data files with --values, and their slot with --slot"
         )
     checkpoint = Checkpoint.open(url)
     for name in table or []:
@@ -311,8 +310,8 @@ def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
         files = checkpoint.manifest.files_of_table(name)
         if settings.min_score and not files[0].statistics_width:
             raise UsageError(
-                f"--min-score is {settings.min_score:g}, but table {name!r} keeps no statistics "
-                "and so no scores: omit the option"
+                f"--min-score is {settings.min_score:g}, but table {name!r} keeps no statistics and so no "
+                "scores: omit the option"
             )
     written, left_out = export_inference(checkpoint, to, settings)
     omitted = f" left_out={left_out}" if settings.min_score else ""

@@ -112,10 +112,9 @@ def export_values(
         ]
         if empty:
             raise UsageError(
-                f"slot {slot!r} has {counted(values.distinct, 'value')} in "
-                f"{counted(values.rows, 'row')}, but none has a row in table "
-                f"{' or '.join(map(repr, empty))}: export a table that looks up this slot, with "
-                "values as the model was trained on"
+                f"slot {slot!r} has {counted(values.distinct, 'value')} in {counted(values.rows, 'row')}, "
+                f"but none has a row in table {' or '.join(map(repr, empty))}: export a table that looks up "
+                "this slot, with values as the model was trained on"
             )
     return ExportedValues(
         tables=[
@@ -148,8 +147,8 @@ def import_vectors(
     keys = np.concatenate([_keys_in(each, checkpoint, slot) for each in read])
     if (num_keys := np.unique(keys).size) < keys.size:
         raise DataError(
-            f"{', '.join(files)}: {keys.size} vectors have only {num_keys} different keys: give "
-            "each key once"
+            f"{', '.join(files)}: {keys.size} vectors have only {num_keys} different keys: give each key "
+            "once"
         )
     widths = {each.vectors.shape[1] for each in read}
     if len(widths) > 1:

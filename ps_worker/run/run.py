@@ -168,8 +168,8 @@ class Run:
         """
         if self._communicator is not None:
             raise UsageError(
-                f"{url} cannot be loaded, as training has begun and workers hold parameters: load "
-                "before the first pass"
+                f"{url} cannot be loaded, as training has begun and workers hold parameters: load before "
+                "the first pass"
             )
         takes_dense = not only or DENSE_BLOCK in only
         self._declare(() if takes_dense or self._is_declared else self._rates_of(head))
@@ -317,9 +317,9 @@ class Run:
         """
         if self._partial_pass is not None:
             raise AbortedError(
-                "the write back of a pass was interrupted, so parameters may include a part of "
-                "that pass and cannot be saved, evaluated or trained: start the job again from "
-                f"its newest checkpoint, with checkpoint.resume = true ({self._partial_pass})"
+                "the write back of a pass was interrupted, so parameters may include a part of that pass "
+                "and cannot be saved, evaluated or trained: start the job again from its newest checkpoint, "
+                f"with checkpoint.resume = true ({self._partial_pass})"
             )
         if self._communicator is not None:
             self._communicator.flush()

@@ -70,8 +70,8 @@ def open_tables(
     if job.cluster.on_worker_loss == "wait":
         raise job.error(
             "cluster.on_worker_loss",
-            "on_worker_loss is 'wait', but nobody knows the position of a lost worker's own loop: "
-            "expected 'fail' or 'continue'",
+            "on_worker_loss is 'wait', but nobody knows the position of a lost worker's own loop: expected "
+            "'fail' or 'continue'",
         )
     if max_pending_mb < 1:
         raise UsageError(f"max_pending_mb is {max_pending_mb}, expected at least 1")
@@ -103,8 +103,8 @@ def open_tables(
 def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> WorkerRole:
     if servers is None and (worker, num_workers) != (0, 1):
         raise RoleError(
-            f"worker {worker} of {num_workers} has no servers: give servers=, or set all "
-            "variables of the environment"
+            f"worker {worker} of {num_workers} has no servers: give servers=, or set all variables of the "
+            "environment"
         )
     if servers is not None:
         endpoints = require_endpoints(list(servers), "servers")

@@ -104,8 +104,8 @@ class Prefetcher:
         """Returns the unique keys of a user function's result, by table."""
         if not isinstance(answer, Mapping):
             raise UsageError(
-                f"keys_of_batch returned a {type(answer).__name__}, expected keys by table, such "
-                'as {"items": batch["items"]}'
+                f"keys_of_batch returned a {type(answer).__name__}, expected keys by table, such as "
+                '{"items": batch["items"]}'
             )
         for table, keys in answer.items():
             if table not in self._tables:

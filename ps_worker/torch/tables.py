@@ -57,8 +57,8 @@ class TableModule(nn.Module):
         """
         if state != self.get_extra_state():
             raise CheckpointError(
-                f"the state is of table {state.get('table')!r} with dim {state.get('dim')!r}, but "
-                f"this module has table {self.spec.name!r} with dim {self.spec.dim}"
+                f"the state is of table {state.get('table')!r} with dim {state.get('dim')!r}, but this "
+                f"module has table {self.spec.name!r} with dim {self.spec.dim}"
             )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -130,8 +130,7 @@ class Tables:
         embeddings = [each for each in module.modules() if isinstance(each, TableModule)]
         if not embeddings:
             raise UsageError(
-                f"{type(module).__name__} has no embedding of ctr_ps.torch, so nothing can be "
-                "attached"
+                f"{type(module).__name__} has no embedding of ctr_ps.torch, so nothing can be attached"
             )
         for spec in specs_of_tables([each.spec for each in embeddings], self._job):
             self._store.create_table(spec)
@@ -250,8 +249,8 @@ class Tables:
                 self._store.resume(found.manifest.version, {}, batches=batches)
             elif batches and self._job.optimizer.has_schedule:
                 logger.info(
-                    "the schedule of the learning rates starts at step 0 url=%s: to continue it "
-                    "at step %d, load with resume=True",
+                    "the schedule of the learning rates starts at step 0 url=%s: to continue it at step %d, "
+                    "load with resume=True",
                     found.url,
                     batches,
                 )
@@ -298,8 +297,8 @@ class Tables:
                 for table, grad in self.pending.merged().items()
             )
             logger.warning(
-                "%s is called while gradients of %s wait: push them with PushOptimizer.step(), or "
-                "drop them with zero_grad()",
+                "%s is called while gradients of %s wait: push them with PushOptimizer.step(), or drop them "
+                "with zero_grad()",
                 event,
                 ", ".join(waiting),
             )
@@ -309,8 +308,8 @@ class Tables:
             raise UsageError("the tables are closed: look up and push inside `with open_tables()`")
         if os.getpid() != self._process:
             raise UsageError(
-                "the tables belong to another process, such as the parent of a DataLoader's "
-                "workers, and rows here would never change: look up in the process that trains"
+                "the tables belong to another process, such as the parent of a DataLoader's workers, and "
+                "rows here would never change: look up in the process that trains"
             )
 
     def close(self) -> None:
@@ -373,8 +372,8 @@ class PushOptimizer:
         tables = self._tables
         if tables._num_pushes != tables._pushes_saved:
             raise UsageError(
-                f"rows have changed since {tables.checkpoint or 'they were made'}: call "
-                "Tables.save first, so that the state can name their checkpoint"
+                f"rows have changed since {tables.checkpoint or 'they were made'}: call Tables.save first, "
+                "so that the state can name their checkpoint"
             )
         dims = {name: table.dim for name, table in sorted(tables._declared.items())}
         return {"tables": dims, "checkpoint": tables.checkpoint, "token": tables._token}
@@ -391,6 +390,7 @@ class PushOptimizer:
             )
         if own["token"] != state.get("token"):
             raise CheckpointError(
-                f"the state belongs to the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these "
-                f"are of {own['checkpoint'] or 'no checkpoint'!r}: load its checkpoint with Tables.load first"
+                f"the state belongs to the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but "
+                f"these are of {own['checkpoint'] or 'no checkpoint'!r}: load its checkpoint with "
+                "Tables.load first"
             )

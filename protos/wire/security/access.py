@@ -62,8 +62,7 @@ class Tokens:
             token, of = _line(line, f"{source}:{number}")
             if token in access:
                 raise UsageError(
-                    f"{source}:{number}: this token is already in an earlier line: remove one of "
-                    "them"
+                    f"{source}:{number}: this token is already in an earlier line: remove one of them"
                 )
             access[token] = of
         if not access:
@@ -132,8 +131,7 @@ def _line(line: str, place: str) -> tuple[str, Access]:
         raise UsageError(f"{place}: expected a token, or one of {names} and a token")
     if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
         raise UsageError(
-            f"{place}: the token has {len(token)} characters, expected at least "
-            f"{MIN_TOKEN_CHARACTERS} of ASCII; to make one: python -c 'import secrets; "
-            "print(secrets.token_urlsafe(32))'"
+            f"{place}: the token has {len(token)} characters, expected at least {MIN_TOKEN_CHARACTERS} of "
+            "ASCII; to make one: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
     return token, access

@@ -94,8 +94,8 @@ class Authority:
         shown = ", ".join(map(repr, names)) or "missing"
         expected = ", ".join(f"{NAME_PREFIX}{each}" for each in Access)
         why = (
-            f"the common name of the caller's certificate is {shown}, expected {expected}, alone "
-            f"or before a dot: see its {TLS_CERT}"
+            f"the common name of the caller's certificate is {shown}, expected {expected}, alone or before "
+            f"a dot: see its {TLS_CERT}"
         )
         return _refusal(found, call, why)
 

@@ -69,8 +69,8 @@ class Credentials:
             )
         if self.client_ca and not self.certificate:
             raise UsageError(
-                f"{TLS_CLIENT_CA} is set, but {TLS_CERT} is not: a server needs a certificate of "
-                "its own for TLS"
+                f"{TLS_CLIENT_CA} is set, but {TLS_CERT} is not: a server needs a certificate of its own "
+                "for TLS"
             )
 
     @classmethod
@@ -168,8 +168,8 @@ def open_channel(
     if not credentials.ca:
         if credentials.certificate or credentials.server_name:
             raise UsageError(
-                f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates that "
-                "sign those of servers"
+                f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates that sign those "
+                "of servers"
             )
         return grpc.insecure_channel(endpoint, options=options)
     own = _pair(credentials) if credentials.certificate else ()
@@ -196,9 +196,9 @@ def require_protection(
         return
     if not credentials.is_insecure:
         raise UsageError(
-            f"{host} is reachable from other machines, where anybody could {could}: set "
-            f"{TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} for "
-            f"mutual TLS, or bind a loopback address; on a closed network, {INSECURE}=1 allows it"
+            f"{host} is reachable from other machines, where anybody could {could}: set {TOKEN_FILE} for "
+            f"all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} for mutual TLS, or bind a "
+            f"loopback address; on a closed network, {INSECURE}=1 allows it"
         )
     logger.warning("anybody who reaches %s can %s: insecure", host, could)
 
@@ -335,8 +335,8 @@ def _pair(credentials: Credentials) -> tuple[bytes, bytes]:
         )
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
-            f"{TLS_CERT} {credentials.certificate!r} and {TLS_KEY} {credentials.key!r} are not a "
-            f"PEM certificate and its private key: {error}"
+            f"{TLS_CERT} {credentials.certificate!r} and {TLS_KEY} {credentials.key!r} are not a PEM "
+            f"certificate and its private key: {error}"
         ) from error
     return key, chain
 

@@ -352,8 +352,7 @@ def _checksum_of(piece: DensePiece) -> str:
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:
     return CheckpointError(
-        f"{folder.url}/{file} was altered: the checksum (xxh3) of shard {shard} differs from the "
-        "manifest"
+        f"{folder.url}/{file} was altered: the checksum (xxh3) of shard {shard} differs from the manifest"
     )
 
 
@@ -379,8 +378,7 @@ def _reader_of(
     if not reader.schema.equals(schema, check_metadata=True):
         columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
         raise CheckpointError(
-            f"{url} was altered or is another file: expected the Arrow schema ({columns}) "
-            f"{schema.metadata}"
+            f"{url} was altered or is another file: expected the Arrow schema ({columns}) {schema.metadata}"
         )
     if reader.num_record_batches != num_batches:
         raise CheckpointError(

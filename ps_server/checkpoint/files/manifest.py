@@ -58,8 +58,8 @@ def require_name(name: str) -> None:
     """Raises CheckpointError if `name` cannot be part of a file name."""
     if not re.fullmatch(_NAME, name):
         raise CheckpointError(
-            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', but "
-            "no '.' at the beginning"
+            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', but no '.' at "
+            "the beginning"
         )
 
 
@@ -224,8 +224,7 @@ def share_from_json(text: str) -> Share:
         return _SHARE.validate_json(text)
     except ValidationError as exc:
         raise CheckpointError(
-            f"a server answered a save wrongly: {_first_error(exc)}; do all servers run the same "
-            "release?"
+            f"a server answered a save wrongly: {_first_error(exc)}; do all servers run the same release?"
         ) from exc
 
 
@@ -281,15 +280,15 @@ def require_whole(manifest: Manifest, source: str) -> None:
     """
     if (manifest.kind == "delta") != (manifest.base is not None):
         raise CheckpointError(
-            f"{source}: kind is {manifest.kind!r} and base {manifest.base!r}, but deltas have a "
-            "base and other kinds have none"
+            f"{source}: kind is {manifest.kind!r} and base {manifest.base!r}, but deltas have a base and "
+            "other kinds have none"
         )
     for worker, progress in manifest.workers.items():
         numbers = (worker, progress.incarnation, progress.sequence, progress.step)
         if not all(0 <= number < 2**64 for number in numbers):
             raise CheckpointError(
-                f"{source}: the progress of worker {worker} is {progress}, expected numbers from "
-                "0 to 2^64 - 1"
+                f"{source}: the progress of worker {worker} is {progress}, expected numbers from 0 to 2^64 "
+                "- 1"
             )
     try:
         _check_specs(manifest)
@@ -307,8 +306,7 @@ def require_whole(manifest: Manifest, source: str) -> None:
     strays = sorted(entry.file for entry in manifest.entries if entry not in belonging)
     if strays:
         raise CheckpointError(
-            f"{source}: files {strays} belong to tables or dense blocks that the manifest does "
-            "not declare"
+            f"{source}: files {strays} belong to tables or dense blocks that the manifest does not declare"
         )
 
 
@@ -351,8 +349,8 @@ def _require_whole_table(
     shards = sorted(batch.shard for entry in entries for batch in entry.batches)
     if len(shards) != spec.num_shards or shards != list(range(spec.num_shards)):
         raise CheckpointError(
-            f"{source}: table {spec.name!r} has {spec.num_shards} shards, expected each once, but "
-            f"the files hold shards {shards}; did each server save once?"
+            f"{source}: table {spec.name!r} has {spec.num_shards} shards, expected each once, but the files "
+            f"hold shards {shards}; did each server save once?"
         )
     for entry in entries:
         if isinstance(entry, TableEntry):
@@ -373,14 +371,13 @@ def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, sour
     found = (entry.state_width, entry.statistics_width)
     if found != expected:
         raise CheckpointError(
-            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have widths {found} "
-            f"of state and statistics, expected {expected} for optimizer {spec.optimizer.name!r} "
-            f"and dim {spec.dim}"
+            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have widths {found} of state "
+            f"and statistics, expected {expected} for optimizer {spec.optimizer.name!r} and dim {spec.dim}"
         )
     if entry.dtype != "float32" and manifest.kind != "inference":
         raise CheckpointError(
-            f"{source}: {entry.file} has weights of {entry.dtype}, expected float32, as only "
-            "inference checkpoints have others"
+            f"{source}: {entry.file} has weights of {entry.dtype}, expected float32, as only inference "
+            "checkpoints have others"
         )
     dim = spec.dim if entry.kind == "rows" else 0
     num_bytes = 8 + 4 * sum(found) + (4 if entry.dtype == "float32" else 2) * dim
@@ -402,9 +399,9 @@ def _require_whole_block(
     stops = [entry.start + entry.length for entry in entries]
     if not entries or [0, *stops] != [*starts, spec.length]:
         raise CheckpointError(
-            f"{source}: dense block {spec.name!r} has {spec.length} elements, but its files hold "
-            f"the ranges {list(zip(starts, stops, strict=True))}, expected each element once; did "
-            "each server save once?"
+            f"{source}: dense block {spec.name!r} has {spec.length} elements, but its files hold the ranges "
+            f"{list(zip(starts, stops, strict=True))}, expected each element once; did each server save "
+            "once?"
         )
     optimizer = optimizer_of(spec.optimizer)
     expected = (optimizer.num_slots, len(optimizer.initial_scalars))
@@ -412,9 +409,8 @@ def _require_whole_block(
         found = (entry.num_states, len(entry.scalars))
         if found != (expected if manifest.kind != "inference" else (0, 0)):
             raise CheckpointError(
-                f"{source}: {entry.file} has {found[0]} state values per element and {found[1]} "
-                f"scalars, expected {expected} for optimizer {optimizer.name!r} of dense block "
-                f"{spec.name!r}"
+                f"{source}: {entry.file} has {found[0]} state values per element and {found[1]} scalars, "
+                f"expected {expected} for optimizer {optimizer.name!r} of dense block {spec.name!r}"
             )
         _require_room(entry, 4 * (1 + entry.num_states) * entry.length, source)
 

@@ -152,6 +152,5 @@ class Mapped:
         if now != self._first and now[:2] == self._first[:2]:
             raise CheckpointError(
                 f"{self._path} was changed while it was mapped, from {self._first.size} bytes to "
-                f"{now.size}: write new checkpoints instead of overwriting files, or do not map "
-                "them"
+                f"{now.size}: write new checkpoints instead of overwriting files, or do not map them"
             )

@@ -267,23 +267,22 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
         _check_filter(what, spec, num_shards)
     elif spec.expected_keys:
         raise SpecError(
-            f"{what} with expected_keys {spec.expected_keys}, which counter 'exact' does not use: "
-            "leave it out, or set counter = 'bloom'"
+            f"{what} with expected_keys {spec.expected_keys}, which counter 'exact' does not use: leave it "
+            "out, or set counter = 'bloom'"
         )
 
 
 def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
     if spec.policy != "score":
         raise SpecError(
-            f"{what} by {spec.policy} of table {spec.table!r}: only policy 'score' may use "
-            "another table"
+            f"{what} by {spec.policy} of table {spec.table!r}: only policy 'score' may use another table"
         )
     if spec.table == table:
         raise SpecError(f"{what} by its own score: leave out the table's name")
     if spec.counter != "exact":
         raise SpecError(
-            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: leave "
-            "out the counter, as the counts of that table are used"
+            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: leave out the "
+            "counter, as the counts of that table are used"
         )
 
 
@@ -298,16 +297,16 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
         )
     if spec.expected_keys < 1:
         raise SpecError(
-            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: set "
-            "expected_keys to the number of keys without a row, at least 1"
+            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: set expected_keys to the "
+            "number of keys without a row, at least 1"
         )
     if (
         filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
         > MAX_COUNTERS
     ):
         raise SpecError(
-            f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: "
-            "lower expected_keys, or use more shards"
+            f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: lower "
+            "expected_keys, or use more shards"
         )
 
 
@@ -322,8 +321,8 @@ def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
         raise SpecError(f"{what}, which keeps no statistics: declare that table with statistics")
     if source.num_shards != spec.num_shards:
         raise SpecError(
-            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: declare both "
-            "tables with the same number, so that both rows of a key are on one server"
+            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: declare both tables with "
+            "the same number, so that both rows of a key are on one server"
         )
     if source.admission is not None and source.admission.table:
         raise SpecError(

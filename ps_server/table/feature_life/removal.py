@@ -148,8 +148,8 @@ def max_rows_of_shard(spec: TableSpec) -> int:
         count_bytes = spec.num_shards * _candidate_bytes_of_shard(spec)
         beside = f" beside {count_bytes} bytes of counts" if count_bytes else ""
         raise SpecError(
-            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, too few for one row in each "
-            f"of its {spec.num_shards} shards{beside}: set at least {_fewest_bytes(spec, expiry)}"
+            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, too few for one row in each of its "
+            f"{spec.num_shards} shards{beside}: set at least {_fewest_bytes(spec, expiry)}"
         )
     return rows
 

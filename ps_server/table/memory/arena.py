@@ -115,8 +115,8 @@ def _reserved(num_bytes: int) -> mmap.mmap | None:
 @cache  # once a process
 def _tell_of_copying() -> None:
     logger.warning(
-        "cannot reserve address space, usually because of a limit such as `ulimit -v`: tables "
-        "grow by copying, which is slower and needs twice their memory meanwhile"
+        "cannot reserve address space, usually because of a limit such as `ulimit -v`: tables grow by "
+        "copying, which is slower and needs twice their memory meanwhile"
     )
 
 

@@ -80,8 +80,8 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
         _check_keys(path, fields, schema)
         if row_columns.get("ids") in schema.slots:
             raise DataError(
-                f"{path}: column {row_columns['ids']!r} holds keys, not values, so it cannot be "
-                "the id: name another column"
+                f"{path}: column {row_columns['ids']!r} holds keys, not values, so it cannot be the id: "
+                "name another column"
             )
     has_lists = any(is_list_type(fields.field(slot).type) for slot in schema.slots)
     return FileColumns(row_columns, other_labels, read, are_keys, has_lists)
@@ -147,9 +147,8 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
         kind = fields.field(name).type
         if not is_slot_type(kind):
             raise DataError(
-                f"{path}: column {name!r} is of type {kind}, whose values have no unique text to "
-                f"hash for slot {schema.slot_index(name) + 1}: write it as text, whole numbers or "
-                "lists of these"
+                f"{path}: column {name!r} is of type {kind}, whose values have no unique text to hash for "
+                f"slot {schema.slot_index(name) + 1}: write it as text, whole numbers or lists of these"
             )
 
 
@@ -187,12 +186,12 @@ def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
             raise DataError(f"{path}: column {name!r} is of type {kind}, expected keys as uint64")
         if slots[number - 1 : number] != [name]:
             raise DataError(
-                f"{path}: {name!r} is slot {number} of the schema, but keys were hashed with the "
-                f"slots in the order {slots!r}: convert the data again"
+                f"{path}: {name!r} is slot {number} of the schema, but keys were hashed with the slots in "
+                f"the order {slots!r}: convert the data again"
             )
         expected = schema.slot_numbers[number - 1]
         if hashed[number - 1] != expected:
             raise DataError(
-                f"{path}: {name!r} was hashed with slot {hashed[number - 1]}, but 'shares' of the "
-                f"schema expects slot {expected}: convert the data again"
+                f"{path}: {name!r} was hashed with slot {hashed[number - 1]}, but 'shares' of the schema "
+                f"expects slot {expected}: convert the data again"
             )

@@ -148,8 +148,8 @@ def _decoded(
                 yield decoder.decode(batch.slice(skipped), rows)
         if row != stop:
             raise DataError(
-                f"{split.path}: row group {group} ends at row {row}, but its metadata says "
-                f"{stop}: the file is damaged, copy or write it again"
+                f"{split.path}: row group {group} ends at row {row}, but its metadata says {stop}: the file "
+                "is damaged, copy or write it again"
             )
 
 

@@ -150,8 +150,8 @@ class LibffmReader(TextReader):
 def _dense_indexes(schema: Schema) -> list[int]:
     if len(schema.slots) > 1:
         raise UsageError(
-            f"libsvm has no fields, so its schema has one slot, not {len(schema.slots)}: use "
-            "format libffm, or one slot for all indexes"
+            f"libsvm has no fields, so its schema has one slot, not {len(schema.slots)}: use format libffm, "
+            "or one slot for all indexes"
         )
     for column in schema.dense:
         # "07" would never match, because indexes are compared as numbers.

@@ -88,8 +88,8 @@ class Chaos:
         for fault in faults:
             if fault.kind not in _KINDS or fault.calls not in _CALLS:
                 raise UsageError(
-                    f"{CHAOS}: unknown {fault.kind} {fault.calls}: kinds are {', '.join(_KINDS)}, "
-                    f"calls are {', '.join(_CALLS)}"
+                    f"{CHAOS}: unknown {fault.kind} {fault.calls}: kinds are {', '.join(_KINDS)}, calls are "
+                    f"{', '.join(_CALLS)}"
                 )
         return chaos
 

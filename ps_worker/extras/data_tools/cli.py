@@ -194,8 +194,8 @@ def profile_command(
         names = proposal.schema()
     elif label or ignore:
         raise UsageError(
-            "--label and --ignore are for Parquet, ORC and CSV without --schema: with a schema, "
-            "change its columns"
+            "--label and --ignore are for Parquet, ORC and CSV without --schema: with a schema, change its "
+            "columns"
         )
     else:
         names = _schema(schema or "criteo")
@@ -277,8 +277,8 @@ def split_command(
         str,
         typer.Option(
             help=(
-                "Suffix of the files, such as .tsv.gz or .csv.zst to compress text; empty: suffix "
-                "of the format."
+                "Suffix of the files, such as .tsv.gz or .csv.zst to compress text; empty: suffix of the "
+                "format."
             )
         ),
     ] = "",

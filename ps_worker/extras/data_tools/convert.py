@@ -182,8 +182,8 @@ def _is_utf8(path: str, columns: Columns, schema: Schema, bad_rows: BadRows) -> 
             if not _is_text(value):
                 is_good[row] = False
                 fault = (
-                    f"{name!r} is {shown(value[0].as_py())}, expected UTF-8: convert with hashed "
-                    "keys instead of values"
+                    f"{name!r} is {shown(value[0].as_py())}, expected UTF-8: convert with hashed keys "
+                    "instead of values"
                 )
                 bad_rows.add(path, f"offset {columns.offsets[row]}", fault)
     return is_good

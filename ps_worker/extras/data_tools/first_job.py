@@ -119,8 +119,7 @@ def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
     if not has_rows:
         fault = f": {bad_rows.first}: {remedy}" if bad_rows.first else ": name others with --test"
         raise UsageError(
-            f"{path}, a file to test on, has no row that fits the schema of the files to train "
-            f"on{fault}"
+            f"{path}, a file to test on, has no row that fits the schema of the files to train on{fault}"
         )
 
 
@@ -138,10 +137,9 @@ def _schema_text(first: FirstJob) -> str:
     comments = {name: _line(comment) for name, comment in comments.items()}
     schema = proposal.schema()
     lines = [
-        f"# Columns of {_line(first.train[0])}{' and others' if len(first.train) > 1 else ''}, "
-        f"found by `ps-data init` in {counted(first.sample.num_rows, 'row', ',')}.",
-        "# If a column is wrong, move it between `slots` and `dense`, or remove it; "
-        "docs/schema.md has",
+        f"# Columns of {_line(first.train[0])}{' and others' if len(first.train) > 1 else ''}, found by "
+        f"`ps-data init` in {counted(first.sample.num_rows, 'row', ',')}.",
+        "# If a column is wrong, move it between `slots` and `dense`, or remove it; docs/schema.md has",
         "# all settings. A trained model keeps its schema: add new slots at the end.",
         "",
         schema.to_toml(comments),
@@ -187,8 +185,8 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         most_rows = sample.total_rows * max(1.0, test_size / max(train_size, 1))
         limit = math.ceil(2 * label.missing_rate * most_rows) + _BAD_ROWS
         lines.append(
-            f"bad_row_limit = {limit} # {label.missing_rate:.1%} of the rows have no label and "
-            f"are skipped; the limit is twice as many, and {_BAD_ROWS}"
+            f"bad_row_limit = {limit} # {label.missing_rate:.1%} of the rows have no label and are skipped; "
+            f"the limit is twice as many, and {_BAD_ROWS}"
         )
     if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
         lines += [

@@ -40,8 +40,8 @@ from ctr_ps.ps_worker.extras.data_tools.profile import NumberProfile, number_pro
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample
 
 _OTHER_LABEL = (
-    "its name is that of a label: add it to the schema if it is known before the click and is no "
-    "label"
+    "its name is that of a label: add it to the schema if it is known before the click and is "
+    "no label"
 )
 
 _FEW_VALUES = 100  # whole numbers with at most so many values are names, if each comes often enough
@@ -49,8 +49,8 @@ _ROWS_PER_VALUE = 20
 _UNIQUE_SHARE = 0.95
 _MIN_ROWS = 100  # below, values may be unique by chance
 _UNIQUE_ID = (
-    "; different in nearly every sampled row: leave it out (--ignore) if it is an id of rows or "
-    "requests"
+    "; different in nearly every sampled row: leave it out (--ignore) if it is an id of rows "
+    "or requests"
 )
 _LONG_TAIL = 6  # largest distance from the mean in standard deviations
 
@@ -210,8 +210,8 @@ def _why_after_click(name: str, array: pa.Array, label: Label | None) -> str:
     why = "its name is that of an event after a click"
     if label is not None and labels_in(array) is not None:
         why += (
-            ", with 0 and 1: to learn it as a second label, set labels = "
-            f"[{json.dumps(label.name)}, {json.dumps(name)}] and model esmm or mmoe"
+            f", with 0 and 1: to learn it as a second label, set labels = [{json.dumps(label.name)}, "
+            f"{json.dumps(name)}] and model esmm or mmoe"
         )
     return f"{why}; add it to the schema if it is known before the click"
 

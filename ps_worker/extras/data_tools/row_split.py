@@ -91,8 +91,7 @@ def split_rows(
         for found in sorted(each.glob("part-*")):
             if not _OWN_NAME.fullmatch(found.name):  # it would join the set
                 raise UsageError(
-                    f"{str(found)!r} would be read as a file of the set {each.name!r}: choose "
-                    "another folder"
+                    f"{str(found)!r} would be read as a file of the set {each.name!r}: choose another folder"
                 )
     try:
         with ExitStack() as stack:
@@ -104,8 +103,8 @@ def split_rows(
             for writer in writers:
                 if writer.rows == 0:
                     raise DataError(
-                        f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are "
-                        "too few: use more rows, or another ratio"
+                        f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are too few: "
+                        "use more rows, or another ratio"
                     )
             return [
                 WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers

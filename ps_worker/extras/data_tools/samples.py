@@ -108,8 +108,8 @@ def names_of(path: str, format: str | None = None) -> list[str]:
             for separator in _OTHER_SEPARATORS:
                 if separator in names[0]:
                     raise UsageError(
-                        f"{path}: the header is one column, {names[0]!r}, but CSV is separated by "
-                        f"commas: replace {separator!r} with commas"
+                        f"{path}: the header is one column, {names[0]!r}, but CSV is separated by commas: "
+                        f"replace {separator!r} with commas"
                     )
         return names
     fields = fields_of(path, name)
@@ -134,8 +134,8 @@ def _require_names(path: str, format: str | None) -> None:
     if name not in FORMATS:
         fault = doubt_about(path, format) or f"files of format {name!r} have no names of columns"
         raise UsageError(
-            f"{path}: {fault}. Files of {', '.join(FORMATS)} have names of columns: give --format "
-            "if it is one of them; else write a schema by hand (docs/schema.md)"
+            f"{path}: {fault}. Files of {', '.join(FORMATS)} have names of columns: give --format if it is "
+            "one of them; else write a schema by hand (docs/schema.md)"
         )
 
 

@@ -102,9 +102,8 @@ class PassTrainer:
         block = self._pulled_block()
         if limit is not None and block.size_bytes > limit:
             raise UsageError(
-                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, "
-                f"but the device has room for {limit} bytes: raise device.memory_gb if the device "
-                "has more"
+                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, but the "
+                f"device has room for {limit} bytes: raise device.memory_gb if the device has more"
             )
         preparation = Preparation(
             batches,
@@ -142,9 +141,9 @@ class PassTrainer:
             numbers, examples = self._steps(tables, block, prepared.batches, is_told_to_end)
         except torch.OutOfMemoryError as error:
             raise UsageError(
-                f"out of device memory in a pass of {len(prepared.batches)} batches: lower "
-                "device.pass_rows or train.batch_size, and set device.memory_gb to the free "
-                f"memory at most ({str(error).splitlines()[0]})"
+                f"out of device memory in a pass of {len(prepared.batches)} batches: lower device.pass_rows "
+                "or train.batch_size, and set device.memory_gb to the free memory at most "
+                f"({str(error).splitlines()[0]})"
             ) from error
         answer = self._write_back(tables, block, numbers, examples, version)
         size_bytes = block.size_bytes + sum(table.size_bytes for table in tables.values())

@@ -181,10 +181,9 @@ class Preparation:
         )
         if self._table_bytes is not None and needed > self._table_bytes:
             raise UsageError(
-                f"a pass of {examples} examples has "
-                f"{sum(column.size for column in keys.values())} rows of {needed} bytes, but the "
-                f"device has room for {self._table_bytes} bytes of tables: set device.pass_rows "
-                f"below {examples}, or raise device.memory_gb if the device has more"
+                f"a pass of {examples} examples has {sum(column.size for column in keys.values())} rows of "
+                f"{needed} bytes, but the device has room for {self._table_bytes} bytes of tables: set "
+                f"device.pass_rows below {examples}, or raise device.memory_gb if the device has more"
             )
 
 

@@ -64,46 +64,44 @@ def require_heter(job: Job, model: Model) -> None:
     if job.strategy.mode not in _MODES:
         raise job.error(
             "strategy.mode",
-            f"strategy.mode is {job.strategy.mode!r}, expected one of {', '.join(_MODES)} with "
-            "heter trainers",
+            f"strategy.mode is {job.strategy.mode!r}, expected one of {', '.join(_MODES)} with heter "
+            "trainers",
         )
     if job.cluster.on_worker_loss == "wait":
         raise job.error(
             "cluster.on_worker_loss",
-            'cluster.on_worker_loss is "wait", but in a job with heter trainers lost processes '
-            'cannot be replaced: set "fail" or "continue"',
+            'cluster.on_worker_loss is "wait", but in a job with heter trainers lost processes cannot be '
+            'replaced: set "fail" or "continue"',
         )
     if job.strategy.mode == "sync" and job.train.thread_num > 1:
         raise job.error(
             "train.thread_num",
-            f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU "
-            "trainer adds one batch to a synchronous step: set it to 1 and start more CPU trainers",
+            f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU trainer adds one "
+            "batch to a synchronous step: set it to 1 and start more CPU trainers",
         )
     if job.train.clip_norm:
         raise job.error(
             "train.clip_norm",
-            f"train.clip_norm is {job.train.clip_norm:g}, but with heter trainers no process has "
-            "the whole gradient of a batch, of rows and dense parameters: remove it, and lower "
-            "the learning rates or set a warm-up ([optimizer.schedule])",
+            f"train.clip_norm is {job.train.clip_norm:g}, but with heter trainers no process has the whole "
+            "gradient of a batch, of rows and dense parameters: remove it, and lower the learning rates or "
+            "set a warm-up ([optimizer.schedule])",
         )
     if module.schema.weight is not None:
         raise job.error(
             "data.schema",
-            f"the schema has the weight {module.schema.weight!r}, but heter trainers do not "
-            "support sample weights: remove 'weight' from the schema, or train without heter "
-            "trainers",
+            f"the schema has the weight {module.schema.weight!r}, but heter trainers do not support sample "
+            "weights: remove 'weight' from the schema, or train without heter trainers",
         )
     if job.data.negative_correction == "weight":
         raise job.error(
             "data.negative_correction",
-            'data.negative_correction is "weight", but heter trainers do not support sample '
-            'weights: set "logit"',
+            'data.negative_correction is "weight", but heter trainers do not support sample weights: set '
+            '"logit"',
         )
     if job.data.shuffle == "global":
         raise job.error(
             "data.shuffle",
-            'data.shuffle is "global", but heter trainers take no part in a global shuffle: set '
-            '"local"',
+            'data.shuffle is "global", but heter trainers take no part in a global shuffle: set "local"',
         )
 
 
@@ -194,8 +192,8 @@ class HeterTrainers:
         why = (
             "and there is no other heter trainer"
             if len(self._transport.endpoints) == 1 or (self._takes_over and not others)
-            else "and another one takes over only in asynchronous modes with "
-            'cluster.on_worker_loss = "continue"'
+            else "and another one takes over only in asynchronous modes with cluster.on_worker_loss = "
+            '"continue"'
         )
         raise TransportError(
             f"{lost}, {why}: see its log, and start the job again from its checkpoint; {error}"
@@ -207,9 +205,9 @@ def _require_size(dense: Values, outputs: LayerOutputs) -> None:
     if size > MAX_NUMBERS_BYTES:
         largest = max(outputs, key=lambda name: sum(each.nbytes for each in outputs[name]))
         raise UsageError(
-            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, "
-            f"mostly of {largest}; a message has up to {MAX_NUMBERS_BYTES}: lower "
-            "train.batch_size, or let a Front return less (docs/heterogeneous.md)"
+            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, mostly of "
+            f"{largest}; a message has up to {MAX_NUMBERS_BYTES}: lower train.batch_size, or let a Front "
+            "return less (docs/heterogeneous.md)"
         )
 
 
@@ -258,8 +256,8 @@ class FrontModel:
             raise ModelInputError("the workspace belongs to another model")
         if batch.weights is not None:
             raise UsageError(
-                "heter trainers do not support sample weights: give batches without weights, or "
-                "train without heter trainers"
+                "heter trainers do not support sample weights: give batches without weights, or train "
+                "without heter trainers"
             )
         step = workspace.front.forward(batch, lookups)
         sent = step.activations

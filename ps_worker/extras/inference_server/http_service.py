@@ -303,8 +303,8 @@ def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
             continue
         if not isinstance(size, int) or not 0 <= size <= len(binary) - at:
             raise DataError(
-                f"tensor {name!r} has binary_data_size {size!r}, but only {len(binary) - at} "
-                "bytes of the body are left"
+                f"tensor {name!r} has binary_data_size {size!r}, but only {len(binary) - at} bytes of the "
+                "body are left"
             )
         tensors.append(tensor_of_raw(name, datatype, shape, binary[at : at + size]))
         at += size
@@ -376,8 +376,8 @@ def _flat(name: str, shape: Sequence[Any], data: Any) -> list[Any]:
         if not any(isinstance(each, list) for each in values):
             return values
     raise DataError(
-        f"tensor {name!r} has 'data' that does not fit shape {str(shape)[:100]}: nest the lists "
-        "like the shape, or write all values in one list"
+        f"tensor {name!r} has 'data' that does not fit shape {str(shape)[:100]}: nest the lists like the "
+        "shape, or write all values in one list"
     )
 
 

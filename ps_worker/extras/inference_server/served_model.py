@@ -142,8 +142,8 @@ class ServedModel:
             raise UnknownModelError(f"no model {name!r} here, only {self.name!r}")
         if version not in ("", current.version):
             raise UnknownModelError(
-                f"version {version!r} of {name!r} is not served, the current one is "
-                f"{current.version!r}: leave the version out to ask for the newest"
+                f"version {version!r} of {name!r} is not served, the current one is {current.version!r}: "
+                "leave the version out to ask for the newest"
             )
         return current
 
@@ -219,8 +219,8 @@ class ServedModel:
             old, new = self.current.predictor, loaded.predictor
             if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
                 raise UsageError(
-                    f"{new.url} has another schema or other tasks than {old.url}, for which "
-                    "clients send tensors: start another ps-serve for it"
+                    f"{new.url} has another schema or other tasks than {old.url}, for which clients send "
+                    "tensors: start another ps-serve for it"
                 )
         except Exception as error:  # a checkpoint of anybody's, with code of the user's
             fault = str(error) if isinstance(error, CtrPsError) else repr(error)

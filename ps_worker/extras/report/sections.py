@@ -25,9 +25,8 @@ def overview(runs: Runs) -> Section:
         title="Runs",
         body=table(headers, [_row(run) for run in runs]),
         note=(
-            "AUC, log loss and calibration: on data.test (test); else of the last validation "
-            "(valid), or of the last pass, from predictions made before training on each example "
-            "(pass)."
+            "AUC, log loss and calibration: on data.test (test); else of the last validation (valid), or of "
+            "the last pass, from predictions made before training on each example (pass)."
         ),
     )
     return Section(lead="Models, data and quality of the runs.", cards=[card])
@@ -75,13 +74,11 @@ def training(runs: Runs) -> Section:
         "train",
         [("loss", "log loss"), ("auc", "AUC"), ("examples_per_s", _SPEED)],
         lead=(
-            "Of worker 0, at each line of its log, from predictions made before training on each "
-            "example. A log loss above that of the base rate is worse than one constant "
-            "prediction."
+            "Of worker 0, at each line of its log, from predictions made before training on each example. A "
+            "log loss above that of the base rate is worse than one constant prediction."
         ),
         why_missing=(
-            "no lines of training: they are written every train.log_every_s seconds and at the "
-            "end of a pass"
+            "no lines of training: they are written every train.log_every_s seconds and at the end of a pass"
         ),
     )
 
@@ -93,8 +90,8 @@ def validation(runs: Runs) -> Section:
         "valid",
         [("log_loss", "log loss"), ("auc", "AUC"), ("gauc", "GAUC"), _CALIBRATION],
         lead=(
-            "On data.valid, which is not trained on: if it gets worse while the log loss of "
-            "training falls, the model overfits."
+            "On data.valid, which is not trained on: if it gets worse while the log loss of training falls, "
+            "the model overfits."
         ),
         why_missing="no validation: set data.valid, and valid.every_steps for more than one in an epoch",
     )
@@ -107,8 +104,8 @@ def passes(runs: Runs) -> Section:
         "pass",
         [("log_loss", "log loss"), ("auc", "AUC"), _CALIBRATION],
         lead=(
-            "Of all workers, from predictions made before training on each example: the first "
-            "pass shows the quality in online use; in later passes the examples are known."
+            "Of all workers, from predictions made before training on each example: the first pass shows "
+            "the quality in online use; in later passes the examples are known."
         ),
         why_missing="no pass has ended yet: report again later",
     )
@@ -221,8 +218,8 @@ def calibrated(runs: Runs) -> Section:
                 title="Click rate by prediction",
                 body=calibration(series),
                 note=(
-                    f"{_of_what(runs, name)} Buckets of about equal numbers of examples. Above "
-                    "the line, clicks exceed the prediction."
+                    f"{_of_what(runs, name)} Buckets of about equal numbers of examples. Above the line, "
+                    "clicks exceed the prediction."
                 ),
                 headers=headers,
                 cells=cells,
@@ -256,8 +253,8 @@ def by_slot_value(runs: Runs) -> Section:
     cards = [_card_of_slot(runs, slot, slices) for slot in slots]
     return Section(
         lead=(
-            "Whether the model is equally good for each site, device or country. Shown are the "
-            "most frequent values; a value with unknown text is shown as its hash."
+            "Whether the model is equally good for each site, device or country. Shown are the most "
+            "frequent values; a value with unknown text is shown as its hash."
         ),
         cards=[card for card in cards if card is not None],
         missing=missing(
@@ -330,9 +327,9 @@ def importance(runs: Runs, found: Sequence[Importance | str]) -> Section:
         )
     return Section(
         lead=(
-            "The loss in quality of the saved model when the values of one slot or dense column "
-            "are permuted among the examples. Redundant features share their importance; features "
-            "near 0 do not help this model."
+            "The loss in quality of the saved model when the values of one slot or dense column are "
+            "permuted among the examples. Redundant features share their importance; features near 0 do not "
+            "help this model."
         ),
         cards=cards,
         missing=[
@@ -375,8 +372,8 @@ def staleness(runs: Runs) -> Section:
         )
     return Section(
         lead=(
-            "Number of versions between the pull of a batch and its push, over all workers; "
-            "always 0 in mode sync."
+            "Number of versions between the pull of a batch and its push, over all workers; always 0 in "
+            "mode sync."
         ),
         cards=cards,
         missing=missing(

@@ -223,8 +223,8 @@ def _require_different(endpoints: Sequence[str], look: Look) -> None:
             continue
         if other := names.get(server.server_index):
             raise UsageError(
-                f"{other} and {endpoint} are both server {server.server_index}: name each server "
-                "of one job once"
+                f"{other} and {endpoint} are both server {server.server_index}: name each server of one job "
+                "once"
             )
         names[server.server_index] = endpoint
 
@@ -234,8 +234,7 @@ def _require_answer(endpoints: Sequence[str], look: Look) -> None:
         return
     if all(isinstance(each, AccessError) for each in look.servers):
         raise AccessError(
-            f"all of {', '.join(endpoints)} refuse this caller: compare its token or certificate "
-            "with theirs"
+            f"all of {', '.join(endpoints)} refuse this caller: compare its token or certificate with theirs"
         )
     raise TransportError(f"none of {', '.join(endpoints)} answers")
 

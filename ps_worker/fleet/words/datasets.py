@@ -70,8 +70,8 @@ class _InitLater(FileDataset):
         for name, value in of_paddle.items():
             if value not in (None, "", 0) and (name, value) != ("download_cmd", "cat"):
                 raise UsageError(
-                    f"{name} of {self._name}.init() is {value!r}, but is not supported: leave it "
-                    "out (docs/fleet.md)"
+                    f"{name} of {self._name}.init() is {value!r}, but is not supported: leave it out "
+                    "(docs/fleet.md)"
                 )
         own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
         _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
@@ -83,8 +83,8 @@ class _InitLater(FileDataset):
         if name in _PARTS_OF_INIT or not (self._is_made or name.startswith(("__", "set_"))):
             what = f"{name}() is" if name in _PARTS_OF_INIT else "columns are"
             raise UsageError(
-                f"{what} set by init(): call dataset.init(batch_size=32, thread_num=2, "
-                f"use_var=schema), or write {self._name}(schema, batch_size=32, thread_num=2)"
+                f"{what} set by init(): call dataset.init(batch_size=32, thread_num=2, use_var=schema), or "
+                f"write {self._name}(schema, batch_size=32, thread_num=2)"
             )
         raise unknown_name(
             self._name, name, (each for each in dir(self) if not each.startswith("_"))
@@ -115,8 +115,8 @@ class DatasetFactory:
         known = {each.__name__: each for each in (QueueDataset, InMemoryDataset)}
         if datafeed_class not in known:
             raise UsageError(
-                f"no dataset {datafeed_class!r}, only {', '.join(known)}: the first reads files "
-                "during training, the second before it"
+                f"no dataset {datafeed_class!r}, only {', '.join(known)}: the first reads files during "
+                "training, the second before it"
             )
         return known[datafeed_class]()
 

@@ -80,8 +80,8 @@ class UserDefinedRoleMaker:
             worker_num = len(worker_endpoints)
         elif worker_endpoints and len(worker_endpoints) != worker_num:
             raise RoleError(
-                f"worker_num is {worker_num}, but there are {len(worker_endpoints)} "
-                "worker_endpoints: give worker_num only"
+                f"worker_num is {worker_num}, but there are {len(worker_endpoints)} worker_endpoints: give "
+                "worker_num only"
             )
         if worker_num < 1:
             raise RoleError(f"worker_num is {worker_num!r}, expected at least 1")

@@ -53,4 +53,4 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def unknown_name(where: str, name: str, names: Iterable[str]) -> AttributeError:
     """Returns the error for an attribute of `where` that is none of `names`."""
-    return AttributeError(f"{where} has no {name!r}, only {', '.join(names)}")
+    return AttributeError(f"{where} has no {name!r}: there are {', '.join(names)}")

@@ -147,9 +147,8 @@ class Validator:
             )
         elif self._settings.metric == "auc" and math.isnan(metrics.auc()):
             logger.warning(
-                'the validation has no AUC, so valid.metric = "auc" cannot compare it: the '
-                "files of data.valid have no rows %s a click; use more rows, or set valid.metric "
-                '= "log_loss"',
+                'the validation has no AUC, so valid.metric = "auc" cannot compare it: the files of '
+                'data.valid have no rows %s a click; use more rows, or set valid.metric = "log_loss"',
                 "without" if metrics.clicks else "with",
             )
 

@@ -121,8 +121,8 @@ def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:
         less_stale = []
     tries = [*rates, *less_stale, f"train.batch_size above {job.train.batch_size}"]
     return (
-        f"try {', '.join(tries)}; check that labels are 1 for a click, and how dense columns are "
-        "scaled; if the loss still falls, train on more rows"
+        f"try {', '.join(tries)}; check that labels are 1 for a click, and how dense columns are scaled; if "
+        "the loss still falls, train on more rows"
     )
 
 
@@ -150,9 +150,8 @@ def warning_of_test(
     stop = [] if job.data.valid else ["data.valid with valid.patience = 1, which stops in time"]
     tries = [*fewer, *stop, "train.weight_decay", "train.dropout"]
     return (
-        f"{finding}, although the log loss of the last pass over data.train is below it: the "
-        f"model probably overfits; try {', '.join(tries)}, or check that both have rows of the "
-        "same kind"
+        f"{finding}, although the log loss of the last pass over data.train is below it: the model probably "
+        f"overfits; try {', '.join(tries)}, or check that both have rows of the same kind"
     )
 
 

@@ -260,7 +260,7 @@ def test_run_of_another_model_of_the_same_shapes_is_refused(clicks: Path, tmp_pa
     folder = tmp_path / "model"
     killed_in_the_middle(clicks, folder, f"model.name={tmp_path}/models.py:One")
 
-    with pytest.raises(JobError, match=r"model\.name: it is '.*:Other', and the run in .*:One"):
+    with pytest.raises(JobError, match=r"model\.name: it is '.*:Other', but the run in .*:One"):
         run_first(job_of(clicks, folder, f"model.name={tmp_path}/models.py:Other"))
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -281,7 +281,7 @@ def test_other_settings_than_those_of_the_run_are_named_in_one_line(
 
     (line,) = [message for message in caplog.messages if "with other settings" in message]
     assert line == (
-        f"resumes {url.rpartition('/')[0]}/epoch-2 with other settings: train.batch_size = 16, was 8, "
+        f"resuming {url.rpartition('/')[0]}/epoch-2 with other settings: train.batch_size = 16, was 8, "
         f'optimizer.sparse.learning_rate = 0.01, was not set, strategy.mode = "async", was "sync"'
     )
 
@@ -339,7 +339,7 @@ def test_files_that_have_changed_are_refused(change: str, clicks: Path, tmp_path
 
     assert f": part.gz {file.stat().st_size} bytes " in str(refused.value)
     assert f", was part.gz {was} bytes " in str(refused.value)
-    assert "Put back the files that it had; or, to start a fresh run from" in str(refused.value)
+    assert "Restore the files; or, to start a fresh run from" in str(refused.value)
 
 
 def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -> None:

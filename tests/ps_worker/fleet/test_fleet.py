@@ -236,7 +236,7 @@ def test_servers_calls_are_refused_on_workers(worker: Fleet, local: Fleet) -> No
 
 def test_workers_calls_are_refused_on_servers(server: Fleet) -> None:
     for call in ("init_worker", "worker_index", "barrier_worker", "stop_worker"):
-        with pytest.raises(RoleError, match=f"{call}.* for workers, and this process is server 1"):
+        with pytest.raises(RoleError, match=f"{call}.* for workers, but this process is server 1"):
             getattr(server, call)()
 
 

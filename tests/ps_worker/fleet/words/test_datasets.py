@@ -95,7 +95,7 @@ def test_dataset_is_made_once() -> None:
 
     with pytest.raises(UsageError, match=r"has its columns already: call init\(\) once"):
         dataset.init(use_var=SCHEMA)
-    with pytest.raises(AttributeError, match=r"no 'set_fields', only .*set_filelist, "):
+    with pytest.raises(AttributeError, match=r"no 'set_fields': there are .*set_filelist, "):
         dataset.set_fields()
     with pytest.raises(UsageError, match=r"needs a batch_size: fleet\.QueueDataset\(schema, batch"):
         fleet.QueueDataset(SCHEMA)
