@@ -79,9 +79,7 @@ class RunState:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             fault = ": ".join(filter(None, (place, first["msg"])))
-            raise CheckpointError(
-                f"the progress of the run in {source} is invalid: {fault}"
-            ) from error
+            raise CheckpointError(f"the run progress in {source} is invalid: {fault}") from error
 
 
 _RUN_STATE = TypeAdapter(RunState)

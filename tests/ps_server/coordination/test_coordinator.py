@@ -487,7 +487,7 @@ def test_process_in_the_place_of_one_at_a_barrier_comes_to_it_by_itself(
 
     assert not other.done()
     assert [each.worker for each in workers.waiting()] == [1]
-    with pytest.raises(ProtocolError, match="another process has taken the place of worker 0"):
+    with pytest.raises(ProtocolError, match="another process took the place of worker 0"):
         before.result()
     workers.rendezvous.all_reduce("start", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=1)
     assert other.result().values == 6.0

@@ -161,7 +161,7 @@ def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
 def test_message_that_leaves_a_number_out_or_comes_after_the_last_is_refused() -> None:
     mailbox = Mailbox(Membership(Members(2)))
     with pytest.raises(
-        ProtocolError, match=r"message 1 from worker 0 .* expected 0: was this server"
+        ProtocolError, match=r"message 1 from worker 0 .* expected message 0: was this server"
     ):
         mailbox.post("exchange", message(1))
     mailbox.post("exchange", message(0, None))

@@ -333,7 +333,7 @@ def test_life_that_cannot_be_is_refused() -> None:
     fleet.init()
     optimizer = fleet.distributed_optimizer(SGD, fleet.DistributedStrategy(mode="geo"))
 
-    with pytest.raises(UsageError, match=r'life\.max_unseen: in mode "geo"'):
+    with pytest.raises(UsageError, match=r'life\.max_unseen: workers in mode "geo"'):
         optimizer.minimize(small_model(), life={"max_unseen": 1})
 
 

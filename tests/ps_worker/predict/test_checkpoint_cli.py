@@ -239,7 +239,7 @@ def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) ->
         (["--format", "npy"], "npy needs --values and --slot"),
         (["--values", "x"], "--values and --slot belong together"),
         (["--slot", "ad"], "--values and --slot belong together"),
-        (["--values", "x", "--slot", "ad", "--state"], "without --state"),
+        (["--values", "x", "--slot", "ad", "--state"], "leave out --state"),
         (["--values", "x", "--slot", "ad", "--kind", "inference"], "need --kind tables"),
     ],
 )
