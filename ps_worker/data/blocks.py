@@ -229,7 +229,8 @@ class RowColumnCheck:
         for name in sorted(first[1] ^ names):
             with_it, without = (path, first[0]) if name in names else (first[0], path)
             raise DataError(
-                f"rows of {without} have no {name}, but rows of {with_it} have it: read the files separately"
+                f"{without} has rows without {name}, but {with_it} has rows with {name}: read them "
+                "separately"
             )
         for name, columns in self._schema.required_row_columns.items():
             if name in names:

@@ -288,7 +288,9 @@ def test_record_of_an_earlier_run_counts_as_acknowledged(folder: Path, sync: Log
 
     flip(segment, ends(segment)[-2] - 1)
 
-    with pytest.raises(LogError, match="is incomplete or altered, and record"):
+    with pytest.raises(
+        LogError, match="is incomplete or altered, although it was acknowledged before record"
+    ):
         read_records(folder, 2)
 
 

@@ -151,7 +151,7 @@ def test_files_with_and_without_labels_are_refused_by_name(
 ) -> None:
     files[1].write_text("1\tx\n")
 
-    with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, and {files[0]} has"):
+    with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, but {files[0]} has"):
         list(dataset_of(files if is_first_labelled else files[::-1]))
 
 

@@ -144,7 +144,7 @@ def test_predictions_in_text_are_the_float32_that_were_predicted(
 
 def test_format_without_names_has_no_ids(model: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="the schema names 'user' as the column of ids, but this format"
+        DataError, match="the schema names 'user' as column of ids, which this format"
     ):
         infer(model, [f"{tmp_path}/test/*"], output=tmp_path / "out", id_column="user")
 

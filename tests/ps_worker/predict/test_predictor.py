@@ -141,7 +141,7 @@ def test_whole_numbers_and_booleans_mean_what_they_meant_in_the_data(
     assert predictor.predict_samples([as_text])[0] == pytest.approx(of_file[0], rel=1e-6)
     assert len(set(of_file.tolist())) > 40
     with pytest.raises(
-        DataError, match=r"slot 2 \('tags'\) has 7, and the model was trained on te"
+        DataError, match=r"slot 2 \('tags'\) has 7, but the model was trained on te"
     ):
         predictor.predict_samples([(None, [0], [user, ["a", 7]])])
     with pytest.raises(DataError, match="has True, expected text, bytes or a whole number"):

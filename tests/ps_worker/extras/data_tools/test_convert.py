@@ -196,7 +196,7 @@ def test_number_beyond_float32_is_malformed_where_numbers_are_written_as_such(
 
     as_text = convert([str(path)], tmp_path / "text", SCHEMA)
     with pytest.raises(
-        BadRowError, match=r"a\.csv:3: column 'age' is -1e\+39, beyond the numbers of"
+        BadRowError, match=r"a\.csv:3: column 'age' is -1e\+39, beyond the range of"
     ):
         convert([str(path)], tmp_path / "none", SCHEMA, keys=True)
     as_keys = convert([str(path)], tmp_path / "keys", SCHEMA, keys=True, bad_row_limit=1)

@@ -215,7 +215,7 @@ def test_files_that_an_earlier_call_did_not_write_are_not_touched(
     write(tmp_path / "validation" / name, ["mine"])
     before = bytes_below(tmp_path)
 
-    with pytest.raises(UsageError, match=f"{name}' would be taken for a file of the set 'valid"):
+    with pytest.raises(UsageError, match=f"{name}' would be read as a file of the set 'valid"):
         split_rows([file], tmp_path, seed=2)
 
     assert bytes_below(tmp_path) == before

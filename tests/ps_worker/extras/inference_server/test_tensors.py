@@ -85,7 +85,7 @@ def test_number_of_float64_that_a_model_does_not_hold_is_refused_with_its_row() 
     rows = samples_of(tensors, SCHEMA, max_rows=2, values=SlotValues())
 
     with pytest.raises(
-        DataError, match=r"^sample 2: column 'price' is 1e\+39, beyond the numbers of"
+        DataError, match=r"^sample 2: column 'price' is 1e\+39, beyond the range of"
     ):
         list(batches_of_samples(rows, SCHEMA, batch_size=2))
 
