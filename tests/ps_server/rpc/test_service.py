@@ -131,7 +131,7 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
 
     code, details, *metadata = context.aborted
     assert code is grpc.StatusCode.INTERNAL
-    assert details == "the server failed in GetStatus; its log says why"
+    assert details == "the server failed in GetStatus: see its log"
     assert not metadata
     assert "call=GetStatus" in caplog.text
     assert "ZeroDivisionError: a secret" in caplog.text

@@ -260,7 +260,7 @@ def test_servers_that_do_not_come_are_waited_for_a_moment(
         with pytest.raises(DataError, match="no files"):
             fail(role_of([endpoint]), DataError("no files"))
 
-    assert "worker 1 ends, and with it the job: no files" in caplog.messages
+    assert "worker 1 ends with an error, which ends the job: no files" in caplog.messages
     assert f"Join to server {endpoint} failed: DEADLINE_EXCEEDED" in caplog.messages[-1]
 
 

@@ -258,7 +258,9 @@ def test_other_models_on_both_sides_of_the_cut_end_the_job() -> None:
     for table, own in zip(other.tables, wide_deep().tables, strict=True):
         object.__setattr__(table, "name", own.name)
 
-    with pytest.raises(CtrPsError, match=r"activations are of .*embedding.*same model file"):
+    with pytest.raises(
+        CtrPsError, match=r"activations come from the layers .*embedding.*same model file"
+    ):
         run_job(
             lambda: next(models, other),
             job("sync", *ADAGRAD),

@@ -675,7 +675,7 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
 
     assert model.current.version == "epoch-1"
     assert model.counts.failed_reloads == 1
-    assert sum("still version=epoch-1" in each for each in caplog.messages) == 1
+    assert sum("still serving version=epoch-1" in each for each in caplog.messages) == 1
     shutil.rmtree(folder / "epoch-2")
     trained.publish(3, folder)
     assert model.reload()
@@ -748,7 +748,7 @@ def test_storage_that_is_away_again_is_told_again(
         assert model.counts.failed_reloads == number
         folder.with_name("away").rename(folder)
         assert not model.reload()
-    assert sum("still version=epoch-1" in each for each in caplog.messages) == 2
+    assert sum("still serving version=epoch-1" in each for each in caplog.messages) == 2
 
 
 def test_fault_that_comes_again_after_a_newer_model_is_told_again(

@@ -192,7 +192,7 @@ def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ((), 2, "no servers: name them"),
         (("--once", "127.0.0.1:1"), 4, "none of 127.0.0.1:1 answers"),
         (("--once", "127.0.0.1"), 2, "has '127.0.0.1', expected host:port"),
-        (("--once", "127.0.0.1:1,127.0.0.1:1"), 2, "names 127.0.0.1:1 more than once"),
+        (("--once", "127.0.0.1:1,127.0.0.1:1"), 2, "has 127.0.0.1:1 more than once"),
         (("127.0.0.1:1",), 2, "not a terminal: use --once"),
     ],
 )
