@@ -150,9 +150,9 @@ class ClickMetrics:
         if a probability is not in [0, 1], or the lengths differ.
         """
         if labels.shape != probabilities.shape:
-            raise ValueError(f"{labels.size} labels came with {probabilities.size} predictions")
+            raise ValueError(f"{probabilities.size} predictions for {labels.size} labels")
         if weights is not None and weights.shape != labels.shape:
-            raise ValueError(f"{labels.size} labels came with {weights.size} weights")
+            raise ValueError(f"{weights.size} weights for {labels.size} labels")
         if not labels.size:
             return
         # As unsigned numbers, the bits of other numbers than probabilities are above those of 1.

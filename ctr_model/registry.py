@@ -77,8 +77,8 @@ def build_model(name: str, schema: Schema, options: Mapping[str, Any], *, seed: 
     _require_tables(name, model, schema)
     if schema.other_labels and not tasks_of(model):
         raise ValueError(
-            f"model {name!r} learns one label, and the schema has {', '.join(schema.labels)}: choose one of "
-            f"{', '.join(TASK_MODELS)}, or name one in it, as in label = {schema.label!r}"
+            f"model {name!r} learns one label, but the schema has {', '.join(schema.labels)}: use one of "
+            f"{', '.join(TASK_MODELS)}, or name one label in the schema, such as label = {schema.label!r}"
         )
     return model
 
@@ -105,14 +105,14 @@ def with_dropout(model: Model, rate: float, seed: int) -> Model:
         return model
     if module_class_of(model) is not None:
         raise ValueError(
-            "a module of PyTorch has dropout of its own: put torch.nn.Dropout between its layers, which is "
-            "active in training only, and remove this"
+            "a PyTorch module defines dropout itself: use torch.nn.Dropout between its layers, and remove "
+            "this option"
         )
     if isinstance(model, ClickModel):
         return model.with_dropout(rate, seed)
     raise ValueError(
-        f"{type(model).__name__} brings its own arithmetic: dropout is for classes that derive from "
-        f"ClickModel"
+        f"{type(model).__name__} does not derive from ClickModel, and only such classes have this dropout: "
+        "remove this option"
     )
 
 
@@ -123,8 +123,8 @@ def with_logit_offset(model: Model, offset: float) -> Model:
     own = getattr(model, "with_logit_offset", None)
     if own is None or not getattr(model, "has_log_loss", False):
         raise ValueError(
-            f"{type(model).__name__} has a loss of its own, whose logit cannot be corrected: set "
-            f"data.negative_correction = 'weight'"
+            f"{type(model).__name__} has its own loss, whose logit cannot be corrected: set "
+            "data.negative_correction = 'weight'"
         )
     shifted: Model = own(offset)
     return shifted
@@ -210,8 +210,8 @@ def _import_fault(path: Path, error: Exception) -> str:
     module = path.parent / missing.partition(".")[0]
     if missing and (module.is_dir() or module.with_suffix(".py").is_file()):
         fault += (
-            "; it is beside the file, but a model is one file, which checkpoints carry: put its code there, "
-            "or install it, or name its folder in PYTHONPATH"
+            "; a checkpoint carries one file for a model, without modules beside it: put their code into "
+            "that file, install them, or name their folder in PYTHONPATH"
         )
     return fault
 

@@ -81,7 +81,7 @@ def parse(
     """
     sentences = [" ".join(sentence.split()) for sentence in text.split(";") if sentence.strip()]
     if not sentences:
-        raise SentenceError(f"{text!r} says nothing: expected {', '.join(FORMS)}")
+        raise SentenceError(f"{text!r} has no fault, expected {', '.join(FORMS)}")
     parsed = [_parsed(sentence) for sentence in sentences]
     disturbances = tuple(each for each in parsed if isinstance(each, Disturbance))
     numbers = {"server": num_servers, "worker": num_workers, "heter": num_heter}
@@ -98,7 +98,7 @@ def parse(
 def _parsed(sentence: str) -> Disturbance | CallFault:
     verb = sentence.partition(" ")[0]
     if verb not in FORMS:
-        raise SentenceError(f"{verb!r} in {sentence!r}: expected {', '.join(FORMS)}")
+        raise SentenceError(f"{verb!r} in {sentence!r} is no fault, expected {', '.join(FORMS)}")
     found = re.fullmatch(_PATTERNS[verb], sentence)
     if found is None:
         raise SentenceError(

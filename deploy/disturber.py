@@ -173,7 +173,7 @@ class Report:
         """Returns it for people."""
         lines = [_line(record) for record in self.records]
         lines += [
-            f"{each.process}: neither killed nor paused, as the run ended before"
+            f"{each.process}: neither killed nor paused, the run ended first"
             for each in self.never_due
         ]
         for fault, calls in self.faults.items():
@@ -210,11 +210,11 @@ def _line(record: Record) -> str:
     step = "" if record.step is None else f", step {record.step}"
     when = f"{record.process} at {record.at_s:.1f} s{step}"
     if not record.is_done:
-        return f"did not {record.action} {when}: it did not run"
+        return f"no {record.action} of {when}: the process was not running"
     done = "killed" if record.pause_s is None else f"paused for {record.pause_s:g} s"
     if record.recovered_s is None:
-        return f"{done} {when}: no progress was seen after it"
-    return f"{done} {when}: all servers went on after {record.recovered_s:.1f} s"
+        return f"{done} {when}: no progress afterwards"
+    return f"{done} {when}: progress on all servers after {record.recovered_s:.1f} s"
 
 
 class Disturber:
@@ -274,7 +274,7 @@ class Disturber:
             case Exited(name, _) if name == VERSIONS:
                 path = self._cluster.log_path(VERSIONS)
                 log.warning(
-                    "cannot follow the training steps any more: %s exited, see %s", VERSIONS, path
+                    "training steps are no longer followed: %s exited, see %s", VERSIONS, path
                 )
                 return None
             case _:

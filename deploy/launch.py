@@ -56,7 +56,7 @@ def command(
     program: Annotated[
         Path,
         typer.Argument(
-            help="Job (.toml), or script (.py), which is run once per server and worker.",
+            help="Job (.toml), or script (.py), run once per server and worker.",
             metavar="JOB.toml|SCRIPT.py",
             exists=True,
             dir_okay=False,
@@ -82,7 +82,11 @@ def command(
         typer.Option("--heter-device", "--heter_devices", help="Device of the heter trainers."),
     ] = "cpu",
     log_dir: Annotated[
-        Path, typer.Option(file_okay=False, help="Log folder, of one launcher at a time.")
+        Path,
+        typer.Option(
+            file_okay=False,
+            help="Log folder; launchers that run at the same time need different ones.",
+        ),
     ] = Path("log"),
     json: Annotated[
         bool,
@@ -106,7 +110,7 @@ def command(
         int,
         typer.Option(
             min=0,
-            help="Maximum number of restarts of processes killed by a signal or a lack of memory.",
+            help="Maximum number of restarts of processes killed by a signal or out of memory.",
         ),
     ] = 0,
     durability: Annotated[
@@ -139,7 +143,7 @@ def command(
     log_dir = log_dir.expanduser()
     logging.basicConfig(format="%(name)s: %(message)s", level=logging.INFO)
     if on == "ray" and (heter_num or chaos):
-        raise typer.BadParameter("--heter-num and --chaos are for processes on this machine")
+        raise typer.BadParameter("--heter-num and --chaos need --on local")
     try:
         sizes = {"num_servers": server_num, "num_workers": worker_num, "num_heter": heter_num}
         faults = Chaos() if chaos is None else parse(chaos, seed=chaos_seed, **sizes)

@@ -170,7 +170,7 @@ class _Launcher:
                 log.warning("%s", text)
             case Restart(name, number, reason):
                 note = self._note(number)
-                log.warning("%s: starting it again, %s", reason, note)
+                log.warning("%s: restarting it, %s", reason, note)
                 self._start(self._specs[name], note)
             case RestartAll() as restart:
                 return self._restart_all(restart)
@@ -190,7 +190,7 @@ class _Launcher:
             return self._handle(signalled)
         options, point = self._resumption.look()
         note = self._note(restart.number)
-        log.warning("starting all again from %s, %s", point, note)
+        log.warning("restarting all processes from %s, %s", point, note)
         return self._stop_and_start(options, note)
 
     def _stop_and_start(self, options: Sequence[str] = (), note: str = "") -> End | None:
@@ -255,7 +255,7 @@ class _Launcher:
         self._cluster.stop()
         if update_logs and self._can_go_on_from(self._update_logs_in(update_logs)):
             log.error(
-                "kept the update logs in %s: the same command goes on from them; to begin anew, remove them",
+                "kept the update logs in %s: the same command resumes from them; to start fresh, remove them",
                 update_logs,
             )
         if end.failed:
@@ -271,13 +271,13 @@ class _Launcher:
         if self._goes_on is None and (found := self._update_logs_in(folder)):
             if not self._can_go_on_from(found):
                 raise LogDirError(
-                    f"{folder} has update logs of an earlier run, of {', '.join(sorted(found))}, from which "
-                    f"{self._launch.num_servers} servers cannot go on: that takes the logs of all, and "
-                    f'cluster.on_worker_loss = "wait". Remove the folder, or use another --log-dir'
+                    f"cannot resume {self._launch.num_servers} servers from the update logs of "
+                    f"{', '.join(sorted(found))} in {folder}: that needs the logs of all servers, and "
+                    'cluster.on_worker_loss = "wait". Remove the folder, or use another --log-dir'
                 )
             self._goes_on = True
             log.warning(
-                "going on from the update logs of an earlier run in %s; to begin anew, remove them",
+                "resuming from the update logs of an earlier run in %s; to start fresh, remove them",
                 folder,
             )
             return
@@ -329,7 +329,7 @@ class Resumption:
             # The metrics there are of this run, which the first start would not have replaced unasked.
             replaces = ("--set", "run.overwrite=true") if self._has_metrics else ()
             options = ("--set", "checkpoint.resume=false", *replaces)
-            return options, f"the start: {name} in {self._folder} is of an earlier run"
+            return options, f"the start: {name} in {self._folder} belongs to an earlier run"
         return RESUMES, f"{self._folder}/{name}"
 
 

@@ -82,7 +82,7 @@ def ray_engine(
             if not _has_place(groups[-1], number, place_seconds):
                 raise PlacementError(
                     f"Ray found no place for {num_servers} servers and {num_workers} workers within "
-                    f"{place_seconds:g} s: each needs {CPUS_EACH} CPU, and free are {_free_cpus():g}"
+                    f"{place_seconds:g} s: each needs {CPUS_EACH} CPU, and {_free_cpus():g} are free"
                 )
         yield RayEngine(*groups)
     finally:
@@ -120,7 +120,7 @@ def _require_listener(address: str) -> None:
         return
     found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)
     if found is None or int(found[2]) > 65535:
-        raise ValueError(f"{address!r} is neither")
+        raise ValueError(f"{address!r} is not one of them")
     socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
 
 

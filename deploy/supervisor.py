@@ -247,7 +247,7 @@ class Supervisor:
         others = "go on" if self._running else "have ended"
         text = (
             f"{failure.name} {describe_end(failure.returncode)}: the others {others} without it, as "
-            f'cluster.on_worker_loss is "continue"'
+            'cluster.on_worker_loss is "continue"'
         )
         match self._exited(failure.name, now):
             case None:
@@ -289,13 +289,13 @@ class Supervisor:
         if what == _JOB and self._policy.why_no_resume:
             return f", and nothing can be resumed: {self._policy.why_no_resume}"
         if what != _JOB and self._suspect is not None:
-            return f", and before it was noticed {self._suspect.text}"
+            return f", and {self._suspect.text} before"
         times = [time for time in self._recent.get(what, ()) if now - time < FUTILE_SECONDS]
         self._recent[what] = times
         if len(times) >= MAX_FUTILE_RESTARTS:
             return (
-                f", and {what} was started again {MAX_FUTILE_RESTARTS} times within "
-                f"{FUTILE_SECONDS:g} s without progress"
+                f", and {what} was restarted {MAX_FUTILE_RESTARTS} times within {FUTILE_SECONDS:g} s "
+                "without progress"
             )
         return ""
 
@@ -313,8 +313,8 @@ class Supervisor:
             limit_s = self._policy.notice_seconds
             return End(
                 0,
-                f"{stragglers} did not exit within {limit_s:g} s of the others: stopping it, as "
-                f'cluster.on_worker_loss is "continue"',
+                f"{stragglers} did not exit within {limit_s:g} s of the others and is stopped, as "
+                'cluster.on_worker_loss is "continue"',
             )
         return None
 
@@ -326,9 +326,7 @@ class Supervisor:
         )
         # Servers that served end when all workers have left, so with some worker's exit.
         if self._policy.is_script and len(waiting) == len(self._workers):
-            text += (
-                ": did they serve at all? A script calls fleet.run_server() if fleet.is_server()"
-            )
+            text += ": do the servers serve? A script calls fleet.run_server() if fleet.is_server()"
         return text
 
     def _still_running(self, names: Sequence[str]) -> list[str]:

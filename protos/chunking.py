@@ -46,28 +46,25 @@ def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
     piece_bytes = VALUE_BYTES * -(-spec.length // num_servers)
     if piece_bytes > MAX_NUMBERS_BYTES:
         raise SpecError(
-            f"dense block {spec.name!r} has {spec.length} elements, so {num_servers} servers would hold "
-            f"{piece_bytes} bytes each, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "
-            f"several blocks"
+            f"dense block {spec.name!r} has {spec.length} elements, {piece_bytes} bytes on each of "
+            f"{num_servers} servers, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "
+            "several blocks"
         )
 
 
 def require_values(spec: DenseSpec, values: Values | None, length: int) -> None:
     """Raises SpecError unless a dense block has valid initial values exactly if its spec announces them."""
     if (values is not None) != (spec.values_digest != 0) and length:
-        raise SpecError(
-            f"dense block {spec.name!r} has {'a' if spec.values_digest else 'no'} digest of initial values, "
-            f"and comes {'without' if values is None else 'with'} them"
-        )
+        has = "initial values, but no digest of them"
+        if spec.values_digest:
+            has = "a digest of initial values, but no values"
+        raise SpecError(f"dense block {spec.name!r} has {has}")
     if values is not None and values.shape != (length,):
         raise SpecError(
-            f"dense block {spec.name!r} comes with initial values of shape {values.shape}, expected "
-            f"({length},)"
+            f"initial values of dense block {spec.name!r} have shape {values.shape}, expected ({length},)"
         )
     if values is not None and not np.isfinite(values).all():
-        raise SpecError(
-            f"dense block {spec.name!r} comes with initial values that are infinite or not a number"
-        )
+        raise SpecError(f"initial values of dense block {spec.name!r} are infinite or NaN")
 
 
 def split_columns(
@@ -160,7 +157,7 @@ def _join_stretches(block: str, pieces: list[tuple[int, DenseGrad]]) -> DenseGra
     for start, stretch in pieces:
         if start != position:
             raise ProtocolError(
-                f"a push to dense block {block!r} continues at element {start} after {position} elements"
+                f"a chunk of a push to dense block {block!r} starts at element {start}, expected {position}"
             )
         position += stretch.values.size
     if len(pieces) == 1:

@@ -129,7 +129,7 @@ def require_examples(what: str, examples: float) -> None:
     """Raises GradientError if the number of examples makes the mean infinite, or exceeds all counts."""
     if not MIN_EXAMPLES <= examples <= MAX_EXAMPLES:
         raise GradientError(
-            f"push to {what}: its gradient sums over {examples:g} examples, expected {MIN_EXAMPLES:g} to "
+            f"push to {what} is a sum over {examples:g} examples, expected {MIN_EXAMPLES:g} to "
             f"{MAX_EXAMPLES:g}"
         )
 
@@ -142,25 +142,26 @@ def require_counts(table: str, grad: SparseGrad, *, keeps_statistics: bool) -> N
     if counts is None:
         if keeps_statistics:
             raise GradientError(
-                f"push to table {table!r} has no counts, but the table keeps statistics: give it "
-                f"occurrences and clicks of each key"
+                f"push to table {table!r} has no counts, but the table keeps statistics: add the shows and "
+                "clicks of each key"
             )
         return
     if not keeps_statistics:
         raise GradientError(
-            f"push to table {table!r} has counts, but the table keeps no statistics: declare it with them"
+            f"push to table {table!r} has counts, but the table keeps no statistics: declare the table with "
+            "statistics, or push no counts"
         )
     expected = (grad.keys.size, NUM_COUNTS)
     if counts.shape != expected or counts.dtype != np.uint32:
         raise GradientError(
             f"push to table {table!r} has counts {counts.dtype}{list(counts.shape)}, expected "
-            f"uint32{list(expected)}: occurrences and clicks of each key"
+            f"uint32{list(expected)}: shows and clicks of each key"
         )
     if wrong := np.flatnonzero(counts[:, 1] > counts[:, 0])[:1].tolist():
         occurrences, clicks = counts[wrong[0]].tolist()
         raise GradientError(
-            f"push to table {table!r} says that key {int(grad.keys[wrong[0]])} occurred "
-            f"{counted(occurrences, 'time')} and was clicked {counted(clicks, 'time')}"
+            f"push to table {table!r} has more clicks than shows of key {int(grad.keys[wrong[0]])}: "
+            f"{counted(clicks, 'click')}, {counted(occurrences, 'show')}"
         )
 
 
@@ -197,5 +198,5 @@ def require_finite(gradients: Gradients) -> None:
     """Raises GradientError if a value is infinite or NaN; names the table and a key, or the block."""
     for fault in faults_of(gradients).values():
         raise GradientError(
-            f"{fault}; nothing was applied, lower the learning rate or check the input's scaling"
+            f"{fault}; nothing was applied: lower the learning rate, or check the scaling of the input"
         )

@@ -117,9 +117,9 @@ class ShardMap:
             if strangers.size:
                 shard = int(strangers[0])
                 raise WrongServerError(
-                    f"server {server} of {self.num_servers} was sent {counted(int(counts[shard]), 'key')} "
-                    f"of shard {shard}, which lives on server {self.server_of(shard)}: client and server "
-                    f"must agree on the list of servers"
+                    f"server {server} of {self.num_servers} received {counted(int(counts[shard]), 'key')} "
+                    f"of shard {shard}, which is on server {self.server_of(shard)}: give client and server "
+                    "the same list of servers"
                 )
         return counts
 
@@ -127,9 +127,8 @@ class ShardMap:
         """Raises WrongServerError unless a request to `server` was placed by this map."""
         if epoch != self.epoch:
             raise WrongServerError(
-                f"a request was placed by the shard map of epoch {epoch}, but server {server} of "
-                f"{self.num_servers} has that of epoch {self.epoch}: connect again, with the current list "
-                f"of servers"
+                f"the client has the shard map of epoch {epoch}, server {server} of {self.num_servers} that "
+                f"of epoch {self.epoch}: connect again, with the current list of servers"
             )
 
 

@@ -164,7 +164,7 @@ def role_from_environment(environ: Mapping[str, str]) -> Role | None:
         if leftover := sorted({SERVERS, NUM_WORKERS, WORKER_INDEX, PORT} & environ.keys()):
             raise RoleError(
                 f"{', '.join(leftover)} set, but {ROLE} is not: set it to PSERVER, TRAINER or "
-                f"HETER_TRAINER, or unset the others to train on this machine alone"
+                "HETER_TRAINER; to train on this machine alone, unset the others"
             )
         return None
     role = environ[ROLE].strip().upper()
@@ -195,8 +195,8 @@ def _place(environ: Mapping[str, str], endpoints: Sequence[str], source: str, wh
     own = f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
     if own not in endpoints:
         raise RoleError(
-            f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): the list "
-            f"must name each {what} as it names itself"
+            f"{HOST}:{PORT} is {own!r}, which is not in {source} ({', '.join(endpoints)}): write the "
+            f"address of this {what} in the same way in both"
         )
     return endpoints.index(own)
 
@@ -210,8 +210,8 @@ def _heter_role(environ: Mapping[str, str]) -> HeterRole:
         )
     if environ.get(STAGE, "2").strip() != "2":
         raise RoleError(
-            f"{STAGE} is {environ[STAGE]!r}, expected 2: there is one stage of heter trainers, after that "
-            f"of CPU trainers"
+            f"{STAGE} is {environ[STAGE]!r}, expected 2: stage 1 is the CPU trainers, stage 2 the heter "
+            "trainers"
         )
     return HeterRole(
         endpoints=_endpoints(environ),
@@ -236,9 +236,7 @@ def _heter_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
     stages = environ.get(STAGES, "").strip()
     if ";" in text or (stages and _decimal(stages) > 2):
         found = f"{name} is {text!r}" if ";" in text else f"{STAGES} is {stages!r}"
-        raise RoleError(
-            f"{found}, expected one stage of heter trainers, after that of CPU trainers"
-        )
+        raise RoleError(f"{found}, expected one stage of heter trainers after the CPU trainers")
     endpoints = require_endpoints(split_endpoints(text), name, "heter trainer")
     require_work(endpoints, _integer(environ, NUM_WORKERS, 1), name)
     return endpoints
@@ -248,8 +246,8 @@ def require_work(heter_endpoints: Sequence[str], num_workers: int, source: str) 
     """Raises RoleError if there are more heter trainers than workers; `source` names them."""
     if len(heter_endpoints) > num_workers:
         raise RoleError(
-            f"{source} names {len(heter_endpoints)} heter trainers, but the job has only "
-            f"{counted(num_workers, 'worker')}: some would have nothing to do"
+            f"{source} has {len(heter_endpoints)} heter trainers, but the job has only "
+            f"{counted(num_workers, 'worker')}: list one heter trainer for each worker, or fewer"
         )
 
 
@@ -312,14 +310,14 @@ def require_endpoints(
 ) -> tuple[str, ...]:
     """Returns the endpoints; raises RoleError, with `source`, unless each is a distinct host:port."""
     if not endpoints:
-        raise RoleError(f"{source} names no {what}, expected host:port of each")
+        raise RoleError(f"{source} has no {what}, expected host:port of each")
     for endpoint in endpoints:
         if not _is_endpoint(endpoint):
             raise RoleError(
-                f"{source} has {endpoint!r}, expected host:port, an IPv6 address in brackets"
+                f"{source} has {endpoint!r}, expected host:port, with IPv6 addresses in brackets"
             )
     if repeated := sorted({end for end in endpoints if endpoints.count(end) > 1}):
-        raise RoleError(f"{source} names {', '.join(repeated)} more than once")
+        raise RoleError(f"{source} has {', '.join(repeated)} more than once")
     return tuple(endpoints)
 
 

@@ -46,16 +46,19 @@ def run(
         float | None,
         typer.Option(
             min=0,
-            help="Seconds without a call before exit code 9; 0: never; default: 600, with --stay never.",
+            help=(
+                "Seconds without a call after which the server exits with code 9; 0: never; default: 600, "
+                "with --stay never."
+            ),
         ),
     ] = DEFAULTS.idle_limit_s,
     wait_limit: Annotated[
-        float, typer.Option(min=0, help="Seconds that a worker may wait for the others.")
+        float, typer.Option(min=0, help="Seconds that a worker may wait for other workers.")
     ] = DEFAULTS.wait_limit_s,
     checkpoint_root: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only folder or URL for saving and loading; repeatable; default: anywhere."
+            help="Folder or URL outside of which nothing is saved or loaded; repeatable; default: no limit."
         ),
     ] = None,
     update_log: Annotated[
@@ -74,13 +77,19 @@ def run(
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Size of all tables, as 8G; beyond it a push with new rows is refused; default: no limit.",
+            help=(
+                "Memory limit of all tables, such as 8G; above it, pushes with new rows are refused; "
+                "default: none."
+            ),
         ),
     ] = None,
     bind: Annotated[
         str | None,
         typer.Option(
-            help="Address to listen on; default: loopback if POD_IP is, else all of its IP version."
+            help=(
+                "Address to listen on; default: loopback if POD_IP is a loopback address, else all "
+                "addresses of its IP version."
+            )
         ),
     ] = DEFAULTS.bind,
     insecure: Insecure = DEFAULTS.insecure,
@@ -99,7 +108,10 @@ def run(
     sigterm_exit_code: Annotated[
         int,
         typer.Option(
-            help="Exit code after SIGTERM; use 143 where only failures are restarted, as in a Kubernetes Job."
+            help=(
+                "Exit code after SIGTERM; set 143 if only failed processes are restarted, as in a "
+                "Kubernetes Job."
+            )
         ),
     ] = DEFAULTS.sigterm_exit_code,
     check: Annotated[

@@ -265,9 +265,9 @@ class Parameters:
         for table, keys in pushed:
             if (key := table.key_of_new_row(keys)) is not None:
                 raise OverloadedError(
-                    f"server {self._server_index} creates no more rows, as for key {key} of table "
+                    f"server {self._server_index} refuses a new row, for key {key} of table "
                     f"{table.spec.name!r}: {limit.describe()}. Remove rows ([life] max_bytes, max_unseen, "
-                    f"ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
+                    "ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
                 )
 
     def apply(self, gradients: Gradients, source: int, *, step: int, staleness: int = 0) -> None:
@@ -358,8 +358,8 @@ class Parameters:
         for name, table in tables.items():
             if table.spec.records_changes:
                 raise ProtocolError(
-                    f"table {name!r} has replicas, which keep removed rows: shrink the saved model in a "
-                    f"job of another mode"
+                    f"table {name!r} has replicas, which keep removed rows: shrink the saved model in a job "
+                    "with another mode"
                 )
         return {
             name: table.shrink(max_norm=max_norm, dry_run=dry_run) for name, table in tables.items()
@@ -380,8 +380,8 @@ class Parameters:
         if base and base != self.base:
             last = f"that of save {self.base}" if self.base else "none"
             raise UnknownChangesError(
-                f"server {self._server_index} does not know what changed since the checkpoint of save "
-                f"{base}: the last one that it saved or loaded whole is {last}; save a full checkpoint"
+                f"server {self._server_index} cannot save a delta of save {base}, as its last full save or "
+                f"load is {last}: save a full checkpoint"
             )
         return snapshot_all(tables, blocks, applied, is_delta=bool(base))
 
@@ -484,4 +484,4 @@ class Parameters:
 
 def _require_few(what: str, name: str, count: int, limit: int) -> None:
     if count > limit:
-        raise SpecError(f"with {name!r} there would be {count} {what}, more than {limit}")
+        raise SpecError(f"{name!r} would make {count} {what}, expected up to {limit}")

@@ -30,7 +30,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.memory_limit is not None and self.memory_limit < 1:
-            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected bytes from 1 on")
+            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected at least 1 byte")
 
 
 NO_LIMITS = Limits()
@@ -74,7 +74,7 @@ class ServerSettings:
         for name in ("idle_limit_s", "wait_limit_s", "grace_s", "linger_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
-                raise UsageError(f"{name} is {seconds!r}, expected seconds from 0 on")
+                raise UsageError(f"{name} is {seconds!r}, expected at least 0 seconds")
         if not 0 <= self.sigterm_exit_code <= 255:
             raise UsageError(f"sigterm_exit_code is {self.sigterm_exit_code!r}, expected 0 to 255")
 
@@ -97,7 +97,7 @@ def bytes_of_size(size: str) -> int:
     match = _SIZE.fullmatch(size.strip())
     if match is None:
         raise UsageError(
-            f"{size!r} is no size: expected bytes, or a number with K, M, G or T, as 8G"
+            f"{size!r} is not a size: expected bytes, or a number with K, M, G or T, such as 8G"
         )
     number, unit = match.groups()
     return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))

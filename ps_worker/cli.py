@@ -41,7 +41,7 @@ AllowCode = Annotated[
     bool,
     typer.Option(
         "--allow-code",
-        help="Run code named by a checkpoint: the file of its model, data.pipe_command.",
+        help="Run code named by a checkpoint: a model's file, data.pipe_command.",
     ),
 ]
 Json = Annotated[
@@ -248,7 +248,9 @@ def _tell_of_interruptions(job: Job) -> None:
         if job.checkpoint.dir:
             try:
                 newest = resolve(job.checkpoint.dir).url
-                text = f"the newest checkpoint is {newest}, resume it with --set checkpoint.resume=true"
+                text = (
+                    f"the newest checkpoint is {newest}; resume with --set checkpoint.resume=true"
+                )
             except CtrPsError:
                 text = f"there is no checkpoint in {job.checkpoint.dir} yet"
         sys.stderr.write(f"interrupted: {text}\n")

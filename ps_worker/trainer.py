@@ -100,20 +100,20 @@ class Trainer(AbstractContextManager["Trainer"]):
         for name in sections:
             if name not in _SECTIONS:
                 raise UsageError(
-                    f"Trainer({name}=...): there is no such setting, only {', '.join(_SECTIONS)}; files are "
-                    f"given to train() and evaluate(), a folder to save()"
+                    f"Trainer({name}=...) is not a setting, only {', '.join(_SECTIONS)}; files are given to "
+                    "train() and evaluate(), a folder to save()"
                 )
         if options and "name" in options:
             raise UsageError(
-                f"options name the model {options['name']!r}, and the first argument names {model!r}: leave "
-                f"'name' out of the options"
+                f"options name the model {options['name']!r}, but the first argument is {model!r}: leave "
+                "'name' out of the options"
             )
         named = {"name": model, **(options or {})} if isinstance(model, str) else {}
         self.job: Job = override_job({"model": named, **sections}, [], source="Trainer()")
         for key, instead in _GIVEN_OTHERWISE.items():
             if key in sections.get("data", {}):
                 raise self.job.error(
-                    f"data.{key}", f"data.{key} is no setting of a Trainer: {instead}"
+                    f"data.{key}", f"data.{key} is not a setting of a Trainer: {instead}"
                 )
         if isinstance(model, str):
             source = "criteo" if schema is None else schema
@@ -146,14 +146,14 @@ class Trainer(AbstractContextManager["Trainer"]):
             raise UsageError(f"epochs is {epochs}, expected at least 1")
         if epochs > 1 and isinstance(data, Iterator):
             raise UsageError(
-                f"data is {data!r}, which can be gone through once only, and epochs is {epochs}: give files, "
-                f"a list or a dataset"
+                f"data is {data!r}, which can be iterated only once, but epochs is {epochs}: give files, a "
+                "list or a dataset"
             )
         if self.job.data.negative_rate != 1 and not are_files(data):
             raise self.job.error(
                 "data.negative_rate",
-                f"data.negative_rate is {self.job.data.negative_rate:g}, which chooses rows while files are "
-                f"read, and train() was given {type(data).__name__}: give files, or leave it out",
+                f"data.negative_rate is {self.job.data.negative_rate:g}, which selects rows while files are "
+                f"read, but train() was given {type(data).__name__}: give files, or leave it out",
             )
         self._require_weights(data)
         if isinstance(data, Sequence) and not data:
@@ -190,7 +190,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         with errors_of_model(self.job):
             metrics = self._run.evaluate(self._batches(data, self.schema, meant=self._values))
         if not metrics.examples:
-            raise DataError("evaluate(): no row has a label; predict() does without")
+            raise DataError("evaluate() needs labels, but no row has one: use predict()")
         return figures(metrics)
 
     def predict(self, data: Data) -> NDArray[np.float32]:
@@ -225,8 +225,8 @@ class Trainer(AbstractContextManager["Trainer"]):
         )
         if not attachments:
             logger.warning(
-                "%s has parameters alone, for load(): what class the model is of, %s, and with which "
-                "arguments it was made is not known to others",
+                "%s has only parameters, for load(): neither the class %s of the model nor its arguments "
+                "can be saved",
                 folder,
                 type(self.model).__qualname__,
             )
@@ -260,7 +260,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         if not self._close.alive:
             raise UsageError(
                 "this Trainer is closed, by close() or at the end of its with block: train, evaluate, "
-                "predict and save before that, or make another and load() what was saved"
+                "predict and save before that, or make another and load() the saved model"
             )
 
     def __exit__(self, *_: object) -> None:
@@ -338,15 +338,14 @@ def _schema_of(
     model: Model, options: Mapping[str, Any] | None, schema: str | Path | Schema | None
 ) -> Schema:
     if options:
-        raise UsageError(f"options are {options!r}, but the model has been made with its own")
+        raise UsageError(
+            f"options are {options!r}, but an instance of a model already has its options: leave them out"
+        )
     origin = origin_of(model)
     if origin is None and not isinstance(schema, Schema):
         raise UsageError(
-            f"{type(model).__name__} does not say which columns it was made for: give schema=, the Schema "
-            f"that it was given"
+            f"{type(model).__name__} does not tell the schema that it was made for: give it as schema="
         )
     if origin is not None and schema is not None and schema != origin.schema:
-        raise UsageError(
-            "the model was made for another schema than the one given: leave out schema="
-        )
+        raise UsageError("schema= differs from the schema of the model: leave out schema=")
     return cast("Schema", schema if origin is None else origin.schema)

@@ -49,8 +49,8 @@ def labels_of(batch: Batch) -> Floats:
     """Returns the labels float32[B] for a model of one label; raises ModelInputError for none or several."""
     if batch.other_labels is not None:
         raise ModelInputError(
-            f"the model learns one label, and this batch has {1 + batch.other_labels.shape[1]}: take a model "
-            f"of several, or name one label in the schema"
+            f"the model learns one label, but this batch has {1 + batch.other_labels.shape[1]}: use a model "
+            "of several labels, or name one label in the schema"
         )
     return _first_labels_of(batch)
 
@@ -68,8 +68,8 @@ def all_labels_of(batch: Batch, out: Floats) -> Floats:
     labels[:, 0] = _first_labels_of(batch)
     if batch.other_labels is None:
         raise ModelInputError(
-            f"a gradient needs {labels.shape[1]} labels, and this batch has one: name all in the schema, as "
-            f"'labels'"
+            f"a gradient needs {labels.shape[1]} labels, but this batch has one: name all of them in the "
+            "schema under 'labels'"
         )
     expected = (batch.size, labels.shape[1] - 1)
     _require_equal("shape of the other labels", batch.other_labels.shape, expected)
@@ -104,7 +104,7 @@ def errors_with_shapes(model: Model, method: str, batch: Batch, lookups: Lookups
         if not is_own(model):
             raise
         raise ModelInputError(
-            f"{method} failed{_place_in(model, error)}: {type(error).__name__}: {error}; it was given "
+            f"{method} failed{_place_in(model, error)}: {type(error).__name__}: {error}; its arguments were "
             f"{_shapes(model, batch, lookups)}"
         ) from error
 
@@ -156,9 +156,9 @@ def require_written(method: str, arrays: Mapping[str, Floats]) -> None:
         left = int(np.count_nonzero(array.view(np.uint32) == _UNWRITTEN))
         if left:
             raise ModelInputError(
-                f"{method} left {left} of {array.size} numbers of {name}, {array.dtype}{list(array.shape)}, "
-                f"as they were: the arrays are not initialized, so overwrite them as a whole, in place "
-                f"(out[:] = ...) before anything is added to them"
+                f"{method} did not write {left} of {array.size} numbers of {name}, "
+                f"{array.dtype}{list(array.shape)}: the array is not initialized, so overwrite it "
+                "completely, in place (out[:] = ...), before adding to it"
             )
 
 

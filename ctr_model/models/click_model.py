@@ -97,8 +97,8 @@ class ClickModel(ABC):
         other.dropout = Dropout(rate, seed)
         if not other.workspace(1).has_dropout:
             raise ValueError(
-                f"{type(self).__name__} has no hidden layers with dropout: those of Mlp have it, if "
-                f"buffers() passes self.dropout on"
+                f"{type(self).__name__} has no hidden layer that applies dropout: use Mlp, and pass "
+                "self.dropout in buffers()"
             )
         return other
 

@@ -341,8 +341,8 @@ class Din(ClickModel):
 def _pairs(schema: Schema, histories: Mapping[str, str]) -> list[tuple[int, int]]:
     if not histories:
         raise ValueError(
-            "histories is empty, and the schema has no slots that share keys: name a history and its "
-            'target in the schema, as in shares = { history = "item" }'
+            "histories is empty, and no slots of the schema share keys: name a history and its target in "
+            'the schema, such as shares = { history = "item" }'
         )
     pairs = []
     for name, of_name in histories.items():
@@ -350,7 +350,9 @@ def _pairs(schema: Schema, histories: Mapping[str, str]) -> list[tuple[int, int]
         history = schema.slot_index(name, where=where)
         target = schema.slot_index(of_name, where=where)
         if of_name in histories:
-            raise ValueError(f"histories.{name} is {of_name!r}, which is a history itself")
+            raise ValueError(
+                f"histories.{name} is {of_name!r}, which is itself a history: name a slot that is not"
+            )
         if schema.slot_numbers[history] != schema.slot_numbers[target]:
             raise ValueError(
                 f"histories.{name} is {of_name!r}, but equal values of the two slots have different keys: "

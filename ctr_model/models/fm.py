@@ -57,7 +57,7 @@ class Fm(ClickModel):
 
     refused_options = dict.fromkeys(
         ("pooling", "slots"),
-        "it multiplies the embeddings of all pairs of keys: nothing is pooled, and all have one dim",
+        "it multiplies the embeddings of all pairs of keys, so nothing is pooled and all slots have one dim",
     )
 
     def __init__(self, schema: Schema, *, dim: int = 10, init_range: float = 0.01) -> None:
@@ -130,7 +130,7 @@ class DeepFm(ClickModel):
             if options.get("dim", dim) != dim:
                 raise ValueError(
                     f"slots.{name}.dim is {options['dim']}, but the factorization machine multiplies the "
-                    f"embeddings of all slots with each other, so all have dim = {dim}"
+                    f"embeddings of all slots, so all must have dim = {dim}"
                 )
         self._mlp = Mlp((self._input.width, *hidden, 1))
         weight, bias = first_order_segments(schema.num_dense)

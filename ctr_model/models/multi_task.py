@@ -155,8 +155,8 @@ class Esmm(ClickModel):
         require_widths(hidden=hidden)
         if len(schema.labels) != LABELS:
             raise ValueError(
-                f"ESMM learns two labels, the click and the conversion, and the schema names "
-                f'{len(schema.labels)}: write them into it, as in labels = ["click", "conversion"]'
+                "ESMM learns two labels, the click and the conversion, but the schema names "
+                f'{len(schema.labels)}: set labels = ["click", "conversion"] in it, for example'
             )
         click, conversion = schema.labels
         self._input = PooledSlots(
@@ -237,8 +237,8 @@ class Mmoe(ClickModel):
         require_widths(num_experts=num_experts, expert=expert, tower=tower)
         if not schema.other_labels:
             raise ValueError(
-                "MMoE learns several labels, and the schema names none or one: write them into it, as in "
-                'labels = ["click", "conversion"]'
+                'MMoE learns several labels, but the schema names none or one: set labels = ["click", '
+                '"conversion"] in it, for example'
             )
         self._input = PooledSlots(
             schema, dim=dim, init_range=init_range, pooling=pooling, slots=slots

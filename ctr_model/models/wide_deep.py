@@ -36,7 +36,7 @@ class LogisticRegression(ClickModel):
     """Logistic regression."""
 
     refused_options = dict.fromkeys(
-        ("pooling", "slots"), "it has one weight for each key, and adds those of all keys"
+        ("pooling", "slots"), "it has one weight for each key, and adds the weights of all keys"
     )
 
     def __init__(self, schema: Schema) -> None:

@@ -123,7 +123,7 @@ class DenseColumn:
         if abs(self.missing) > FLOAT32_MAX:
             raise self._error(f"missing is {self.missing!r}, expected a number that fits a float32")
         if self.scale == 0:
-            raise self._error("scale is 0, expected another number, as values are divided by it")
+            raise self._error("scale is 0, but values are divided by it: give another number")
         if self.transform == "min_max":
             for name in ("min", "max"):
                 if getattr(self, name) is None:
@@ -188,8 +188,8 @@ class DenseColumn:
             is_of_another = field.name not in own and field.name in _ALL_SETTINGS
             if is_of_another and getattr(self, field.name) != field.default:
                 raise self._error(
-                    f"{field.name} is {getattr(self, field.name)!r}, but transform {self.transform!r} "
-                    f"takes {' and '.join(own)}"
+                    f"{field.name} is {getattr(self, field.name)!r}, but transform {self.transform!r} uses "
+                    f"only {' and '.join(own)}"
                 )
 
     def _require_ascending(self) -> None:

@@ -67,8 +67,8 @@ class Schema:
     def __post_init__(self) -> None:
         if self.hash_version != HASH_VERSION:
             raise SchemaError(
-                f"the schema needs feature hash version {self.hash_version!r}, "
-                f"this package has version {HASH_VERSION}: use the release that wrote it"
+                f"the schema needs feature hash version {self.hash_version!r}, but this package has version "
+                f"{HASH_VERSION}: use the release that wrote the schema"
             )
         if not self.slots:
             raise SchemaError("the schema has no slots: list at least one name under 'slots'")
@@ -76,17 +76,21 @@ class Schema:
         refuse_duplicates("slot", self.slots)
         refuse_duplicates("label", self.labels)
         if self.other_labels and self.label is None:
-            raise SchemaError("other_labels without label: name the first label, too")
+            raise SchemaError("other_labels is set without label: give the first label, too")
         for label in self.labels:
             if label in self.features:
                 raise SchemaError(
-                    f"column {label!r} is the label and a feature: a model that reads its label predicts "
-                    f"it; leave it out of 'dense' and 'slots'"
+                    f"column {label!r} is the label and a feature, so the model would read what it "
+                    "predicts: remove it from 'dense' and 'slots'"
                 )
         if self.weight is not None and self.weight in (*self.labels, *self.features):
-            raise SchemaError(f"column {self.weight!r} is the weight and a label or feature")
+            raise SchemaError(
+                f"column {self.weight!r} is the weight and also a label or feature: name another column"
+            )
         if self.id is not None and self.id in (*self.labels, self.weight):
-            raise SchemaError(f"column {self.id!r} is the id and the label or weight")
+            raise SchemaError(
+                f"column {self.id!r} is the id and also the label or weight: name another column"
+            )
         # A frozen dataclass.
         object.__setattr__(self, "shares", dict(self.shares))
         object.__setattr__(self, "slot_numbers", tuple(map(self._slot_number, self.slots)))
@@ -103,8 +107,8 @@ class Schema:
         path = Path(os.path.expanduser(source))  # noqa: PTH111 (its other form fails without a home)
         if not path.exists():
             raise SchemaError(
-                f"no schema {str(source)!r}: there is no such file, "
-                f"and the packaged schemas are {', '.join(sorted(packaged))}"
+                f"no schema {str(source)!r}: it is neither a file nor one of the packaged schemas "
+                f"{', '.join(sorted(packaged))}"
             )
         return cls.from_toml(path)
 
@@ -244,7 +248,7 @@ class Schema:
         if target in self.shares:
             raise SchemaError(
                 f"shares.{name} is {target!r}, which itself shares the keys of {self.shares[target]!r}: "
-                f"name that one"
+                f"write {self.shares[target]!r} instead"
             )
         try:
             return self.slot_index(target) + 1
@@ -270,7 +274,7 @@ class Schema:
             name, value = self.dense[column].name, float(values[row, column])
             scaled = "" if is_far[row, column] else "scaled as the schema says, "
             faults.setdefault(
-                row, f"column {name!r} is {value!r}, {scaled}beyond the numbers of float32"
+                row, f"column {name!r} is {value!r}, {scaled}beyond the range of float32"
             )
         return faults
 
@@ -284,7 +288,7 @@ def _labels(data: Mapping[str, object]) -> tuple[str | None, tuple[str, ...]]:
     if data.get("labels") is None:
         return _optional_name("label", data), ()
     if data.get("label") is not None:
-        raise SchemaError("schema: there are 'label' and 'labels': list all labels in 'labels'")
+        raise SchemaError("schema: 'label' and 'labels' are both set: list all labels in 'labels'")
     names = [text_entry("labels", name) for name in list_entry("schema: labels", data["labels"])]
     if not names:
         raise SchemaError("schema: labels is empty, expected the names of the labels' columns")

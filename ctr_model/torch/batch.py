@@ -112,9 +112,9 @@ class Unchanged:
         ]
         if names := changed or replaced:
             raise ModelInputError(
-                f"{type(self._module).__name__}.forward changed {', '.join(names)}: batch and parameters are "
-                f"memory of the trainer, and buffers are not saved, and each thread has its own; compute a "
-                f"new tensor, and normalize by LayerNorm instead of running means"
+                f"{type(self._module).__name__}.forward changed {', '.join(names)} in place: batch and "
+                "parameters belong to the trainer, and each thread has its own buffers, which are not "
+                "saved. Compute new tensors, and use LayerNorm instead of running means"
             )
 
 

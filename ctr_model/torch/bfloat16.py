@@ -38,8 +38,8 @@ def in_bfloat16(model: Model) -> Model:
             _warn_of_no_use(type(model).__name__)
         return model.with_products(bfloat16_product)
     raise ValueError(
-        f"{type(model).__name__} brings its own arithmetic, in float32: bfloat16 is for modules of PyTorch "
-        f"and classes that derive from ClickModel"
+        f"{type(model).__name__} computes in float32 by its own code: bfloat16 is for PyTorch modules and "
+        "classes that derive from ClickModel"
     )
 
 
@@ -94,7 +94,7 @@ class _Bfloat16:
 @functools.cache
 def _warn_of_no_use(name: str) -> None:
     logger.warning(
-        "%s trains in float32: none of the products that it makes by self.products has %d columns",
+        "%s trains in float32: it computes no product of %d or more columns with self.products",
         name,
         MIN_WIDTH,
     )

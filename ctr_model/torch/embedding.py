@@ -42,12 +42,12 @@ def fronts_of(module: nn.Module) -> dict[str, Front]:
             found[name] = layer
     of = type(module).__name__
     if "" in found:
-        raise ValueError(f"{of} is a front as a whole, so nothing of it can run elsewhere")
+        raise ValueError(f"{of} is itself a front, so no layers are left for heter trainers")
     for name, front in found.items():
         if owned := [each for each, _ in front.named_parameters()]:
             raise ValueError(
-                f"{of}: {name} is before the cut and has the dense parameters {owned}, which are trained "
-                f"behind it: move them out of the {type(front).__name__}"
+                f"{of}: {name} is before the cut but has dense parameters, {owned}, which heter trainers "
+                f"train: move them out of the {type(front).__name__}"
             )
     return found
 
@@ -99,8 +99,8 @@ class SlotEmbedding(Front):
         if requires_grad:
             return self
         raise ValueError(
-            f"{self!r} cannot be frozen: its rows are trained on the servers; `Embedding`, "
-            f"in a loop of your own, can be"
+            f"{self!r} cannot be frozen, as the servers train its rows: only a loop of your own can freeze "
+            "an `Embedding`"
         )
 
     def sources(self, schema: Schema) -> list[tuple[int, int]]:
@@ -122,8 +122,8 @@ class SlotEmbedding(Front):
         """
         if self.table is None or self.table not in batch.rows:
             raise ModelInputError(
-                f"{self!r} is not part of the module: assign it to an attribute, or put it into an "
-                f"nn.ModuleList or nn.ModuleDict"
+                f"{self!r} is not part of the module: assign it to an attribute, or use nn.ModuleList or "
+                "nn.ModuleDict"
             )
         rows = batch.rows[self.table]
         if self.pooling in ("max", "none"):
@@ -208,7 +208,8 @@ def name_tables(module: nn.Module) -> None:
         embedding.table = embedding.table or name.replace(".", "_")
         if embedding.table == DENSE:
             raise ValueError(
-                f"a table cannot be called {DENSE!r}, as the dense parameters are: give it a name by table="
+                f"a table cannot be called {DENSE!r}, the name of the dense parameters: choose another with "
+                "table="
             )
 
 

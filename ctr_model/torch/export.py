@@ -122,14 +122,14 @@ def _traced(
         program = torch.export.export(module, _tensors(inputs), dynamic_shapes=(dynamic,))
     except Exception as error:  # of the user's code under tracing: PyTorch raises many kinds
         raise ValueError(
-            f"{module.name} cannot be a program for any number of examples; PyTorch says: {error}"
+            f"{module.name} cannot be exported for any number of examples; PyTorch says: {error}"
         ) from error
     # ONNX has no guards: beyond the limit the graph would compute something else than the module.
     for size in program.range_constraints.values():
         if size.upper.is_Integer:
             raise ValueError(
-                f"{module.name} cannot be a program for any number of keys: forward decides by it, and the "
-                f"program would hold up to {size.upper} of them. Compute with tensors and the mask"
+                f"{module.name} cannot be exported for any number of keys: forward branches on it, so the "
+                f"program would accept up to {size.upper}. Compute with tensors and the mask"
             )
     return program
 
@@ -140,14 +140,14 @@ def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> 
     except Exception as error:  # a guard of the program, or the user's code
         sizes = ", ".join(f"{name} {list(each.shape)}" for name, each in inputs.items())
         raise ValueError(
-            f"the program of {module.name} refuses inputs of other sizes than those that it was made from, "
-            f"here {sizes}: {_named(error, list(inputs))}. forward must not count in Python, as with "
-            f"'for i in range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors and the mask"
+            f"the exported program of {module.name} accepts only the sizes of its first inputs, not "
+            f"{sizes}: {_named(error, list(inputs))}. forward must not count in Python, as with 'for i in "
+            "range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors and the mask"
         ) from error
     if not torch.allclose(found, expected, **_CLOSE):
         raise ValueError(
-            f"the program of {module.name} computes something else than the module does for another number "
-            f"of examples: forward must not turn tensors into numbers of Python"
+            f"the exported program of {module.name} differs from the module for another number of examples: "
+            "forward must not turn tensors into Python numbers"
         )
 
 
@@ -175,8 +175,8 @@ def _in_onnx(
         while first.__cause__ is not None:
             first = first.__cause__
         raise ValueError(
-            f"{module.name} computes something that ONNX has no operation for; PyTorch says: {first}. Take "
-            f"another operation in forward, or write a .pt2, which has all of PyTorch's"
+            f"{module.name} has an operation that ONNX lacks; PyTorch says: {first}. Use another operation "
+            "in forward, or export a .pt2, which has all operations of PyTorch"
         ) from error
     assert graph is not None, "dynamo=True returns a program"
     return graph

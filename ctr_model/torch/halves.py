@@ -192,8 +192,9 @@ class BackHalf:
             )
         if part.outputs.keys() != self._fronts.keys():
             raise ModelInputError(
-                f"activations are of {', '.join(sorted(part.outputs))}, but before the cut of "
-                f"{self._model.module_class.__name__} are {', '.join(sorted(self._fronts))}"
+                f"activations come from the layers {', '.join(sorted(part.outputs))}, but "
+                f"{self._model.module_class.__name__} has the layers {', '.join(sorted(self._fronts))} "
+                "before its cut"
             )
         for name, outputs in part.outputs.items():
             for output in outputs:
@@ -205,8 +206,8 @@ class BackHalf:
     def _joined(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
         if len({array.ndim for array in arrays}) > 1:
             raise ModelInputError(
-                f"parts of a step have {sorted({array.ndim for array in arrays})} dimensions, expected the "
-                f"same"
+                f"arrays of one step have {sorted({array.ndim for array in arrays})} dimensions, expected "
+                "the same number in all"
             )
         if len({array.shape[1:] for array in arrays}) > 1:  # they are padded to the largest
             shape = np.max([array.shape[1:] for array in arrays], axis=0)

@@ -249,8 +249,8 @@ class _Workspace:
         if new := unreached - self.model.unreached:
             self.model.unreached |= new
             logger.warning(
-                "no gradient reaches %s in the first batch: %s.forward does not use or detaches it, so it is "
-                "not trained",
+                "no gradient reaches %s in the first batch, so it is not trained: %s.forward does not use "
+                "it, or detaches it",
                 ", ".join(sorted(new)),
                 self._name,
             )
@@ -265,9 +265,9 @@ class _Workspace:
             elif not self._zero[table]:
                 del self._zero[table]
                 logger.warning(
-                    "the gradient of table %r is exactly zero in %d batches, so its rows do not change: if "
-                    "the model multiplies rows by each other, rows that start at 0 stay 0; set "
-                    "init_range > 0",
+                    "the gradient of table %r is exactly zero in %d batches, so its rows do not change. If "
+                    "the model multiplies rows by each other, rows that start at 0 stay 0: set init_range > "
+                    "0",
                     table,
                     _FIRST_BATCHES,
                 )
@@ -289,7 +289,7 @@ class _Workspace:
             if is_first and _are_probabilities(output):
                 self.model.returns_probabilities = True
                 logger.warning(
-                    "%s.forward returns the output of a sigmoid or softmax, which is taken for logits: leave "
+                    "%s.forward returns the output of a sigmoid or softmax, but logits are expected: leave "
                     "the sigmoid out, or define loss(batch, output) and probabilities(batch, output)",
                     self._name,
                 )
@@ -307,8 +307,8 @@ class _Workspace:
             total = losses.sum()
         elif batch.weights is not None:
             raise ModelInputError(
-                f"{self._name}.loss returned {described(loss)}, and the examples have weights: return "
-                f"float32[B], the loss of each example, which is then weighted"
+                f"{self._name}.loss returned {described(loss)}, but the examples have weights: return "
+                "float32[B], the loss of each example, to be weighted"
             )
         elif isinstance(loss, Tensor) and not loss.shape:
             losses = loss.float().expand(batch.size)
@@ -316,7 +316,7 @@ class _Workspace:
         else:
             raise ModelInputError(
                 f"{self._name}.loss returned {described(loss)} for B = {batch.size} examples, expected "
-                f"float32[B], one of each example, or their mean as a scalar"
+                "float32[B], the loss of each example, or a scalar, their mean"
             )
         with torch.no_grad():
             return _Loss(
@@ -374,8 +374,8 @@ class _Loss:
         if not self.root.requires_grad:
             if any(each.requires_grad and each.numel() for each in inputs):
                 raise ModelInputError(
-                    "the loss has no gradient, so nothing would be trained: is the model's output computed "
-                    "under torch.no_grad, or detached?"
+                    "the loss has no gradient, so nothing would be trained: is the output computed under "
+                    "torch.no_grad, or detached?"
                 )
             return [None] * len(inputs)  # as for a batch without any key
         return gradients_of([self.root], [self.root_grad], inputs)
@@ -439,7 +439,7 @@ def _require_arguments(schema: object, module_class: object, options: object, se
     if not isinstance(module_class, type) or not issubclass(module_class, nn.Module):
         raise TypeError(
             f"module_class is {described(module_class)}, expected a class derived from torch.nn.Module, not "
-            f"a module that is built: each thread builds its own"
+            "an instance: each thread builds its own"
         )
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(
@@ -455,24 +455,25 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     for method in ("loss", "probabilities"):
         if isinstance(getattr(module, method, None), nn.Module):
             raise ValueError(
-                f"{name}: {method} is a layer, but stands for {method}(batch, output): rename the attribute"
+                f"{name}: attribute {method} is a layer, but this name is reserved for a method "
+                f"{method}(batch, output): rename the attribute"
             )
     for each, layer in module.named_modules():
         if isinstance(layer, _BatchNorm):
             raise ValueError(
-                f"{name}: {each} normalizes by the batch, so that a prediction would depend on the rows "
-                f"beside it, and workers would differ: use LayerNorm"
+                f"{name}: {each} normalizes over the batch, so a prediction would depend on other rows, and "
+                "workers would differ: use LayerNorm"
             )
         if getattr(layer, "max_norm", None) is not None:
             raise ValueError(
-                f"{name}: {each} has max_norm, which changes parameters in the forward pass"
+                f"{name}: {each} has max_norm, which changes parameters in the forward pass: remove max_norm"
             )
     parameters = dict(module.named_parameters())
     for each, parameter in parameters.items():
         if isinstance(parameter, nn.UninitializedParameter):
             raise ValueError(
-                f"{name}: {each} has no shape yet: servers must know it before the first batch, so give the "
-                f"layer its number of inputs (schema.num_dense + len(schema.slots) * dim)"
+                f"{name}: {each} has no shape yet, but servers need it before the first batch: give the "
+                "layer its number of inputs (schema.num_dense + len(schema.slots) * dim)"
             )
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise ValueError(
@@ -482,8 +483,8 @@ def _parameters_of(module: nn.Module) -> dict[str, nn.Parameter]:
     buffers = [each for each in module.state_dict() if each not in named]
     if buffers:
         raise ValueError(
-            f"{name} has the buffers {buffers}: workers would each change their own, and servers have none. "
-            f"LayerNorm takes the place of batch norm; a constant is register_buffer(..., persistent=False)"
+            f"{name} has the buffers {buffers}, which servers do not store, so workers would differ: use "
+            "LayerNorm instead of batch norm, and register_buffer(..., persistent=False) for a constant"
         )
     return parameters
 

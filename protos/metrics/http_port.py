@@ -224,13 +224,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         route = self.routes.get(urlsplit(self.path).path)
         if route is None:
-            self._say(404, f"there is {', '.join(sorted(self.routes))}")
+            self._say(404, f"not found; pages are {', '.join(sorted(self.routes))}")
             return
         try:
             page = route(self.headers)
         except Exception:
             logger.exception("cannot answer %s", self.path)
-            self._say(500, "failed; the log says why")
+            self._say(500, "the request failed: see the log of this process")
             return
         self._answer(200, page)
 

@@ -179,10 +179,11 @@ class Readers:
             token = _token_of(headers)
             if token is None:
                 return (
-                    "this process asks for a token: as Authorization: Bearer TOKEN, or as password"
+                    "this process needs a token: send Authorization: Bearer TOKEN, or the "
+                    "token as password"
                 )
             if self._tokens.access_of(token) is None:
-                return f"this process does not know the token: compare its {TOKEN_FILE} or {TOKEN}"
+                return f"unknown token: compare it with {TOKEN_FILE} or {TOKEN} of this process"
             return ""
         common_names = [
             value
@@ -192,7 +193,7 @@ class Readers:
         ]
         if self._has_certificates and not any(map(access_of_name, common_names)):
             accesses = ", ".join(map(str, Access))
-            return f"the common name of the certificate says no access, one of {accesses}"
+            return f"the common name of the certificate names no access, expected one of {accesses}"
         return ""
 
 

@@ -123,8 +123,8 @@ def memory_error_of(error: BaseException) -> NoMemoryError | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     allowed = "no limit" if limit == resource.RLIM_INFINITY else f"of {limit >> 20} MiB allowed"
     return NoMemoryError(
-        f"no memory left ({str(error) or type(error).__name__}): this process has {_status_mib('VmRSS')} in "
-        f"use, and addresses for {_status_mib('VmSize')} ({allowed}); give it more, or use more servers"
+        f"out of memory ({str(error) or type(error).__name__}): this process uses {_status_mib('VmRSS')} of "
+        f"memory and {_status_mib('VmSize')} of address space ({allowed}); give it more, or use more servers"
     )
 
 

@@ -110,11 +110,11 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
             waited = time.monotonic() - start
             if waited > limit_s:
                 raise WaitTimeoutError(
-                    f"waited {limit_s:g} s for the process that holds {path} while it compiles kernels: end "
-                    f"it if it is stuck (`fuser {path}` tells its id), or start again if it is only slow"
+                    f"another process held {path} for {limit_s:g} s to compile kernels: end it if it is "
+                    f"stuck (`fuser {path}` prints its id), or start again if it is only slow"
                 )
             if waited > _PATIENCE_S and not is_told:
-                logger.info("waits for another process, which compiles kernels for both")
+                logger.info("waiting for another process, which compiles the same kernels")
                 is_told = True
             time.sleep(_RETRY_S)
         with _announced():
@@ -147,8 +147,8 @@ def _open_own(path: Path) -> Iterator[int]:
 
 def _unsafe(path: Path, fault: str) -> UsageError:
     return UsageError(
-        f"the lock of the kernels' cache, {path}, {fault}: remove it, or set NUMBA_CACHE_DIR to a folder of "
-        f"your own"
+        f"the lock of the kernel cache, {path}, {fault}: remove it, or set NUMBA_CACHE_DIR to a folder of "
+        "your own"
     )
 
 
@@ -177,8 +177,8 @@ class _Compiled(event.Listener):
         if not self.kernels:
             self.since = time.monotonic()
             logger.info(
-                "compiles kernels: on the first start after an installation, some 10 to 20 s on one core; "
-                "later starts load them"
+                "compiling kernels: 10 to 20 s on one core at the first start after an installation; later "
+                "starts load them"
             )
         self.kernels += 1
 

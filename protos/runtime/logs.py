@@ -128,7 +128,7 @@ def file_error_of(error: BaseException) -> FileError | None:
     name = "" if error.filename is None else f" {str(error.filename)!r}"
     reason = os.strerror(error.errno or 0)
     return FileError(
-        f"cannot write or read{name or ' a file'}: {reason}; what was whole before stays"
+        f"cannot write or read{name or ' a file'}: {reason}; files completed earlier are kept"
     )
 
 

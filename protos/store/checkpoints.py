@@ -48,8 +48,8 @@ class SaveRequest:
     def __post_init__(self) -> None:
         if self.base and self.inference is not None:
             raise UsageError(
-                f"checkpoint {self.url!r} is for inference and has the base {self.base!r}: an inference "
-                f"checkpoint is never a delta"
+                f"checkpoint {self.url!r} is for inference and has the base {self.base!r}, but only "
+                "checkpoints for training can be deltas"
             )
 
 

@@ -24,8 +24,8 @@ def require_numbers(name: str, values: Numbers) -> None:
     """Raises ProtocolError unless `values` of the all-reduce `name` is float64[N], N <= MAX_NUMBERS."""
     if values.dtype != np.float64 or values.ndim != 1 or values.size > MAX_NUMBERS:
         raise ProtocolError(
-            f"all_reduce {name!r} was given {values.dtype} of shape {values.shape}, expected float64[N] "
-            f"with N up to {MAX_NUMBERS}"
+            f"all_reduce {name!r} has {values.dtype} of shape {values.shape}, expected float64[N] with N up "
+            f"to {MAX_NUMBERS}"
         )
 
 

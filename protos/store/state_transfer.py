@@ -98,8 +98,8 @@ def require_finite_state(state: ModelState) -> None:
 
 
 _NOT_FINITE = (
-    "has a value that is infinite or not a number; nothing was written, lower the learning rate or check the "
-    "input's scaling"
+    "has a value that is infinite or NaN; nothing was written: lower the learning rate, or check the "
+    "scaling of the input"
 )
 
 
@@ -224,7 +224,8 @@ def join_stretches(block: str, parts: Sequence[tuple[int, BlockState]]) -> Block
     for start, stretch in parts:
         if start != position:
             raise ProtocolError(
-                f"the state of dense block {block!r} continues at element {start} after {position} elements"
+                f"a part of the state of dense block {block!r} starts at element {start}, expected "
+                f"{position}"
             )
         position += stretch.weights.size
     stretches = [stretch for _, stretch in parts]
@@ -233,7 +234,8 @@ def join_stretches(block: str, parts: Sequence[tuple[int, BlockState]]) -> Block
     }
     if len(found) > 1:
         raise ProtocolError(
-            f"stretches of dense block {block!r} differ in optimizer, number of states or scalars"
+            f"parts of the state of dense block {block!r} differ in optimizer, or in number of states or "
+            "scalars"
         )
     return concatenated(stretches)
 

@@ -93,7 +93,7 @@ class HealthService:
             return
         place = kind, context.peer().rpartition(":")[0]
         if self._open[place] >= MAX_CALLS:
-            text = f"{MAX_CALLS} calls of this kind are open from this address"
+            text = f"this address has {MAX_CALLS} open calls of this kind, which is the limit"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._open[place] += 1
         context.add_done_callback(lambda _: self._give_back(place))

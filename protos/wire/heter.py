@@ -103,7 +103,7 @@ def _decode_outputs(found: Any) -> dict[str, list[NDArray[Any]]]:
     outputs = {each.layer: [_decode_tensor(of) for of in each.tensors] for each in found}
     if len(outputs) < len(found):
         raise ProtocolError(
-            f"{len(found)} outputs of the layers {sorted(outputs)}, expected one each"
+            f"{len(found)} outputs for the layers {sorted(outputs)}, expected one for each"
         )
     return outputs
 

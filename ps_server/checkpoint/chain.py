@@ -69,20 +69,20 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
         base_folder = beside(folder, base)
         if not base_folder.has(MANIFEST):
             raise CheckpointError(
-                f"{folder.url} needs its base {base_folder.url}, where there is no checkpoint: it was "
-                f"removed or moved; load an older checkpoint"
+                f"the base {base_folder.url} of checkpoint {folder.url} was removed or moved: load an older "
+                "checkpoint"
             )
         base_published = read_published(base_folder)
         if base_published.sha256 != published.manifest.base_sha256:
             raise CheckpointError(
-                f"{folder.url} needs its base {base_folder.url}, which was replaced since: its manifest has "
-                f"the sha256 {base_published.sha256}, not {published.manifest.base_sha256}"
+                f"the base {base_folder.url} of checkpoint {folder.url} was replaced by another: its "
+                f"manifest has the sha256 {base_published.sha256}, not {published.manifest.base_sha256}"
             )
         shapes, base_shapes = _shapes_of(published.manifest), _shapes_of(base_published.manifest)
         if shapes != base_shapes:
             raise CheckpointError(
-                f"{folder.url} does not fit its base {base!r}: its tables have (dim, shards, optimizer, "
-                f"widths of state and statistics) {shapes}, those of the base {base_shapes}"
+                f"checkpoint {folder.url} does not fit its base {base!r}: (dim, shards, optimizer, widths "
+                f"of state and statistics) of its tables are {shapes}, of the base's {base_shapes}"
             )
         folder, published = base_folder, base_published
         chain.append((folder, published))

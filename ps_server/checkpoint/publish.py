@@ -83,8 +83,8 @@ def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
     if all(map(_is_own_file, files)) and all(map(is_data_folder, folders)):
         return
     raise CheckpointError(
-        f"{target.url} exists and is not a checkpoint: it will not be replaced; choose another folder, or "
-        f"remove it"
+        f"{target.url} exists and is not a checkpoint, so it is not replaced: choose another folder, or "
+        "remove it"
     )
 
 
@@ -97,8 +97,8 @@ def publish(target: Folder, data: Folder, manifest: Manifest) -> None:
     content = manifest_to_json(manifest).encode()
     if not data.has(TOKEN):
         raise CheckpointError(
-            f"{target.url} was not replaced: another process has removed the files of this save, so two "
-            f"processes save there"
+            f"{target.url} was not replaced: another process, which saves to the same folder, removed the "
+            "files of this save"
         )
     data.remove_file(TOKEN)  # from here on servers refuse to write to it
     target.put(MANIFEST, content)
@@ -177,7 +177,7 @@ def require_latest(root: str | Path, name: str) -> None:
     """Raises CheckpointError if LATEST no longer names `name`, as another process saves there."""
     if (now := _named_by(folder_at(root), LATEST)) != name:
         raise CheckpointError(
-            f"{root}/{LATEST} names {now!r} by now, and not {name!r}: another process saves there"
+            f"{root}/{LATEST} names {now!r}, expected {name!r}: another process saves to this folder"
         )
 
 
@@ -198,8 +198,8 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
     version, newest = read_manifest(folder.child(name)).version, latest.manifest.version
     if newest > version:
         raise CheckpointError(
-            f"{folder.url}/{LATEST} names {_named_by(folder, LATEST)!r} of version {newest} and was left as "
-            f"it is: {name!r} is of version {version}, so another process has saved since"
+            f"{folder.url}/{LATEST} names {_named_by(folder, LATEST)!r} of version {newest}, newer than "
+            f"{name!r} of version {version}: another process saves to this folder"
         )
 
 
@@ -234,16 +234,16 @@ def resolve(url: str | Path) -> Folder:
             return _resolve_name(root, folder.name)
         if folder.name == BEST and root.folders() and not folder.folders():
             raise CheckpointError(
-                f"{root.url} has no {BEST}, which a run with data.valid and checkpoint.dir writes: give the "
-                f"path of a checkpoint, or of the folder for its latest"
+                f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are set; give "
+                "the path of a checkpoint, or the folder for its latest"
             )
     if folder.has(LATEST):
         return _resolve_name(folder, LATEST)
     if not folder.files() and not folder.folders():
         raise CheckpointError(f"no checkpoint {folder.url}: the folder is empty or does not exist")
     raise CheckpointError(
-        f"no {MANIFEST} in {folder.url}: not a checkpoint, or its save did not finish; and no {LATEST}: "
-        f"not a folder of checkpoints"
+        f"{folder.url} is neither a checkpoint nor a folder of checkpoints: it has no {MANIFEST}, which a "
+        f"save writes last, and no {LATEST}"
     )
 
 
@@ -251,9 +251,9 @@ def _resolve_name(root: Folder, file: str) -> Folder:
     name = _named_by(root, file)
     if not _is_checkpoint_in(root, name):
         raise CheckpointError(
-            f"{root.url}/{file} names {name!r}, which is not a checkpoint in {root.url}: no folder of that "
-            f"name has a {MANIFEST}, so its save did not finish or it was removed; give the path of a "
-            f"complete one, or write its name into {file}"
+            f"{root.url}/{file} names {name!r}, which is not a checkpoint in {root.url}: it has no "
+            f"{MANIFEST}, as its save did not finish or it was removed; give the path of a complete "
+            f"checkpoint, or write its name into {file}"
         )
     return folder_at(root.child(name).url)
 
@@ -264,9 +264,7 @@ def _named_by(root: Folder, file: str) -> str:
 
 def _write_name(root: Folder, file: str, name: str, rank: str) -> None:
     if not _is_checkpoint_in(root, name):
-        raise CheckpointError(
-            f"{name!r} is not a checkpoint in {root.url}: it cannot be the {rank} one"
-        )
+        raise CheckpointError(f"{root.url} has no checkpoint {name!r} to be the {rank} one")
     root.put(file, f"{name}\n".encode())
 
 
@@ -278,7 +276,7 @@ def published_in(root: Folder) -> dict[str, PublishedManifest]:
             try:
                 published[folder.name] = read_published(folder)
             except CheckpointError as error:
-                logger.warning("skipped a checkpoint that cannot be read: %s", error)
+                logger.warning("skipped an unreadable checkpoint: %s", error)
     return published
 
 
@@ -294,14 +292,14 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
         return
     except CheckpointError as error:
         raise CheckpointError(
-            f"{target.url} cannot be read and will not be replaced: {error}; choose another folder, or "
-            f"remove it"
+            f"{target.url} cannot be read, so it is not replaced: {error}; choose another folder, or remove "
+            "it"
         ) from error
     if (kind == "inference") != is_inference:
         new = "an inference checkpoint" if is_inference else "a checkpoint for training"
         raise CheckpointError(
-            f"{target.url} is a checkpoint of kind {kind!r}: {new} will not replace it; choose another "
-            f"folder, or remove it"
+            f"{target.url} is a checkpoint of kind {kind!r}, which {new} does not replace: choose another "
+            "folder, or remove it"
         )
 
 
@@ -377,7 +375,7 @@ def _finish_removal(folder: Folder) -> None:
     # A running save has a TOKEN in its data folder until it has a manifest.
     if is_rest and not any(folder.child(name).has(TOKEN) for name in names):
         folder.remove()
-        logger.info("removed the rest of an old checkpoint=%s", folder.url)
+        logger.info("removed the remaining files of an old checkpoint=%s", folder.url)
 
 
 def manifests_in(root: str | Path) -> dict[str, Manifest]:

@@ -113,29 +113,29 @@ class Checkpoint:
         declared, saved = frozenset(names), self.tables.keys() | self.blocks.keys()
         if strange := sorted(frozenset(only) - declared if only else ()):
             raise CheckpointError(
-                f"{', '.join(strange)} cannot be loaded from checkpoint {self.url}: the model has only "
-                f"{', '.join(sorted(declared))}"
+                f"{', '.join(strange)} cannot be loaded from checkpoint {self.url}: the model has no such "
+                f"table or dense block, only {', '.join(sorted(declared))}"
             )
         if missing := sorted((frozenset(only) or declared) - saved):
             raise CheckpointError(
-                f"checkpoint {self.url} has no {', '.join(missing)}, only {', '.join(sorted(saved))}: "
-                f"it is of another model"
+                f"checkpoint {self.url} belongs to another model: it has no {', '.join(missing)}, only "
+                f"{', '.join(sorted(saved))}"
             )
 
     def require_token(self, token: str) -> None:
         """Raises CheckpointError if it is of another save than `token`'s; an empty token matches any."""
         if token and token != self.token:
             raise CheckpointError(
-                f"{self.url} is of save {self.token!r}, and was of {token!r} when the load began: it was "
-                f"replaced in the meantime; load again, and save to a folder of another name"
+                f"checkpoint {self.url} was replaced during the load, save {token!r} by {self.token!r}: "
+                "load again, and save to a folder of another name"
             )
 
     def require_trainable(self) -> None:
         """Raises CheckpointError if it is an inference checkpoint, which cannot be loaded for training."""
         if self.manifest.kind == "inference":
             raise CheckpointError(
-                f"checkpoint {self.url} is of kind 'inference': it has weights, but no optimizer state or "
-                f"statistics, so it only serves to predict; load the full checkpoint that it was made from"
+                f"checkpoint {self.url} is for inference: it has no optimizer state and no statistics. Load "
+                "the full checkpoint from which it was made"
             )
 
     @property
@@ -272,7 +272,7 @@ class Checkpoint:
         content = self._attachments.read(name)
         if hashlib.sha256(content).hexdigest() != saved.sha256:
             raise CheckpointError(
-                f"{self.attachment_url(name)} was altered: it does not match its sha256 in {MANIFEST}"
+                f"{self.attachment_url(name)} was altered: its sha256 differs from {MANIFEST}"
             )
         return content
 
@@ -314,8 +314,8 @@ class Checkpoint:
         found = self.digest_of_own_files()
         if found != self.model_digest:
             raise CheckpointError(
-                f"{self.url}/{MANIFEST} says that the model's digest is {self.model_digest}, but the "
-                f"digest of the files is {found}"
+                f"the model digest in {self.url}/{MANIFEST} is {self.model_digest}, but the files have "
+                f"{found}"
             )
 
     def digest_of_files(self) -> str:
@@ -359,7 +359,7 @@ class Roots:
             if not any(f"{place}/".startswith(f"{root.rstrip('/')}/") for root in self._places):
                 raise CheckpointError(
                     f"{url!r} is outside of {', '.join(self._places)}: this server saves and loads only "
-                    f"there (--checkpoint-root)"
+                    "there (--checkpoint-root)"
                 )
 
     def open(self, url: str) -> Checkpoint:
@@ -379,11 +379,11 @@ def _require_sizes(folder: Folder, sizes: Mapping[str, int]) -> None:
     found = folder.files() if sizes else {}
     for file, size_bytes in sizes.items():
         if file not in found:
-            raise CheckpointError(f"{folder.url}/{file} is part of the checkpoint, but is missing")
+            raise CheckpointError(f"{folder.url}/{file} is missing from the checkpoint")
         if found[file] != size_bytes:
             raise CheckpointError(
-                f"{folder.url}/{file} has {found[file]} bytes, the manifest says {size_bytes}; was it "
-                f"truncated?"
+                f"{folder.url}/{file} has {found[file]} bytes, but the manifest says {size_bytes}; was it "
+                "truncated?"
             )
 
 

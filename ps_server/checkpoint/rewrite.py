@@ -59,7 +59,7 @@ def import_rows(
     spec = checkpoint.tables[table]
     if weights.shape != (keys.size, spec.dim):
         raise UsageError(
-            f"table {table!r} has rows of dim {spec.dim}, and the vectors have {weights.shape[1]} numbers"
+            f"table {table!r} has rows of dim {spec.dim}, but the vectors have {weights.shape[1]} numbers"
         )
     order = np.argsort(keys)
     keys, weights = keys[order], weights[order]
@@ -164,8 +164,8 @@ def _save_again(
     folder = folder_at(target)
     if names := dependants(folder):
         raise CheckpointError(
-            f"{folder.url} will not be replaced: {', '.join(names)} in the same folder need it unchanged; "
-            f"write to another place"
+            f"{folder.url} is the base of {', '.join(names)} in the same folder, so it is not replaced: "
+            "write to another folder"
         )
     save_checkpoint(
         target,

@@ -53,10 +53,12 @@ def shared_folder(url: str, token: str) -> Folder:
     advice = "servers and workers need shared storage, at the same path or URL"
     if not folder.has(TOKEN):
         raise CheckpointError(
-            f"this server does not see the worker's folder {url}, or the save was aborted: {advice}"
+            f"this server does not find the worker's folder {url}, or the save was aborted: {advice}"
         )
     if folder.read(TOKEN) != token.encode():
-        raise CheckpointError(f"this server sees another folder {url} than the worker: {advice}")
+        raise CheckpointError(
+            f"{url} is another folder on this server than on the worker: {advice}"
+        )
     return folder
 
 
@@ -119,8 +121,8 @@ def write_inference_share(
     for table in tables:
         if settings.min_score > 0 and not table.statistics_width:
             raise CheckpointError(
-                f"table {table.spec.name!r} keeps no statistics, so its rows have no scores: save with "
-                f"min_score = 0, not {settings.min_score:g}"
+                f"min_score is {settings.min_score:g}, but table {table.spec.name!r} keeps no statistics "
+                "and so no scores: save with min_score = 0"
             )
     entries: list[Entry] = []
     for table in tables:
@@ -165,8 +167,8 @@ def open_base(base: str | Path, target: str | Path) -> Checkpoint:
         )
     if folder.url in [link.url for link in checkpoint.chain]:
         raise CheckpointError(
-            f"a delta based on {checkpoint.url} cannot replace {folder.url}, which it needs: choose another "
-            f"name"
+            f"a delta based on {checkpoint.url} cannot replace {folder.url}, which is its base: choose "
+            "another name"
         )
     return checkpoint
 

@@ -66,15 +66,15 @@ class Arrivals:
             self.passed.expect(worker, number)
         if not self._members.is_present(worker):
             raise ProtocolError(
-                f"{self._members.name(worker)} came to barrier {name!r}, but has left or is not of this job "
-                f"(members: {self._members.names(self._members.present)}); after a job that failed, restart "
-                f"the servers that stayed"
+                f"{self._members.name(worker)} called barrier {name!r}, but has left or is not in this job "
+                f"(members: {self._members.names(self._members.present)}); after a failed job, restart the "
+                "servers that run with --stay"
             )
         others = [place for place, at in self._waiting.items() if worker in at and place != name]
         if len(others) >= MAX_BARRIERS:
             raise ProtocolError(
-                f"{self._members.name(worker)} came to barrier {name!r} while it waits at {len(others)} "
-                f"others, as {others[0]!r}: a worker waits at one barrier at a time"
+                f"{self._members.name(worker)} called barrier {name!r} while it waits at {len(others)} "
+                f"others, such as {others[0]!r}: a worker waits at one barrier at a time"
             )
         self._waiting.setdefault(name, {})[worker] = _Arrival(future, contribution)
         self._steps.leave(worker, step)
@@ -175,8 +175,8 @@ class Arrivals:
 def _refuse_stuck(stuck: Mapping[str, Sequence[int]], members: Members) -> NoReturn:
     places = "; ".join(f"{members.names(workers)} at {name!r}" for name, workers in stuck.items())
     raise ProtocolError(
-        f"workers wait for each other at different barriers, which never ends: {places}; each of them must "
-        f"come to the same barriers in the same order"
+        f"deadlock, workers wait for each other at different barriers: {places}; all must call the same "
+        "barriers in the same order"
     )
 
 
@@ -202,12 +202,12 @@ class Clocks:
         if not self._members.is_present(worker):
             raise ProtocolError(
                 f"{self._members.name(worker)} has finished {counted(clock, 'step')}, but has left or is "
-                f"not of this job (members: {self._members.names(self._members.present)})"
+                f"not in this job (members: {self._members.names(self._members.present)})"
             )
         if at_least > clock:
             raise ProtocolError(
-                f"{self._members.name(worker)} has finished {counted(clock, 'step')}, and waits until all "
-                f"have finished {at_least}: it would wait for itself"
+                f"{self._members.name(worker)} has finished {counted(clock, 'step')}, but waits until all "
+                f"workers have finished {at_least}: it waits for itself"
             )
         if worker in self._clocks:
             self._clocks[worker] = max(clock, self._clocks[worker])

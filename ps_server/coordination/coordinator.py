@@ -58,10 +58,11 @@ FIRST_WAIT_S = 5.0
 NEXT_WAIT_S = 30.0
 """Between two times that waits are told, however many there are: steps of a slow worker are many."""
 
-_NEEDS_WORKER_0 = ", and the others cannot go on without worker 0, which saves and evaluates"
+_NEEDS_WORKER_0 = ", and the job cannot continue without worker 0, which saves and evaluates"
 
 _HOW_TO_RESUME = (
-    " [the servers keep their update logs: start all servers and workers again to go on from them]"
+    " [the servers keep their update logs: to resume from them, start all servers and workers "
+    "again]"
 )
 
 
@@ -111,7 +112,7 @@ class Coordinator:
         """See `protos.store.Store`; of this store alone. `only_asks` is as for `Membership.join`."""
         if self.failure:
             raise AbortedError(
-                f"the job of this server has ended: {self.failure}. Restart the servers for the next one"
+                f"the job of this server has ended: {self.failure}. Restart the servers before the next job"
             )
         worker = member.worker
 
@@ -131,9 +132,9 @@ class Coordinator:
 
         def describe() -> str:
             return (
-                f"{self._members.name(worker)} of this job is another process, which gave no sign of life, "
-                f"but whose lease has not run out within {self._calls.wait_limit_s:g} s: see --wait-limit "
-                f"and cluster.lease_s"
+                f"the place of {self._members.name(worker)} is held by another process, which is "
+                f"silent, but whose lease did not expire within {self._calls.wait_limit_s:g} s: raise "
+                "--wait-limit, or lower cluster.lease_s"
             )
 
         try:
@@ -190,7 +191,7 @@ class Coordinator:
         """Expires the lease of a worker at its own request: it counts as lost when time next passes."""
         with self._calls.lock:
             self._members.end_lease(worker)
-        logger.info("%s ends its lease", self._members.name(worker))
+        logger.info("%s gives up its lease", self._members.name(worker))
 
     def take_replaced(self, worker: int) -> bool:
         """Whether another process has taken the place of this worker, of this job, since the last call."""
@@ -249,9 +250,9 @@ class Coordinator:
         if rule is WorkerLoss.FAIL or (rule is WorkerLoss.CONTINUE and 0 in workers):
             why = "" if rule is WorkerLoss.FAIL else _NEEDS_WORKER_0
             self._fail(
-                f"nothing was heard of {self._members.names(workers)} for {lease.seconds:g} s "
-                f"(cluster.lease_s), so they are lost{why}: see their logs and machines, and start the job "
-                f"again from its checkpoint"
+                f"no call from {self._members.names(workers)} for {lease.seconds:g} s "
+                f"(cluster.lease_s), so they are lost{why}: see their logs and machines, and start "
+                "the job again from its checkpoint"
             )
 
     def leave(self, worker: int, *, step: Version) -> None:
@@ -289,8 +290,8 @@ class Coordinator:
             self._fail(f"step {step.step} could not be applied: {no_memory}")
             return
         self._fail(
-            f"step {step.step} could not be applied ({error!r}), and parameters may have a part of it: "
-            f"see the server's log, restart the servers and load the last checkpoint",
+            f"step {step.step} could not be applied ({error!r}) and may be in the parameters in part: "
+            "see the server's log, restart the servers and load the last checkpoint",
             comes_again=True,
         )
 

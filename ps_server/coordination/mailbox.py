@@ -109,9 +109,9 @@ class Mailbox:
         exchanges = [each for each, of in self._inboxes if of == message.receiver]
         if exchange not in exchanges and len(exchanges) >= MAX_EXCHANGES:
             raise ProtocolError(
-                f"a message for worker {message.receiver} came in exchange {exchange!r}, but it has not "
-                f"begun to take from {len(exchanges)} earlier ones, as {exchanges[0]!r}: all workers take "
-                f"part in one exchange after the other"
+                f"worker {message.receiver} was sent a message of exchange {exchange!r}, but has taken "
+                f"nothing from {len(exchanges)} earlier ones, such as {exchanges[0]!r}: all workers must "
+                "take part in the same exchanges in the same order"
             )
         inbox = self._inbox(exchange, message.receiver)
         sender = inbox.senders.get(message.sender, PostedBy())
@@ -139,10 +139,10 @@ class Mailbox:
     def fault_of_post(self, exchange: str, message: Message) -> str | None:
         """Returns why a message that was posted will never be taken; None while it may be."""
         if message.receiver in self._members.left:
-            return f"worker {message.receiver} left without taking all messages of exchange {exchange!r}"
+            return f"worker {message.receiver} left before it took all messages of exchange {exchange!r}"
         if message.sender not in self._inbox(exchange, message.receiver).senders:
             return (
-                f"worker {message.receiver} takes from another exchange, without all messages of "
+                f"worker {message.receiver} takes from another exchange before it took all messages of "
                 f"exchange {exchange!r}"
             )
         return None
@@ -157,8 +157,8 @@ class Mailbox:
         inbox = self._inbox(exchange, receiver)
         if not inbox.received <= received <= inbox.num_posted:
             raise ProtocolError(
-                f"worker {receiver} says that it has {received} messages of exchange {exchange!r}, but of "
-                f"its {inbox.num_posted} messages {inbox.received} are forgotten: was this server restarted?"
+                f"worker {receiver} acknowledged {received} messages of exchange {exchange!r}, expected "
+                f"{inbox.received} to {inbox.num_posted}: was this server restarted?"
             )
         exchanges = [each for each, of in self._inboxes if of == receiver]
         for each in itertools.takewhile(lambda each: each != exchange, exchanges):
@@ -198,7 +198,7 @@ class Mailbox:
         if not left:
             return None
         return (
-            f"{self._members.names(sorted(left))} left without having posted their last message of exchange "
+            f"{self._members.names(sorted(left))} left before they posted their last message of exchange "
             f"{exchange!r}"
         )
 
@@ -214,9 +214,9 @@ class Mailbox:
     def _require_present(self, exchange: str, worker: int) -> None:
         if not self._members.is_present(worker):
             raise ProtocolError(
-                f"{self._members.name(worker)} has no part in exchange {exchange!r}: it left or is not of "
+                f"{self._members.name(worker)} has no part in exchange {exchange!r}: it left or is not in "
                 f"this job (members: {self._members.names(self._members.present)}); all workers must take "
-                f"part in an exchange"
+                "part in an exchange"
             )
 
     def _require_next(
@@ -228,14 +228,15 @@ class Mailbox:
         )
         if message.sequence > sender.sequence:
             raise ProtocolError(
-                f"{what} came, expected {sender.sequence}: was this server restarted, or did the receiver "
-                f"begin another exchange?"
+                f"{what} arrived, expected message {sender.sequence}: was this server restarted, or did the "
+                "receiver begin another exchange?"
             )
         if sender.has_ended:
-            raise ProtocolError(f"{what} came after the last one")
+            raise ProtocolError(f"{what} arrived after the last one")
         if not inbox.has_room_for(sender, self._inbox_bytes):
-            raise ProtocolError(f"{what} came before the one before it was answered")
+            raise ProtocolError(f"{what} arrived before the previous one was answered")
         if len(inbox.messages) >= MAX_MESSAGES and message.content is not None:
             raise ProtocolError(
-                f"{what} came while {len(inbox.messages)} wait for the receiver: post fewer, larger ones"
+                f"{what} is refused, as {len(inbox.messages)} messages already wait for the receiver: post "
+                "fewer, larger ones"
             )

@@ -72,7 +72,8 @@ class Membership:
         num_terms = len(self._terms.keys() | terms.keys())
         if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
-                f"{name} brings {num_terms} terms, expected up to {MAX_TERMS} of {MAX_TERM} characters"
+                f"{name} joins with {num_terms} terms, expected up to {MAX_TERMS}, of {MAX_TERM} characters "
+                "each"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(
@@ -87,9 +88,9 @@ class Membership:
         waits = self.lease is not None and self.lease.on_worker_loss is WorkerLoss.WAIT
         if worker in self._incarnations and not waits:
             raise ProtocolError(
-                f"{name} of this job is another process, which joined before. If that one has died, this one "
-                f'cannot take its place, since cluster.on_worker_loss is not "wait": end the job, and start '
-                f"it again from its checkpoint. Else two processes have {self.all.variables(worker)}"
+                f"another process joined as {name} before. If it has died, end the job and start it again "
+                'from its checkpoint: only cluster.on_worker_loss = "wait" allows a replacement. Else two '
+                f"processes have {self.all.variables(worker)}"
             )
         self._require_agreement(worker, terms)
         self.require(worker)
@@ -116,7 +117,7 @@ class Membership:
 
     def _is_alive(self, worker: int) -> ProtocolError:
         return ProtocolError(
-            f"{self.name(worker)} of this job is another process, which is alive: two processes have "
+            f"another process, which is alive, has joined as {self.name(worker)}: two processes have "
             f"{self.all.variables(worker)}"
         )
 
@@ -133,9 +134,9 @@ class Membership:
         told = "; ".join(differences[:MAX_TOLD])
         more = len(differences) - MAX_TOLD
         raise JobError(
-            f"{self.name(worker)} has other settings than the rest of the job: {told}"
-            f"{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the same job, --set "
-            f"and environment"
+            f"{self.name(worker)} has other settings than the rest of the job: "
+            f"{told}{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the same job, "
+            "--set and environment"
         )
 
     def may_join(self, member: Member) -> bool:
@@ -164,18 +165,17 @@ class Membership:
             if not self._went_on_without(worker):
                 return
             raise PlaceLostError(
-                f"{name} was silent for longer than its lease, and the others have gone on "
-                f"without it"
+                f"{name} was silent for longer than its lease, and the other workers continued without it"
             )
         self.require(worker)
         if worker in self._incarnations:
             raise PlaceLostError(
-                f"{name} of this job is another process by now: this one was silent for longer than "
-                f"its lease, or two have {self.all.variables(worker)}"
+                f"another process has taken the place of {name}: this one was silent for longer than its "
+                f"lease, or two processes have {self.all.variables(worker)}"
             )
         raise NotJoinedError(
-            f"{name} has not joined this job: was this server restarted in the middle of it? "
-            f"Then start the job again from its checkpoint"
+            f"{name} has not joined this job: if this server was restarted during the job, start the job "
+            "again from its checkpoint"
         )
 
     def has_joined(self, worker: int) -> bool:
@@ -286,8 +286,8 @@ class Membership:
         """Raises ProtocolError unless the job has this worker, present or not."""
         if not 0 <= worker < self.all.total:
             raise ProtocolError(
-                f"worker {worker} called, but this job has {self.all}, from 0: PADDLE_TRAINERS_NUM must be "
-                f"the same everywhere"
+                f"worker {worker} called, but this job has {self.all}, numbered from 0: set the same "
+                "PADDLE_TRAINERS_NUM everywhere"
             )
 
     def leave(self, worker: int) -> None:

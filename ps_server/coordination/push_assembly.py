@@ -78,7 +78,7 @@ class PushAssembler:
             )
         if type(part) is not type(first):
             raise ProtocolError(
-                f"{self._name(push_id)} has chunks of gradients, and others of state"
+                f"{self._name(push_id)} mixes chunks of gradients and chunks of state"
             )
         inbox.ids[push_id.sequence] = push_id
         parts[part.chunk] = part
@@ -89,8 +89,8 @@ class PushAssembler:
         incomplete = (each for chunks in inbox.pushes.values() for each in chunks.values())
         if (num_values := sum(each.num_values for each in incomplete)) > MAX_INCOMPLETE_VALUES:
             error = ProtocolError(
-                f"{self._name(push_id)}: chunks of incomplete pushes with {num_values} numbers wait for "
-                f"others, expected up to {MAX_INCOMPLETE_VALUES}"
+                f"{self._name(push_id)} is refused: incomplete pushes have {num_values} numbers in all, "
+                f"expected up to {MAX_INCOMPLETE_VALUES}"
             )
             self.refuse(push_id, error)
             raise error
@@ -144,8 +144,8 @@ class PushAssembler:
             inbox = self._inboxes[push_id.worker] = _Inbox(push_id.incarnation)
         if push_id.sequence <= inbox.newest - WINDOW:
             raise ProtocolError(
-                f"{self._name(push_id)} comes in parts too slowly: push {inbox.newest} began already; keep "
-                f"fewer than {WINDOW} pushes in flight"
+                f"{self._name(push_id)} is incomplete, but push {inbox.newest} has begun: keep fewer than "
+                f"{WINDOW} pushes in flight"
             )
         inbox.newest = max(inbox.newest, push_id.sequence)
         for sequence in [old for old in inbox.pushes if old <= inbox.newest - WINDOW]:

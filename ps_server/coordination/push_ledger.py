@@ -46,28 +46,27 @@ def require_plausible(who: str, numbers: PushId | WorkerProgress) -> None:
     """Raises ProtocolError if a number of the worker `who` is out of its range, or the position too long."""
     for name, most in _MOST.items():
         if not 0 <= (value := getattr(numbers, name, 0)) <= most:
-            raise ProtocolError(f"{who} is said to have {name} = {value}, expected 0 to {most}")
+            raise ProtocolError(f"{who} reports {name} = {value}, expected 0 to {most}")
     weight = getattr(numbers, "weight", None)
     if weight is not None and not 0 <= weight < math.inf:
-        raise ProtocolError(f"{who} is said to have weight = {weight}, expected 0 or more")
+        raise ProtocolError(f"{who} reports weight = {weight}, expected 0 or more")
     if len(numbers.position) > MAX_POSITION:
         raise ProtocolError(
-            f"{who} is said to have a position of {len(numbers.position)} characters, expected up "
-            f"to {MAX_POSITION}"
+            f"{who} reports a position of {len(numbers.position)} characters, expected up to {MAX_POSITION}"
         )
 
 
 def require_number(who: str, what: str, number: int) -> None:
     """Raises ProtocolError if a step or clock of the worker `who` is out of its range."""
     if number > MAX_VERSION:
-        raise ProtocolError(f"{who} says {what} {number}, expected up to {MAX_VERSION}")
+        raise ProtocolError(f"{who} reports {what} {number}, expected up to {MAX_VERSION}")
 
 
 def lost_pushes(name: str, lost: str) -> LostPushesError:
     """Returns the error of a server that has less of the worker `name` than it had acknowledged."""
     return LostPushesError(
-        f"pushes of {name} are lost: {lost}. The end of this server's update log is gone, as may "
-        f"happen with --log-sync os when a machine goes down: start the job again from its checkpoint"
+        f"pushes of {name} are lost: {lost}. The end of this server's update log is missing, which can "
+        "happen with --log-sync os when a machine crashes: start the job again from its checkpoint"
     )
 
 
@@ -129,7 +128,7 @@ class PushLedger:
             pushes = self._incarnations[push_id.worker] = _Incarnation(push_id.incarnation)
         if push_id.sequence >= pushes.next_sequence + MAX_AHEAD:
             raise ProtocolError(
-                f"push {push_id.sequence} of {self._members.name(push_id.worker)} came, but push "
+                f"push {push_id.sequence} of {self._members.name(push_id.worker)} arrived, but push "
                 f"{pushes.next_sequence} did not: a worker numbers its pushes without gaps"
             )
         pushes.applying.add(push_id.sequence)

@@ -194,8 +194,9 @@ class PushIntake:
         has_own = gradients.dense and all(grad.examples for grad in gradients.dense.values())
         if push_id.divisor <= 0 and (gradients.sparse or (gradients.dense and not has_own)):
             raise ProtocolError(
-                f"{self._members.name(push_id.worker)} pushed gradients for step {step} that says it has "
-                f"{push_id.divisor:g} examples: a step is divided by the examples of its push ids"
+                f"{self._members.name(push_id.worker)} pushed gradients for step {step} with "
+                f"{push_id.divisor:g} examples in its push id, expected more than 0: the step is divided by "
+                "them"
             )
         with self._calls.lock:
             self._calls.require_no_failure()
@@ -244,7 +245,9 @@ class PushIntake:
 
         def describe() -> str:
             step = self._steps.version
-            late = f"version {at} did not come within {self._calls.wait_limit_s:g} s: step {step}"
+            late = (
+                f"version {at} was not reached within {self._calls.wait_limit_s:g} s: step {step}"
+            )
             if self._steps.num_complete > step:
                 return f"{late} is still being applied; see the server's log"
             return (
@@ -272,13 +275,13 @@ class PushIntake:
         if (pushes := self.ledger.num_applied(member)) < acknowledged.pushes:
             raise lost_pushes(
                 name,
-                f"acknowledged to it: {counted(acknowledged.pushes, 'push')}, there: {pushes}",
+                f"{counted(acknowledged.pushes, 'push')} acknowledged, but this server has {pushes}",
             )
         if (step := self._steps.next_step(member.worker)) < acknowledged.steps:
             raise lost_pushes(
                 name,
-                f"its part of step {acknowledged.steps - 1} was acknowledged, and that of step {step} is "
-                f"not there",
+                f"its part of step {acknowledged.steps - 1} was acknowledged, but that of step {step} is "
+                "missing",
             )
 
     def applied(self) -> Applied:
@@ -298,7 +301,8 @@ class PushIntake:
         """
         if max(version, batches) > MAX_VERSION:
             raise ProtocolError(
-                f"a run cannot resume at version {version} with {batches} batches, above {MAX_VERSION}"
+                f"a run cannot resume at version {version} with {batches} batches, expected up to "
+                f"{MAX_VERSION}"
             )
         for worker, each in progress.items():
             self._members.require(worker)

@@ -103,8 +103,8 @@ class Rendezvous:
         limit_s = self._calls.wait_limit_s
         if not places and is_applying:
             return WaitTimeoutError(
-                f"barrier {name!r}: all workers came, but steps were not applied within {limit_s:g} s; see "
-                f"the server's log"
+                f"barrier {name!r}: all workers arrived, but steps were not applied within {limit_s:g} s; "
+                "see the server's log"
             )
         elsewhere = "".join(
             f"; {self._members.name(other)} waits at {place!r}"
@@ -112,8 +112,8 @@ class Rendezvous:
             if place
         )
         return WaitTimeoutError(
-            f"barrier {name!r}: {self._members.names(list(places))} did not come within {limit_s:g} s; see "
-            f"their logs{elsewhere}"
+            f"barrier {name!r}: {self._members.names(list(places))} did not arrive within {limit_s:g} s; "
+            f"see their logs{elsewhere}"
         )
 
     def advance(
@@ -159,7 +159,7 @@ class Rendezvous:
         def describe() -> str:
             return (
                 f"exchange {exchange!r}: worker {message.receiver} took no messages within "
-                f"{self._calls.wait_limit_s:g} s, so there is no room for more; see its log"
+                f"{self._calls.wait_limit_s:g} s, so its inbox is full; see its log"
             )
 
         with self._calls.change():
@@ -180,9 +180,8 @@ class Rendezvous:
         def describe() -> str:
             missing = self._members.names(self.mailbox.missing(exchange, worker))
             return (
-                f"exchange {exchange!r}: nothing came for worker {worker} within "
-                f"{self._calls.wait_limit_s:g} s: {missing} have not posted their last message; see their "
-                f"logs"
+                f"exchange {exchange!r}: no message for worker {worker} within {self._calls.wait_limit_s:g} "
+                f"s: {missing} have not posted their last message; see their logs"
             )
 
         with self._calls.change():
@@ -194,7 +193,7 @@ class Rendezvous:
     def leave(self, worker: int) -> None:
         """Nobody waits for a worker that has left."""
         self._refuse_arrivals(
-            worker, f"{self._members.name(worker)} has left, or is lost, while this call waited"
+            worker, f"{self._members.name(worker)} left or was lost during this call"
         )
         self._arrivals.clocks.pause(worker)
         self.mailbox.leave(worker)
@@ -206,9 +205,7 @@ class Rendezvous:
         one had ended its steps before the barrier, so there are none for the new process to take part in.
         """
         name = self._members.name(worker)
-        self._refuse_arrivals(
-            worker, f"another process has taken the place of {name} while this one waited"
-        )
+        self._refuse_arrivals(worker, f"another process took the place of {name} during this call")
 
     def _refuse_arrivals(self, worker: int, why: str) -> None:
         for future in self._arrivals.take(worker):

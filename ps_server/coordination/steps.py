@@ -84,7 +84,7 @@ class StepAggregator:
             return  # the same once more, since its answer was lost
         if self.version or self._parts or self._num_arriving:
             raise ProtocolError(
-                f"a run cannot resume at version {version} on servers that were trained on, up to version "
+                f"a run cannot resume at version {version}, as these servers already trained to version "
                 f"{self.version}: restart the servers"
             )
         self.version = self.num_complete = version
@@ -148,12 +148,12 @@ class StepAggregator:
         self._members.require(worker)
         if step >= self._absent_from.get(worker, step + 1):
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed step {step} after it had left the steps"
+                f"{self._members.name(worker)} pushed step {step} after it had left synchronous training"
             )
         if self._num_arriving:
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed step {step} while another push is applied on arrival: "
-                f"all workers must train in the same mode"
+                f"{self._members.name(worker)} pushed synchronous step {step} during an asynchronous push: "
+                "all workers must train in the same mode"
             )
         expected = self._next_step[worker]
         if step > expected:
@@ -165,7 +165,7 @@ class StepAggregator:
         if step != expected or step > self.num_complete + 1:
             raise ProtocolError(
                 f"{self._members.name(worker)} pushed step {step}, expected {expected}, at version "
-                f"{self.version}: it takes part in every step, in order"
+                f"{self.version}: a worker pushes every step, in order"
             )
 
     def add(self, push_id: PushId, step: Version, gradients: Gradients) -> None:
@@ -183,8 +183,8 @@ class StepAggregator:
         self._members.require(worker)
         if self._parts:
             raise ProtocolError(
-                f"{self._members.name(worker)} pushed to be applied on arrival, but others have pushed steps "
-                f"{sorted(self._parts)}: all workers must train in the same mode"
+                f"{self._members.name(worker)} pushed asynchronously, but other workers pushed synchronous "
+                f"steps {sorted(self._parts)}: all workers must train in the same mode"
             )
         self._num_arriving += 1
 

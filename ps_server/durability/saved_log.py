@@ -120,15 +120,15 @@ def _make_folder(path: Path) -> None:
     if not found.is_dir():
         kind = "a file" if found.is_file() else "not a folder"
         raise LogError(
-            f"cannot open the update log {path}: {found} is {kind}, expected a folder, or a path at "
-            f"which one can be made"
+            f"cannot open the update log {path}: {found} is {kind}, expected a folder, or a path for a new "
+            "one"
         )
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise LogError(
-            f"cannot make the folder of the update log {path} in {found}: {error.strerror}; expected a "
-            f"folder that this user may write to"
+            f"cannot create the folder of the update log {path} in {found}: {error.strerror}; expected a "
+            "folder that this user may write to"
         ) from error
 
 
@@ -228,7 +228,7 @@ class SavedLog:
         """Returns the end of the last segment, which was read; warns of a torn tail once."""
         if self._end is None and reader.torn_bytes:
             logger.warning(
-                "the update log ends with an incomplete record, which is left out file=%s bytes=%d",
+                "ignored an incomplete record at the end of the update log file=%s bytes=%d",
                 reader.path,
                 reader.torn_bytes,
             )

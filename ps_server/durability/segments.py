@@ -79,7 +79,7 @@ class SegmentHeader:
         Raises LogError if it is none, is damaged, or has another version; says which, without the file.
         """
         if not content.startswith(MAGIC):
-            raise LogError("no segment of an update log begins so")
+            raise LogError("it does not begin as a segment of an update log")
         fields, checksum = content[: _SEGMENT.size], content[_SEGMENT.size : SEGMENT_HEADER_BYTES]
         if checksum != _CHECKSUM.pack(xxhash.xxh3_64_intdigest(fields)):
             raise LogError("the segment's header is damaged")
@@ -105,7 +105,8 @@ class RecordHeader:
         if len(kind) > MAX_KIND_BYTES or self.payload_bytes > MAX_PAYLOAD_BYTES:
             raise LogError(
                 f"a record of kind {self.kind[:MAX_KIND_BYTES]!r} ({len(kind)} bytes) with a payload of "
-                f"{self.payload_bytes} bytes is too long: at most {MAX_KIND_BYTES} and {MAX_PAYLOAD_BYTES}"
+                f"{self.payload_bytes} bytes is too long: a kind may have {MAX_KIND_BYTES} bytes, a payload "
+                f"{MAX_PAYLOAD_BYTES}"
             )
         numbers = (self.payload_bytes, self.number, self.acknowledged, self.payload_checksum)
         fields = _RECORD.pack(*numbers, len(kind)) + kind
@@ -265,7 +266,7 @@ class SegmentReader:
         try:
             self.header = SegmentHeader.decode(self._read(0, SEGMENT_HEADER_BYTES))
             if self.header.segment != segment:
-                raise LogError(f"it is segment {self.header.segment} by its header")
+                raise LogError(f"its header says segment {self.header.segment}")
         except LogError as error:
             self._file.close()
             raise LogError(f"{path}: {error}; restore the file, or {USE_ANOTHER}") from error
@@ -288,12 +289,12 @@ class SegmentReader:
                 self.torn_bytes = self._size - self.offset
                 break
             if header.number != self.next_record:
-                self._refuse(f"record {header.number} is where {self.next_record} has to be")
+                self._refuse(f"record {header.number} follows, expected {self.next_record}")
             self.offset += header.header_bytes + header.payload_bytes
             self.next_record += 1
             yield record
         if self.next_record < self.header.first_record + self.header.head_records:
-            self._refuse("the head is incomplete, though it was on disk when the segment was begun")
+            self._refuse("the head is incomplete, although it was on disk when the segment began")
 
     def _header_at(self, offset: int) -> RecordHeader | None:
         return RecordHeader.decode(self._read(offset, MAX_RECORD_HEADER_BYTES), self.header.seed)
@@ -317,11 +318,11 @@ class SegmentReader:
         """Raises LogError unless what begins at `offset` is a torn tail."""
         what = f"record {self.next_record} is incomplete or altered"
         if not self.is_last:
-            self._refuse(f"{what}, and later segments follow")
+            self._refuse(f"{what}, although later segments follow")
         for later in self._headers_after(self.offset):
             if later.acknowledged > self.next_record:
                 self._refuse(
-                    f"{what}, and record {later.number} follows, before which it was acknowledged"
+                    f"{what}, although it was acknowledged before record {later.number}, which follows"
                 )
 
     def _headers_after(self, offset: int) -> Iterator[RecordHeader]:

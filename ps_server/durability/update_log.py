@@ -60,8 +60,8 @@ class UpdateLog:
         """Begins a log in a folder that has none, with segment 1; raises LogError if it cannot."""
         if saved.segments:
             raise LogError(
-                f"{saved.folder.path} has an update log already, with segments {list(saved.segments)}: "
-                f"recover from it, or remove the folder if the job that wrote it is of no use any more"
+                f"{saved.folder.path} already has an update log, with segments {list(saved.segments)}: "
+                "recover from it, or remove the folder if its job is no longer needed"
             )
         with disk_errors(f"cannot begin an update log in {saved.folder.path}"):
             writer = SegmentWriter.create(saved.folder.unpublished_path(1), 1, 0, [*head])
@@ -245,7 +245,7 @@ class UpdateLog:
         """Lets nothing be appended any more, and returns why; needs `_lock`."""
         self._fault = (
             f"cannot write the update log {self._folder.path}: {error.strerror}; restart the server when "
-            f"its disk has room and works: it recovers what was acknowledged"
+            "the disk works and has room: it recovers all acknowledged calls"
         )
         return LogError(self._fault)
 

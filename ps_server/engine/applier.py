@@ -74,7 +74,7 @@ class Applier:
         except BaseException:
             if not is_applied:
                 name = self._members.name(push_id.worker)
-                logger.exception("push not applied, of %s push=%d", name, push_id.sequence)
+                logger.exception("push of %s not applied push=%d", name, push_id.sequence)
                 pushes.abandon_arrival(push_id)
             raise
         answer_all(answers)

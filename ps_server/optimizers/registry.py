@@ -87,8 +87,8 @@ def hyper_of(spec: OptimizerSpec) -> Any:
     for name in optimizer.required:
         if name not in spec.params:
             raise SpecError(
-                f"optimizer {spec.name!r} needs {name}, which has no default: write "
-                f'{{ name = "{spec.name}", {name} = 0.1 }}'
+                f"optimizer {spec.name!r} needs {name}, which has no default: for example {{ name = "
+                f'"{spec.name}", {name} = 0.1 }}'
             )
     values = optimizer.hyper(**own)
     return optimizer.hyper(*(np.float32(value) for value in values))
@@ -111,12 +111,12 @@ class Tuning:
         self._rate = rate = float(getattr(self._hyper, "learning_rate", 0.0))
         decay = spec.params.get(WEIGHT_DECAY, 0.0)
         if decay and not optimizer_of(spec).decays:
-            own = ": it has penalties of its own, l1 and l2" if spec.name == FTRL.name else ""
+            own = ": use its own penalties, l1 and l2" if spec.name == FTRL.name else ""
             raise SpecError(f"optimizer {spec.name!r} has no {WEIGHT_DECAY}{own}")
         if not (decay >= 0 and decay * rate <= 1):  # also refuses NaN
             raise SpecError(
-                f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {decay!r}, expected at least 0, and times "
-                f"the learning rate {rate:g} at most 1"
+                f"{WEIGHT_DECAY} of optimizer {spec.name!r} is {decay!r}, expected at least 0, and at most "
+                f"1 when multiplied by the learning rate {rate:g}"
             )
         self._decay = decay * rate
         if spec.schedule is not None:
@@ -170,8 +170,8 @@ def require_schedule(spec: ScheduleSpec) -> None:
     uses = SETTINGS[spec.kind]
     if "total_steps" in uses and spec.total_steps <= spec.warmup_steps:
         raise SpecError(
-            f"total_steps {named} {spec.total_steps}, expected more than the {spec.warmup_steps} of "
-            f"warmup_steps: the batches of all workers that the job trains, all epochs together"
+            f"total_steps {named} {spec.total_steps}, expected more than warmup_steps = "
+            f"{spec.warmup_steps}: it is the number of batches of all workers in all epochs"
         )
     if "end_factor" in uses and not 0 <= spec.end_factor <= 1:
         raise SpecError(f"end_factor {named} {spec.end_factor!r}, expected 0 to 1")

@@ -101,8 +101,8 @@ def _require_answer_fits(num_bytes: int, what: str) -> None:
     """Raises ProtocolError if an answer of `num_bytes` fits no message; before memory is taken for it."""
     if num_bytes > MAX_NUMBERS_BYTES:
         raise ProtocolError(
-            f"{what} would have an answer of {num_bytes} bytes, more than the {MAX_NUMBERS_BYTES} that fit a "
-            f"message: ask for less in one call"
+            f"the answer to {what} would have {num_bytes} bytes, more than the {MAX_NUMBERS_BYTES} of a "
+            "message: ask for less in one call"
         )
 
 
@@ -110,8 +110,8 @@ def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version |
     """Raises ProtocolError if numbers of a synchronous step would be rounded."""
     if sent.bfloat16 and at is not None:
         raise ProtocolError(
-            f"step {at} has bfloat16, but a step's numbers are float32: bfloat16 is for calls without a "
-            f"version, as in asynchronous training"
+            f"step {at} sends bfloat16, but synchronous steps need float32: bfloat16 is for calls without a "
+            "version, as in asynchronous training"
         )
 
 
@@ -153,7 +153,7 @@ class Handlers:
         if not isinstance(argument, PushPull):
             return ((call, argument),)
         if argument.push.chunk.num_chunks != 1:
-            raise ProtocolError("PushPull has a chunk of a push, expected all of it")
+            raise ProtocolError("PushPull has one chunk of a push, expected a whole push")
         blocks = set(argument.dense.blocks)
         size = self._bytes_of_rows(argument.sparse) + self._bytes_of_pieces(blocks)
         _require_answer_fits(size, "a push with pulls")
@@ -329,8 +329,8 @@ class Handlers:
             length = self._piece_length(stretch.block)
             if not 0 <= stretch.start <= stretch.stop <= length:
                 raise ProtocolError(
-                    f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} were asked "
-                    f"for, this server has {length}"
+                    f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} were "
+                    f"requested, but this server has {length}"
                 )
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
         return self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
@@ -361,8 +361,8 @@ class Handlers:
                 for of, number in self._completed.answers(caller)
             ):
                 raise ProtocolError(
-                    f"PullChanged {request.number} of {self.engine.members.name(worker)} came after a later "
-                    f"one: its rows would count as known, and nobody would get them"
+                    f"PullChanged {request.number} of {self.engine.members.name(worker)} arrived after a "
+                    "later one, so its answer would be lost and its rows missing in the replica"
                 )
             engine = self.engine
             changed = engine.pulls.changed(
@@ -389,7 +389,8 @@ class Handlers:
     def _post(self, request: Post) -> Future[None]:
         if request.message.sender != request.member.worker:
             raise ProtocolError(
-                f"worker {request.member.worker} posted a message of worker {request.message.sender}"
+                f"worker {request.member.worker} posted a message in the name of worker "
+                f"{request.message.sender}"
             )
         return self.engine.job.rendezvous.post(request.exchange, request.message)
 

@@ -26,4 +26,4 @@ def why_not_serving(endpoint: str, limit_s: float) -> str:
         return ""
     status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     why = dict(call.trailing_metadata()).get(WHY_KEY)
-    return f"it says that it is {status}{f': {why}' if why else ''}"
+    return f"its health check says {status}{f': {why}' if why else ''}"

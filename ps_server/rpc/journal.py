@@ -144,7 +144,11 @@ class UpdateJournal(Journal):
                 self._saved = {
                     of: self._saved[of] for of in self._bases.values() if of in self._saved
                 }
-                logger.info("update log cut segment=%d bytes=%d", segment, self._log.size_bytes)
+                logger.info(
+                    "update log shortened: segments removed before segment=%d bytes=%d",
+                    segment,
+                    self._log.size_bytes,
+                )
                 return
 
 
@@ -219,7 +223,7 @@ def waiting_part(payload: bytes) -> WaitingPart:
     """Returns the part of a step that a record has; raises LogError if it is of no step."""
     push = calls.PUSH_GRAD.request.decode(payload)
     if push.at is None:
-        raise LogError("the update log has a part of no step: it is damaged")
+        raise LogError("the update log is damaged: it has a waiting part without a step")
     return WaitingPart(push_id=push.push_id, step=push.at, gradients=join_push([push.chunk]))
 
 

@@ -83,7 +83,7 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self.text = "recovering: it begins"
+        self.text = "recovering: starting"
         self._done = 0
         self._is_stopped = False
 
@@ -99,7 +99,7 @@ class Progress:
 
     def error(self) -> RecoveringError:
         """Returns the answer to a call that comes meanwhile."""
-        return RecoveringError(f"{self.text}; it serves afterwards", progress=self._done)
+        return RecoveringError(f"{self.text}; wait until the server serves", progress=self._done)
 
 
 def recover(
@@ -123,9 +123,9 @@ def recover(
     segment, state, checkpoint = _begin_of(saved)
     if state.owner != engine.owner:
         raise LogError(
-            f"the update log {saved.folder.path} is of {state.owner}, but this process is {engine.owner}: "
-            f"start it with its own log, list of servers and PADDLE_TRAINERS_NUM, or remove the folder if "
-            f"the job that wrote it is of no use any more"
+            f"the update log {saved.folder.path} belongs to {state.owner}, but this process is "
+            f"{engine.owner}: start it with its own log, list of servers and PADDLE_TRAINERS_NUM, or remove "
+            "the folder if its job is no longer needed"
         )
     head = saved.head(segment)[1:]
     for record in head:
@@ -133,7 +133,7 @@ def recover(
             _replay(record, engine, replay)
     start = time.monotonic()
     if checkpoint is not None:
-        progress.text = f"recovering: it loads {checkpoint.url}"
+        progress.text = f"recovering: loading {checkpoint.url}"
         engine.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
     engine.restore(state.jobs_before, state.job)
     restore_completed(state.completed)
@@ -148,7 +148,7 @@ def recover(
             _replay(record, engine, replay)
             num_calls += 1
             num_bytes += len(record.payload)
-            progress.text = f"recovering: {num_bytes / of_bytes:.0%} of its update log"
+            progress.text = f"recovering: {num_bytes / of_bytes:.0%} of the update log replayed"
             progress.step()
             if (now := time.monotonic()) - told >= TELL_S:
                 told = now
@@ -184,8 +184,8 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
             writer = f"version {written_by}" if written_by else "an earlier version"
             raise LogError(
                 f"the update log {saved.folder.path} was written by {writer} of ctr-ps, but this process is "
-                f"of version {own_version()}: start that version to go on from it, or remove the folders of "
-                f"all servers and start the job again from its checkpoint"
+                f"version {own_version()}: start that version to resume, or remove the folders of all "
+                "servers and start the job again from its checkpoint"
             )
         state = STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
@@ -200,8 +200,8 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
             return segment, state, checkpoint
         unpublished.append(state.base if checkpoint is None else checkpoint.url)
     raise LogError(
-        f"the update log {saved.folder.path} begins with checkpoints that are not there any more: "
-        f"{', '.join(unpublished)}; restore one, or remove the folder and start the job again"
+        f"the update log {saved.folder.path} begins at a checkpoint that no longer exists: "
+        f"{', '.join(unpublished)}; restore it, or remove the folder and start the job again"
     )
 
 
@@ -230,14 +230,16 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
                 replay(call, payload)
             case call:
                 raise LogError(
-                    f"the update log has a call {call!r}, which this version does not know"
+                    f"the update log has a call {call!r}, which this version of ctr-ps does not know"
                 )
     except _REFUSALS as error:
-        logger.info("refused again call=%s: %s", record.kind, error)
+        logger.info(
+            "replayed a call that was refused, and is refused again call=%s: %s", record.kind, error
+        )
     except LogError:
         raise
     except CtrPsError as error:
         raise LogError(
-            f"{record.kind} of the update log cannot be carried out again: {error}; make that right and "
-            f"start this server again, or remove the log and start the job again from its checkpoint"
+            f"cannot replay {record.kind} of the update log: {error}; fix this and start the server again, "
+            "or remove the log and start the job again from its checkpoint"
         ) from error

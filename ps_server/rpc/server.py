@@ -206,7 +206,7 @@ class Server:
         """Loads the checkpoint to start with, and returns it; None: fresh parameters."""
         if self._settings.load is None:
             return None
-        progress.text = f"starting: it loads {self._settings.load}"
+        progress.text = f"starting: loading {self._settings.load}"
         KERNELS.prepare_loading()
         checkpoint = Checkpoint.open(self._settings.load)
         self._engine.load(checkpoint.url, token=checkpoint.token, on_shard=progress.step)
@@ -311,7 +311,7 @@ class Server:
             self._is_job_over = True
             self.end(ALL_LEFT)
             return
-        logger.info("%s, staying for the next job", ALL_LEFT)
+        logger.info("%s, waiting for the next job", ALL_LEFT)
         self._engine.begin_job()
 
     def _hear_of_failure(self, reason: str) -> None:
@@ -334,7 +334,9 @@ class Server:
         if self._log is not None:
             logger.warning(
                 "update log %s folder=%s",
-                "removed, a restart would not help" if self._is_job_over else "kept, it is whole",
+                "removed, as the job cannot be resumed"
+                if self._is_job_over
+                else "kept for a restart",
                 self._settings.update_log,
             )
         if self._settings.stay:
@@ -360,8 +362,8 @@ class Server:
         if self._log is None or self._log.replay_s < self._long_replay_s:
             return
         logger.warning(
-            "a restart of this server would take about %.0f s to carry out its update log again, for which "
-            "all wait: checkpoints more often make it shorter (checkpoint.every_steps, every_s)",
+            "after a restart this server would replay its update log for about %.0f s, while all workers "
+            "wait: save checkpoints more often (checkpoint.every_steps, every_s)",
             self._log.replay_s,
         )
         self._long_replay_s = 2 * self._log.replay_s
@@ -372,7 +374,9 @@ class Server:
         self._end_by(
             AbortedError(self._engine.job.failure)  # which is why nobody calls any more
             if self._engine.job.failure
-            else IdleError(f"no worker called for {limit_s:g} s: did they fail to start, or crash?")
+            else IdleError(
+                f"no worker called for {limit_s:g} s: did the workers fail to start, or crash?"
+            )
         )
 
     async def run(self, on_start: Callable[[int], None]) -> str:

@@ -56,7 +56,7 @@ async def abort_with(context: grpc.aio.ServicerContext, call: str, error: Except
     if isinstance(error, CtrPsError):
         await context.abort(status_of(error), details_of(error), metadata_of(error))
     logger.error("call failed call=%s", call, exc_info=error)
-    await context.abort(grpc.StatusCode.INTERNAL, f"the server failed in {call}; its log says why")
+    await context.abort(grpc.StatusCode.INTERNAL, f"the server failed in {call}: see its log")
 
 
 class _Answering:

@@ -58,9 +58,9 @@ def require_values_at(
     """
     if kept is None or kept.step != version or kept.num_evicted != num_evicted:
         raise ProtocolError(
-            f"this server is at version {newest} and has no values of version {version} any more, which a "
-            f"worker asked for that repeats a step. A server that is more than one step behind this one has "
-            f"lost the end of its update log, as may happen with --log-sync os when a machine goes down: its "
-            f"own log has a line 'recovered ... version={version}'. Start the job again from its checkpoint"
+            f"this server, at version {newest}, no longer has the values of version {version} for a worker "
+            "that repeats a step. A server further behind has lost the end of its update log, as can happen "
+            "with --log-sync os when a machine crashes: the log of that server has a line 'recovered ... "
+            f"version={version}'. Start the job again from its checkpoint"
         )
     return kept

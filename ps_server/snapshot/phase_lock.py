@@ -50,8 +50,8 @@ class PhaseLock:
             try:
                 if not self._changed.wait_for(self._is_free, limit_s):
                     raise WaitTimeoutError(
-                        f"pushes that are being applied did not end within {limit_s:g} s: parameters "
-                        f"cannot be saved or replaced between two of them"
+                        f"running pushes did not end within {limit_s:g} s, so parameters could not be saved "
+                        "or replaced"
                     )
                 self._is_alone = True
             finally:

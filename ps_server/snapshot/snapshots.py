@@ -89,8 +89,8 @@ def snapshot_all(
             pieces = {block.spec.name: block.export() for block in blocks}
         except MemoryError as exc:
             raise CheckpointError(
-                "there is no memory to keep parameters as they are while they are saved: nothing was "
-                "saved; let fewer processes share the machine, or use more servers"
+                "not enough memory for a snapshot, so nothing was saved: run fewer processes on the "
+                "machine, or use more servers"
             ) from exc
         undo.pop_all()
     return StoreSnapshot(snapshots, tables, pieces, applied, is_delta)
@@ -186,8 +186,8 @@ class Snapshots:
             held = self._held
             if held is None or held.token != token:
                 raise SnapshotLostError(
-                    f"there is no snapshot {token!r} to be saved: another was taken since, or it was not "
-                    f"saved within {self._hold_limit_s:g} s, or the server was restarted; save again"
+                    f"snapshot {token!r} no longer exists: a later one was taken, it was not saved within "
+                    f"{self._hold_limit_s:g} s, or the server was restarted; save again"
                 )
             self._held = None
             self._num_saves += 1
@@ -233,8 +233,8 @@ class Snapshots:
                 left_s = give_up_s - self._monotonic()
                 if left_s <= 0:
                     raise WaitTimeoutError(
-                        f"{what} had to wait for {self._whose_turn or 'a save'} to end for longer than "
-                        f"{self._wait_limit_s:g} s; see the server's log"
+                        f"{what} waited more than {self._wait_limit_s:g} s for "
+                        f"{self._whose_turn or 'a save'} to end; see the server's log"
                     )
                 self._turns.wait(min(left_s, self._hold_limit_s))
             self._whose_turn = what
@@ -266,6 +266,8 @@ class Snapshots:
 
     def _drop(self) -> None:
         if self._held is not None:
-            logger.warning("snapshot dropped, it was not saved token=%s", self._held.token)
+            logger.warning(
+                "snapshot dropped, as it was not saved in time token=%s", self._held.token
+            )
             self._held.snapshot.end(saved=False)
             self._held = None

@@ -315,9 +315,9 @@ class Tombstones:
         """Raises UnknownChangesError if changes since the last snapshot are unknown; `table` is for it."""
         if not self._now.is_known:
             raise UnknownChangesError(
-                f"the changes of table {table!r} are unknown: it is newer than the last checkpoint, was "
-                f"declared with another spec since, lost more rows than it has, or was shrunk more than "
-                f"{MAX_PASSES} times; save a full checkpoint"
+                f"the changes of table {table!r} since the last checkpoint are unknown: since then it was "
+                f"created, declared with another spec, shrunk more than {MAX_PASSES} times, or lost more "
+                "rows than it has; save a full checkpoint"
             )
 
     @property

@@ -133,8 +133,8 @@ class DenseTable:
         expected = ((self.length,), *self.state_shapes)
         if found != expected:
             raise CheckpointError(
-                f"dense block {self.spec.name!r} has weights, states and scalars of shapes {expected}, and "
-                f"was saved with {found}: it is of another optimizer, or was altered"
+                f"saved dense block {self.spec.name!r} has weights, states and scalars of shapes {found}, "
+                f"expected {expected}: it has another optimizer, or was altered"
             )
         with self._lock:
             self._weights[:] = piece.weights

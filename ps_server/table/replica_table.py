@@ -61,7 +61,7 @@ class ReplicaTable(SparseTable):
         """
         if values.shape != (keys.size, self.spec.dim):
             raise ProtocolError(
-                f"{keys.size} rows of table {self.spec.name!r} come with values of shape {values.shape}, "
+                f"values for {keys.size} rows of table {self.spec.name!r} have shape {values.shape}, "
                 f"expected dim {self.spec.dim}"
             )
         keys, values = read_only(keys), read_only(values)

@@ -310,14 +310,14 @@ class SparseTable:
         for what, shape in found.items():
             if shape != expected[what]:
                 raise CheckpointError(
-                    f"table {self.spec.name!r} has {what} of width {expected[what][-1]} by optimizer "
-                    f"{self.spec.optimizer.name!r}, and {size} rows come with {what} of shape {shape}: they "
-                    f"are of another table, or were altered"
+                    f"table {self.spec.name!r} has {what} of width {expected[what][-1]} for optimizer "
+                    f"{self.spec.optimizer.name!r}, but {size} rows have {what} of shape {shape}: they "
+                    "belong to another table, or were altered"
                 )
         if len(rows.statistics) != size or rows.statistics.shape[1] not in statistics_widths:
             raise CheckpointError(
-                f"table {self.spec.name!r} has statistics of width {STATISTICS_WIDTH}, and {size} rows come "
-                f"with statistics of shape {rows.statistics.shape}: they were altered"
+                f"table {self.spec.name!r} has statistics of width {STATISTICS_WIDTH}, but {size} rows have "
+                f"statistics of shape {rows.statistics.shape}: they were altered"
             )
 
     def write_candidates(self, rows: Rows) -> None:
@@ -328,7 +328,7 @@ class SparseTable:
         """
         candidates = self._candidates
         if not isinstance(candidates, ExactCandidates):
-            raise SpecError(f"table {self.spec.name!r} counts no keys one by one")
+            raise SpecError(f"table {self.spec.name!r} has no exact counts of keys without a row")
         self._require_widths(rows, 0, 0, {STATISTICS_WIDTH})
         keys, statistics = read_only(rows.keys), read_only(rows.statistics)
         self._with_room(keys, lambda start: candidates.write(keys, statistics, start))
@@ -344,8 +344,8 @@ class SparseTable:
             raise SpecError(f"table {self.spec.name!r} has no counters")
         if saved.size != (expected := candidates.filter.shard_bytes):
             raise CheckpointError(
-                f"table {self.spec.name!r} has {expected} bytes of counters in a shard, and shard {shard} "
-                f"comes with {saved.size}: they are of another filter, or were altered"
+                f"table {self.spec.name!r} has {expected} bytes of counters in each shard, but shard "
+                f"{shard} was saved with {saved.size}: they belong to another filter, or were altered"
             )
         with self._locks[shard]:
             candidates.filter.from_bytes(shard, saved)
@@ -364,7 +364,7 @@ class SparseTable:
         """
         if not 0 <= subscriber < self._regions.subscribers.num_subscribers:
             raise ProtocolError(
-                f"table {self.spec.name!r} remembers changes for {self._regions.subscribers.num_subscribers} "
+                f"table {self.spec.name!r} records changes for {self._regions.subscribers.num_subscribers} "
                 f"subscribers, not for subscriber {subscriber}"
             )
         if max_rows < 1:
@@ -432,7 +432,7 @@ class SparseTable:
         with self._locked(range(self.spec.num_shards)):
             if self._regions.snapshot.is_in_snapshot:
                 raise ProtocolError(
-                    f"table {self.spec.name!r} is being saved: wait until that has ended"
+                    f"table {self.spec.name!r} is being saved: wait for the save to end"
                 )
             if changes_only:
                 self._regions.tombstones.require_known(self.spec.name)

@@ -51,7 +51,7 @@ def check_dense_spec(spec: DenseSpec) -> None:
     optimizer = optimizer_of(spec.optimizer)
     if not optimizer.is_elementwise:
         raise SpecError(
-            f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for rows only"
+            f"dense block {spec.name!r} has optimizer {optimizer.name!r}, which is for tables only"
         )
     Tuning(spec.optimizer)
     for segment in spec.segments:
@@ -75,7 +75,7 @@ def _check_segment(spec: DenseSpec, segment: DenseSegment) -> None:
         )
     if not np.isfinite(np.array(segment.values, np.float32)).all():
         raise SpecError(
-            f"{named} initial values of tensor {segment.name!r} that are no finite float32 numbers: "
+            f"{named} initial values of tensor {segment.name!r} that are not finite float32 numbers: "
             f"{list(segment.values)}"
         )
     build_initializer(segment.initializer, spec.seed, spec.name)
@@ -87,13 +87,13 @@ def _check_feature_life(spec: TableSpec) -> None:
         for name in ("admission", "expiry"):
             if getattr(spec, name) is not None:
                 raise SpecError(
-                    f"{table} has {name} but keeps no statistics: {name} needs statistics, so declare both"
+                    f"{table} has {name} but keeps no statistics, which {name} needs: declare them, too"
                 )
         return
     if spec.records_changes:
         raise SpecError(
-            f"{table} records changes for replicas, which keep no statistics and do not learn of removed "
-            f"rows: declare it without statistics, admission and expiry, or train in another mode than GEO"
+            f"{table} records changes for replicas, which have no statistics and keep removed rows: declare "
+            "it without statistics, admission and expiry, or use another mode than GEO"
         )
     _require_finite(table, spec.statistics, "nonclk_coeff", "click_coeff")
     if not 0 < spec.statistics.decay <= 1:

@@ -29,15 +29,15 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
         different = list(_different(existing, spec))
         if [field for field, _, _ in different] == ["values_digest"]:
             raise SpecConflictError(
-                f"{spec.name!r} exists with other initial values: all workers of a job must make the same, "
-                f"by the same code and versions of its libraries, from the same options and seed"
+                f"{spec.name!r} exists with other initial values: all workers of a job must compute "
+                "the same ones, with the same code, library versions, options and seed"
             )
         difference = _layout_difference(existing, spec) or ", ".join(
             f"{field} is {first!r}, not {second!r}" for field, first, second in different
         )
         raise SpecConflictError(
-            f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare the "
-            f"same"
+            f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare "
+            "the same one"
         )
 
 
@@ -54,7 +54,7 @@ def require_claimable(
 ) -> None:
     """Raises SpecConflictError if a declared spec does not fit a table or block that was loaded earlier."""
     if misfit := _misfit(loaded, spec):
-        raise SpecConflictError(f"checkpoint {checkpoint} was loaded, and does not fit: {misfit}")
+        raise SpecConflictError(f"the loaded checkpoint {checkpoint} does not fit: {misfit}")
 
 
 def log_changes(saved: TableSpec, table: SparseTable) -> None:
@@ -62,15 +62,15 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
     spec, rows = table.spec, table.status.rows
     if saved.statistics is not None and spec.statistics is None and rows:
         logger.warning(
-            "statistics are dropped, this job keeps none: [life] statistics = true would keep them "
-            "table=%s rows=%d",
+            "statistics of the checkpoint are dropped, as this job keeps none; to keep them, set "
+            "[life] statistics = true table=%s rows=%d",
             spec.name,
             rows,
         )
     if saved.statistics is None and spec.statistics is not None and rows:
         logger.warning(
-            "statistics begin at zero, the checkpoint has none: the first shrink by score would remove what "
-            "has not been shown since, leave delete_threshold out for the first passes table=%s rows=%d",
+            "statistics start at zero, as the checkpoint has none: leave out delete_threshold for the "
+            "first passes, or the first shrink removes all rows not shown since table=%s rows=%d",
             spec.name,
             rows,
         )
@@ -105,17 +105,20 @@ def _misfit(saved: TableSpec | DenseSpec, spec: TableSpec | DenseSpec) -> str:
         difference = _layout_difference(saved, spec)
         return difference and (
             f"{spec.name!r} was saved with {difference}; values are saved in the order of the model's "
-            f"layers: give it the same layers again, with the same names and in the same order"
+            "layers: keep the layers, their names and their order"
         )
     of_saved, of_job = (
         ", ".join(f"{field} {shape[field]!r}" for field in sorted(fields)) for shape in (has, wants)
     )
     advice = "declare it as it was saved"
     if SUM.name in (has["optimizer"], wants["optimizer"]) and "optimizer" in fields:
-        advice = f'{SUM.name!r} is what servers do in mode "geo": train in that mode both times, or in others'
+        advice = (
+            f'{SUM.name!r} is the optimizer of mode "geo": train in that mode both times, '
+            "or neither time"
+        )
     return (
-        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; {advice}, or take other "
-        f"parts of the model alone, with checkpoint.load and checkpoint.only"
+        f"{spec.name!r} was saved with {of_saved}, but the job declares {of_job}; {advice}, or load "
+        "other parts of the model only, with checkpoint.load and checkpoint.only"
     )
 
 

@@ -74,8 +74,8 @@ def write_block(block: DenseTable, state: BlockState) -> None:
 def _require_no_statistics(table: SparseTable) -> None:
     if table.spec.statistics is not None:
         raise ProtocolError(
-            f"table {table.spec.name!r} keeps statistics of its rows, which are not transferred: declare "
-            f"it without statistics, admission and expiry, or push gradients"
+            f"table {table.spec.name!r} keeps statistics, which a transfer of state does not include: "
+            "declare it without statistics, admission and expiry, or push gradients"
         )
 
 

@@ -49,7 +49,7 @@ def attachments_of_model(
     for option, value in origin.options.items():
         if option == "name":
             raise UsageError(
-                f"model {name}: an option cannot be called 'name', which [model] has itself"
+                f"model {name}: an option cannot be called 'name', a key of [model] itself"
             )
         try:
             require_json(value)
@@ -92,7 +92,7 @@ def job_of_checkpoint(checkpoint: Checkpoint, overrides: Sequence[str] = ()) -> 
         and path.read_bytes() != checkpoint.attachment(MODEL_ATTACHMENT)
     ):
         url = checkpoint.attachment_url(MODEL_ATTACHMENT)
-        logger.warning("%s differs from the trained code, which is in %s", path, url)
+        logger.warning("%s differs from the trained code in %s", path, url)
     return job
 
 
@@ -120,8 +120,8 @@ def require_consent(
             continue
         if not allow_code and key not in own:
             raise UsageError(
-                f"checkpoint {url} names code to run, {key} = {value!r}: if you trust those "
-                f"with write access there, allow it with --allow-code, in Python allow_code=True"
+                f"checkpoint {url} names code to run, {key} = {value!r}: if you trust everybody who can "
+                "write to it, allow it with --allow-code, in Python allow_code=True"
             )
         logger.info("runs code: %s = %r", key, value)
 
@@ -141,7 +141,7 @@ def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Mod
         )
     if difference := saved.layout_difference(dense_spec(model, job)):
         raise CheckpointError(
-            f"checkpoint {checkpoint.url} belongs to other code of {job.model.name}: it was saved "
-            f"with {difference}; the trained code of a custom model is its {MODEL_ATTACHMENT}"
+            f"checkpoint {checkpoint.url} was saved by other code of {job.model.name}, with {difference}; "
+            f"the trained code of a custom model is in its {MODEL_ATTACHMENT}"
         )
     return model

@@ -129,8 +129,8 @@ class Claim:
         found = Owner.from_json(self._root.read(OWNER))
         if found is None or found.run != self._owner.run:
             raise CheckpointError(
-                f"{self._root.url} now belongs to another run, {_shown(found)}: two runs must not save into "
-                f"one folder, so this one ends"
+                f"{self._root.url} now belongs to another run, {_shown(found)}: two runs must not save to "
+                "one folder, so this run ends"
             )
 
     def _beat(self) -> None:
@@ -141,7 +141,7 @@ class Claim:
                 self._root.put(self._owner.beat, f"{number}\n".encode())
                 self._root.create_new(OWNER, self._owner.to_json())  # if it was removed
             except CheckpointError as error:
-                logger.warning("cannot show that this run is alive: %s", error)
+                logger.warning("cannot update the claim on the checkpoint folder: %s", error)
             if self._is_over.wait(BEAT_S):
                 return
 
@@ -197,7 +197,7 @@ def _taken(job: Job, root: Folder, own: Owner, *, is_of_this_run: bool) -> Owner
                 own = replace(own, run=found.run)
             elif found is None or found.process != own.process:
                 _require_gone(job, root, found, own)
-                logger.info("takes over %s from %s, which has ended", root.url, _shown(found))
+                logger.info("taking over %s from %s, which has ended", root.url, _shown(found))
             root.put(OWNER, own.to_json())
             if found is not None:
                 root.remove_file(found.beat)
@@ -217,7 +217,7 @@ def _require_gone(job: Job, root: Folder, found: Owner | None, own: Owner) -> No
     if is_gone is False:
         raise _in_use(job, root, found)
     logger.warning(
-        "%s is claimed by %s: waits for up to %g s to see whether it is alive",
+        "%s is claimed by %s: waiting up to %g s to see whether it is alive",
         root.url,
         _shown(found),
         EXPIRY_S,
@@ -240,8 +240,8 @@ def _signs(root: Folder, owner: Owner | None) -> list[bytes]:
 def _in_use(job: Job, root: Folder, owner: Owner | None) -> Exception:
     return job.error(
         "checkpoint.dir",
-        f"{root.url} is in use by another live run, {_shown(owner)}, and the two would replace each other's "
-        f"checkpoints: end that run, or choose another checkpoint.dir. If that process no longer exists, "
+        f"{root.url} is in use by another live run, {_shown(owner)}, and each would replace the other's "
+        "checkpoints: end that run, or choose another checkpoint.dir. If that process no longer exists, "
         f"remove {root.url}/{OWNER}",
     )
 

@@ -79,7 +79,7 @@ class RunState:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
             fault = ": ".join(filter(None, (place, first["msg"])))
-            raise CheckpointError(f"{source} has no valid progress of a run: {fault}") from error
+            raise CheckpointError(f"the run progress in {source} is invalid: {fault}") from error
 
 
 _RUN_STATE = TypeAdapter(RunState)
@@ -136,13 +136,16 @@ def _newest(folder: str) -> str | None:
     unreadable = unreadable_checkpoints(folder, names)
     if unreadable and not names:
         raise CheckpointError(
-            f"{folder} has no checkpoint that can be read, but {', '.join(unreadable)}: remove them to start "
-            f"fresh, or choose another checkpoint.dir"
+            f"{folder} has only unreadable checkpoints, {', '.join(unreadable)}: remove them to start "
+            "fresh, or choose another checkpoint.dir"
         )
     if not names:
         return None
     logger.warning(
-        "%s has no LATEST: resuming from the newest of %d, %s", folder, len(names), names[-1]
+        "%s has no LATEST: resuming from the newest of %d checkpoints, %s",
+        folder,
+        len(names),
+        names[-1],
     )
     return folder_at(folder).child(names[-1]).url
 
@@ -152,15 +155,15 @@ def require_batches(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.manifest
     if manifest.version and not manifest.batches:
         raise CheckpointError(
-            f"{checkpoint.url} is of version {manifest.version} and does not say of how many batches, so no "
-            f"run can resume from it: {_fresh_from(checkpoint.url)}"
+            f"{checkpoint.url} has version {manifest.version} but no number of batches, so no run can "
+            f"resume from it: {_fresh_from(checkpoint.url)}"
         )
 
 
 def _run_of(checkpoint: Checkpoint) -> EarlierRun:
     if RUN_ATTACHMENT not in checkpoint.attachments:
         raise CheckpointError(
-            f"{checkpoint.url} has no progress of a run, so no run can resume from it: "
+            f"{checkpoint.url} has no run progress, so no run can resume from it: "
             f"{_fresh_from(checkpoint.url)}"
         )
     text = checkpoint.attachment(RUN_ATTACHMENT)
@@ -187,14 +190,14 @@ def _require_same_data(job: Job, run: EarlierRun, files: str, signature: str) ->
         raise job.error(
             "data.train",
             f"files have changed since the run in {run.url} trained on them, so it cannot be resumed: "
-            f"{difference}. Put back the files that it had; or, {_fresh_from(run.url)}",
+            f"{difference}. Restore the files; or, {_fresh_from(run.url)}",
         )
     for key, value in order_of_data(job).items():
         was = run.state.order.get(key)
         if was != value:
             raise job.error(
                 key,
-                f"it is {value!r}, and was {was!r} in the run in {run.url}, which read its data in another "
+                f"it is {value!r}, but was {was!r} in the run in {run.url}, which read its data in another "
                 f"order, so it cannot be resumed: write {was!r}; or, {_fresh_from(run.url)}",
             )
 
@@ -210,7 +213,7 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
     if PurePath(saved.model.name).name != PurePath(job.model.name).name:
         raise job.error(
             "model.name",
-            f"it is {job.model.name!r}, and the run in {checkpoint.url} trains {saved.model.name!r}, so it "
+            f"it is {job.model.name!r}, but the run in {checkpoint.url} trains {saved.model.name!r}, so it "
             f"cannot be resumed: {_fresh_from(checkpoint.url)}",
         )
     was, now = dict(_settings(saved)), dict(_settings(job))
@@ -220,7 +223,7 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
         differing = [key for key in differing if not key.startswith(others)]
     if differing:
         logger.warning(
-            "resumes %s with other settings: %s",
+            "resuming %s with other settings: %s",
             checkpoint.url,
             ", ".join(f"{key} = {_shown(now, key)}, was {_shown(was, key)}" for key in differing),
         )
@@ -251,11 +254,11 @@ def _warn_of_other_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
     if was == num_workers:
         return
     if job.strategy.is_sync:
-        change = f"a step takes {num_workers} batches, not {was}"
+        change = f"a step has {num_workers} batches, not {was}"
     else:
         change = (
-            f"gradients are as stale as those of {counted(num_workers, 'worker')}: if the loss rises, lower "
-            f"the learning rates"
+            f"gradients have the staleness of {counted(num_workers, 'worker')}: if the loss rises, lower "
+            "the learning rates"
         )
     logger.warning(
         "%s was saved with %s and is resumed with %d: %s",
@@ -270,11 +273,10 @@ def _require_same_workers(job: Job, run: EarlierRun, num_workers: int) -> None:
     if run.state.num_workers != num_workers:
         raise job.error(
             "checkpoint.resume",
-            f"the run in {run.url} ended in the middle of epoch {run.state.epochs_done + 1}, whose rows "
-            f"were distributed to {counted(run.state.num_workers, 'worker')}, and now the job has "
-            f"{num_workers}: start that number, or write the name of a checkpoint between two epochs into "
-            f"{job.checkpoint.dir}/LATEST; "
-            f"{_fresh_from(run.url)}",
+            f"the run in {run.url} ended in epoch {run.state.epochs_done + 1}, whose rows were distributed "
+            f"to {counted(run.state.num_workers, 'worker')}, but now the job has {num_workers}: start that "
+            "number of workers, or write the name of a checkpoint between two epochs into "
+            f"{job.checkpoint.dir}/LATEST; {_fresh_from(run.url)}",
         )
 
 
@@ -285,8 +287,8 @@ def _require_positions(job: Job, run: EarlierRun) -> None:
     if unknown:
         raise job.error(
             "checkpoint.resume",
-            f"the run in {run.url} does not say where in their data workers {unknown} were: rows of "
-            f"several readers have no order (data.reader_num); {_fresh_from(run.url)}",
+            f"the run in {run.url} has no data positions of workers {unknown}, as rows of several readers "
+            f"have no order (data.reader_num); {_fresh_from(run.url)}",
         )
 
 
@@ -320,9 +322,8 @@ def require_free_folder(job: Job) -> None:
         raise job.error(
             "checkpoint.dir",
             f"{settings.dir} has checkpoints of an earlier run ({'; '.join(described)}), and this run, of "
-            f"model {job.model.name!r}, would mix its own with them: set checkpoint.resume = true to resume "
-            f"the earlier run, checkpoint.overwrite = true to replace its checkpoints, or another "
-            f"checkpoint.dir",
+            f"model {job.model.name!r}, would add its own: set checkpoint.resume = true to resume the "
+            "earlier run, checkpoint.overwrite = true to replace its checkpoints, or another checkpoint.dir",
         )
 
 

@@ -112,7 +112,7 @@ def require_other_folder(job: Job) -> None:
     if is_folder or _name_in(checkpoint.dir, checkpoint.load) is not None:
         raise job.error(
             "checkpoint.load",
-            f"checkpoint.load is {checkpoint.load!r}, in checkpoint.dir, where the run would replace "
-            f"checkpoints that others need: choose another checkpoint.dir to start a fresh run from this "
-            f"model, or set checkpoint.resume = true to resume its run",
+            f"checkpoint.load is {checkpoint.load!r}, in checkpoint.dir, where this run would replace "
+            "checkpoints that it needs: choose another checkpoint.dir to start a fresh run from this model, "
+            "or set checkpoint.resume = true to resume its run",
         )

@@ -197,7 +197,7 @@ class Saver:
         try:
             self._store.save(request)
         except UnknownChangesError as error:  # before the snapshot: training still waits
-            logger.warning("saves all rows checkpoint=%s: %s", url, error)
+            logger.warning("saving all rows instead of a delta checkpoint=%s: %s", url, error)
             base = ""
             self._store.save(replace(request, base=base))
         self._until_full = (self._until_full if base else self._settings.full_every) - 1
@@ -210,7 +210,7 @@ class Saver:
         try:
             writing.result()
         except SnapshotLostError as error:
-            logger.warning("checkpoint lost, takes another: %s", error)
+            logger.warning("snapshot lost, taking another: %s", error)
             self._schedule.owe()
             return False
         return True

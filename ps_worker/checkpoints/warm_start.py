@@ -36,7 +36,8 @@ def warm_start_of(job: Job, model: Model) -> WarmStart | None:
     if strange := sorted(set(checkpoint.only) - set(names)):
         raise job.error(
             "checkpoint.only",
-            f"checkpoint.only names {', '.join(strange)}, but the model has only {', '.join(names)}",
+            f"checkpoint.only has {', '.join(strange)}, but the tables and blocks of the model are only "
+            f"{', '.join(names)}",
         )
     return warm_start(checkpoint.load, model, checkpoint.only)
 
@@ -89,8 +90,8 @@ def _difference_of_keys(saved: Schema, schema: Schema) -> str:
             return f"slot {number + 1} was {was!r} and is {now!r} (new slots come last)"
         if saved.slot_numbers[number] != schema.slot_numbers[number]:
             return (
-                f"slot {was!r} had the keys of {saved.slots[saved.slot_numbers[number] - 1]!r} and has those "
-                f"of {schema.slots[schema.slot_numbers[number] - 1]!r}"
+                f"slot {was!r} had the keys of {saved.slots[saved.slot_numbers[number] - 1]!r}, but now has "
+                f"those of {schema.slots[schema.slot_numbers[number] - 1]!r}"
             )
     return ""
 
@@ -111,7 +112,7 @@ def _require_same_layers(
         raise job.error(
             "checkpoint.only",
             f"the new slots {', '.join(new)} change the layers of the model: {checkpoint.url!r} was saved "
-            f"with {difference}; set checkpoint.only = {tables} to start with its rows and new layers",
+            f"with {difference}; to load only its rows, with new layers, set checkpoint.only = {tables}",
         )
 
 

@@ -62,7 +62,7 @@ def abort_unjoined(role: WorkerRole | HeterRole, error: BaseException) -> None:
     """
     name = role.members.name(role.worker_index)
     # At once: servers that are not there are waited for first.
-    logger.error("%s ends, and with it the job: %s", name, error)
+    logger.error("%s ends with an error, which ends the job: %s", name, error)
     member = Member(role.worker_index, secrets.randbits(63))
     join = Join(member=member, terms=role.members.terms)
     deadlines = Deadlines(rpc_s=ABORT_S, wait_s=0.0)
@@ -70,7 +70,7 @@ def abort_unjoined(role: WorkerRole | HeterRole, error: BaseException) -> None:
         with closing(GrpcTransport(role.endpoints, deadlines, retry_s=0.0)) as transport:
             abort_on_each(transport, join, error, ready_s=START_S)
     except UsageError as failure:  # its credentials
-        logger.warning("the others could not be told of the error: %s", failure)
+        logger.warning("other workers could not be told of the error: %s", failure)
 
 
 def wait_for_servers(
@@ -104,8 +104,8 @@ def wait_for_servers(
         names = [transport.endpoints[server] for server in missing]
         if clock() >= start + limit_s:
             raise TransportError(
-                f"no answer within {limit_s:g} s from servers {', '.join(names)}: are they running, and "
-                f"is the list of endpoints right? The last failure: {_why(transport, missing[-1])}"
+                f"servers {', '.join(names)} did not answer within {limit_s:g} s: are they running, and is "
+                f"the list of endpoints right? Last failure: {_why(transport, missing[-1])}"
             )
         if clock() >= next_log:
             next_log = clock() + LOOK_S
@@ -134,9 +134,9 @@ def _look(transport: Transport, servers: Sequence[int], wait_s: float) -> dict[i
             continue
         if (status.server_index, status.num_servers) != (server, len(transport.endpoints)):
             raise ProtocolError(
-                f"{transport.endpoints[server]} is server {status.server_index} of {status.num_servers}, but "
-                f"this worker's list has it as server {server} of {len(transport.endpoints)}: all processes "
-                f"need the same list of servers"
+                f"{transport.endpoints[server]} is server {status.server_index} of {status.num_servers}, "
+                f"but server {server} of {len(transport.endpoints)} in this worker's list: give all "
+                "processes the same list of servers"
             )
     return failures
 
@@ -148,7 +148,7 @@ def _why(transport: Transport, server: int) -> str:
     except CtrPsError as failure:
         why = str(failure)
     else:
-        return f"{transport.endpoints[server]} answers by now"
+        return f"{transport.endpoints[server]} answers now"
     if any(sign in why for sign in _SIGNS_OF_TLS):
-        return f"{why}; does one side speak TLS and the other not ({TLS_CA})?"
+        return f"{why}; does only one side use TLS ({TLS_CA})?"
     return why

@@ -98,7 +98,7 @@ def abort_on_each(
         except (AbortedError, JobError):  # it has ended there, or goes on without this process
             continue
         except CtrPsError as failure:
-            logger.warning("the others could not be told of the error: %s", failure)
+            logger.warning("other workers could not be told of the error: %s", failure)
 
 
 def _take_place(transport: Transport, join: requests.Join) -> list[Joined]:
@@ -130,8 +130,8 @@ def _require_one_past(endpoints: Sequence[str], joined: Sequence[Joined]) -> Non
     if len(set(jobs)) > 1:
         served = ", ".join(map("{} {}".format, endpoints, jobs))
         raise ProtocolError(
-            f"servers have served different numbers of jobs before this one ({served}), so some were "
-            f"restarted and their parameters do not belong together: restart all of them"
+            f"servers have served different numbers of jobs before this one ({served}): some were "
+            "restarted, and their parameters do not fit together. Restart all of them"
         )
     passed = [each.barriers_passed for each in joined]
     versions = [each.version for each in joined]
@@ -143,9 +143,9 @@ def _require_one_past(endpoints: Sequence[str], joined: Sequence[Joined]) -> Non
         for endpoint, number, version in zip(endpoints, passed, versions, strict=True)
     )
     raise ProtocolError(
-        f"this process finds the servers at points that no job has in common ({points}): one went on "
-        f"with an update log of another job. Stop all servers, remove their update logs, and start the "
-        f"job again from its checkpoint"
+        f"the servers are at points of different jobs ({points}), so one recovered from the update log of "
+        "another job. Stop all servers, remove their update logs, and start the job again from its "
+        "checkpoint"
     )
 
 
@@ -266,8 +266,8 @@ class JoinedWorker:
         is_without_loss = self.lease is None or self.lease.on_worker_loss is WorkerLoss.FAIL
         if len(set(versions)) > 1 and (is_without_loss or barrier.step > 0):
             raise ProtocolError(
-                f"after barrier {barrier.name!r} the servers are at different versions {versions}: was a "
-                f"push not waited for?"
+                f"after barrier {barrier.name!r} the servers have different versions {versions}: was a push "
+                "not waited for?"
             )
         return max(versions)
 
@@ -297,5 +297,5 @@ class JoinedWorker:
                 if answer not in ended
             ]
             raise TransportError(
-                f"Abort was not heard within {ABORT_S:g} s by servers {', '.join(away)}"
+                f"servers {', '.join(away)} did not answer Abort within {ABORT_S:g} s"
             )

@@ -232,8 +232,8 @@ def _joined(table: str, dim: int, parts: Iterable[tuple[Keys, Values]]) -> tuple
 def _require_rows(table: str, rows: Values, expected: tuple[int, int]) -> None:
     if rows.shape != expected:
         raise ProtocolError(
-            f"a server answered a pull from table {table!r} with shape {rows.shape}, expected "
-            f"{expected}: it has a table of another dim"
+            f"a server answered a pull from table {table!r} with shape {rows.shape}, expected {expected}: "
+            "its table has another dim"
         )
 
 

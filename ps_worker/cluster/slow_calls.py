@@ -149,7 +149,7 @@ class CallLog:
             self._sent_again[server] = 0 if is_told else calls
         if is_told:
             logger.warning(
-                "sends again server=%s call=%s cause=%s calls=%d", server, call, cause, calls
+                "retrying server=%s call=%s cause=%s calls=%d", server, call, cause, calls
             )
 
     def waits(self, wait: Awaited, waited_s: float) -> None:

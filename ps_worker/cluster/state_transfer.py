@@ -173,8 +173,8 @@ def _require_columns(part: PartOfPull, chunk: StateChunk) -> None:
     ]
     if found != asked:
         raise ProtocolError(
-            f"server {part.server} answered a pull of the state of tables and stretches of dense blocks "
-            f"{asked} with {found}"
+            f"server {part.server} was asked for the state of tables and parts of dense blocks {asked}, but "
+            f"answered with {found}"
         )
 
 
@@ -182,7 +182,7 @@ def _require_rows(part: PartOfPull, table: str, found: RowStates, whole: RowStat
     keys = part.request.keys[table]
     if not np.array_equal(found.keys, keys):
         raise ProtocolError(
-            f"server {part.server} answered a pull of the state of table {table!r} with other keys"
+            f"server {part.server} answered with the state of other keys of table {table!r} than asked for"
         )
     arrays = (found.weights, found.state)
     widths = (whole.weights.shape[1], whole.state.shape[1])
@@ -207,14 +207,14 @@ def _require_found(
     dtypes = sorted({str(each.dtype) for each in arrays})
     if shapes != expected or dtypes != ["float32"]:
         raise ProtocolError(
-            f"server {part.server} answered a pull of the state of {what} with shapes {shapes} and "
-            f"{dtypes}, expected {expected} and float32: it has another spec"
+            f"server {part.server} answered with a state of {what} of shapes {shapes} and {dtypes}, "
+            f"expected {expected} and float32: it has another spec"
         )
 
 
 def _require_optimizer(part: PartOfPull, what: str, found: str, expected: str) -> None:
     if found != expected:
         raise ProtocolError(
-            f"server {part.server} answered a pull of the state of {what} with that of optimizer {found!r}, "
-            f"expected {expected!r}: it has another spec"
+            f"server {part.server} answered with a state of {what} of optimizer {found!r}, expected "
+            f"{expected!r}: it has another spec"
         )

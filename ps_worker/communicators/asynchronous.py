@@ -171,15 +171,11 @@ class AsyncCommunicator(Communicator):
                 return
             self._start_clocks.advance(0, _FAR, at_least=0).result()
         elif is_early:
-            logger.info(
-                "waiting until worker 0 has trained the first batches num=%d", FIRST_BATCHES
-            )
+            logger.info("waiting for worker 0 to train the first batches num=%d", FIRST_BATCHES)
             try:
                 self._start_clocks.advance(self._worker, _FAR, at_least=1).result()
             except WaitTimeoutError as error:
-                logger.warning(
-                    "training without waiting for the first batches of worker 0: %s", error
-                )
+                logger.warning("training before worker 0 has trained the first batches: %s", error)
         self._has_begun = True
 
     def params(self) -> AbstractContextManager[Values]:

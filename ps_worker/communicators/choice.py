@@ -90,7 +90,7 @@ def _tell_of_wire_dtype(job: Job, *, sends: bool) -> None:
         logger.info("numbers are sent and received as bfloat16 (strategy.%s)", key)
     else:
         logger.warning(
-            "strategy.%s has no effect here: nothing is sent in process, and passes on a device and heter "
+            "strategy.%s has no effect: in process nothing is sent, and passes on a device and heter "
             "trainers send float32",
             key,
         )

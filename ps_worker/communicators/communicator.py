@@ -123,9 +123,7 @@ class Background:
         """Stops the threads; waiting threads get an error."""
         with self.changed:
             self.is_closed = True
-            self._error = self._error or ProtocolError(
-                "the communicator is closed and sends nothing more: make a new one"
-            )
+            self._error = self._error or ProtocolError("the communicator is closed: make a new one")
             self.changed.notify_all()
         for thread in self._threads:
             thread.join()

@@ -283,8 +283,8 @@ class GeoCommunicator(Communicator):
         size_bytes = self._replica.size_bytes
         if size_bytes > self._max_replica_bytes:
             raise JobError(
-                f"the replica of worker {self._worker} has {self._replica.rows} rows and takes "
-                f"{size_bytes / 2**20:.0f} MB, more than strategy.geo.max_replica_mb allows "
-                f'({self._max_replica_bytes / 2**20:.0f}): raise it, or use mode = "async", which keeps '
-                f"no rows in workers"
+                f"the replica of worker {self._worker} has {self._replica.rows} rows and "
+                f"{size_bytes / 2**20:.0f} MB, more than strategy.geo.max_replica_mb = "
+                f'{self._max_replica_bytes / 2**20:.0f}: raise it, or use mode = "async", in which '
+                "workers keep no rows"
             )

@@ -41,7 +41,7 @@ class BadRowLog:
             if self._is_silent or path in self._files:
                 return
             self._files.add(path)
-        logger.warning("no row of a file can be read: file=%s: %s", path, verdict)
+        logger.warning("a file has no readable row: file=%s: %s", path, verdict)
 
     def report(self, text: str) -> None:
         """Logs the figures of a pass, unless they equal those of the last pass."""

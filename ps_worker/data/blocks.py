@@ -207,8 +207,8 @@ def joined(pieces: Sequence[Batch]) -> Batch:
 def _require_countable(num_keys: int, num_rows: int) -> None:
     if num_keys > MAX_BATCH_KEYS:
         raise DataError(
-            f"{num_rows} rows have {num_keys} keys, and a batch has at most {MAX_BATCH_KEYS}: use "
-            f"smaller batches"
+            f"{num_rows} rows have {num_keys} keys, expected up to {MAX_BATCH_KEYS} in a batch: use smaller "
+            "batches"
         )
 
 
@@ -228,8 +228,8 @@ class RowColumnCheck:
         for name in sorted(first[1] ^ names):
             with_it, without = (path, first[0]) if name in names else (first[0], path)
             raise DataError(
-                f"{without} has rows without {name}, and {with_it} has rows with {name}: read them "
-                f"separately"
+                f"{without} has rows without {name}, but {with_it} has rows with {name}: read them "
+                "separately"
             )
         for name, columns in self._schema.required_row_columns.items():
             if name in names:
@@ -237,6 +237,6 @@ class RowColumnCheck:
             named = ", ".join(map(repr, columns))
             kind = name.replace("_", " ")
             raise DataError(
-                f"{path}: the schema names {named} as the column of {kind}, but this format has none: "
-                f"use CSV, Parquet or ORC"
+                f"{path}: the schema names {named} as column of {kind}, which this format does not have: "
+                "use CSV, Parquet or ORC"
             )

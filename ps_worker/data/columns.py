@@ -38,7 +38,7 @@ def columns_of(
     format = format or format_of(path)
     if format not in FORMATS:
         raise UsageError(
-            f"{path}: cannot take values from the format {format!r}, only from {', '.join(FORMATS)}"
+            f"{path}: cannot read single columns of format {format!r}, only of {', '.join(FORMATS)}"
         )
     if format == DEFAULT:
         header = _criteo_header(path, layout or schema)
@@ -67,8 +67,8 @@ def label_name(schema: Schema) -> str:
     free = [name for name in LABEL_NAMES if name not in schema.features]
     if not free:
         raise UsageError(
-            f"the schema uses all names for a label ({', '.join(LABEL_NAMES)}): name the label in it, as in "
-            f'label = "is_click"'
+            f"the schema has columns with all usual names of a label ({', '.join(LABEL_NAMES)}): name the "
+            'label in it, such as label = "is_click"'
         )
     return free[0]
 

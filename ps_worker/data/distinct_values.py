@@ -67,8 +67,8 @@ class DistinctValues:
             ):
                 if columns.are_keys:
                     raise UsageError(
-                        f"{path}: the file contains keys of {self._slot!r}, not its values: name the files "
-                        f"that it was made from"
+                        f"{path}: the file has keys of {self._slot!r}, not values: name the files from "
+                        "which it was made"
                     )
                 self.rows += len(columns.offsets)
                 values = distinct_values(columns.slots[0])

@@ -98,7 +98,7 @@ def shuffle_globally(
     (num_shuffled,) = peers.total(shuffled.size)
     if num_shuffled != num_rows:
         raise ProtocolError(
-            f"the workers had {num_rows} rows before the shuffle and have {num_shuffled} after it"
+            f"the workers had {num_rows} rows before the shuffle, but have {num_shuffled} after it"
         )
     logger.info("shuffled globally: rows=%d of_all=%d", shuffled.size, num_rows)
     return shuffled
@@ -116,15 +116,15 @@ def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
     if num_workers != peers.num_workers:
         raise ProtocolError(
             f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has {peers.num_workers}: "
-            f"rows sent to a worker that has left would be lost"
+            "rows sent to the others would be lost"
         )
     for name, num_with, num_without in zip(
         STORED_COLUMNS, nums, nums[len(STORED_COLUMNS) :], strict=False
     ):
         if num_with and num_without:
             raise DataError(
-                f"rows of {counted(num_with, 'worker')} have {name}, and those of {num_without} have none: "
-                f"read them separately"
+                f"rows of {counted(num_with, 'worker')} have {name}, but rows of {num_without} have none: "
+                "read them separately"
             )
     return token, num_rows
 
@@ -282,7 +282,9 @@ def unpack_rows(data: bytes, *, num_dense: int, num_slots: int) -> Batch:
         raise ProtocolError(f"received {len(data)} bytes of rows, their header says {ends[-1]}")
     view = memoryview(data)
     if not has_counts and size * slots != num_keys:  # before memory is allocated for them
-        raise ProtocolError(f"received {num_keys} keys, expected one for each of {size} x {slots}")
+        raise ProtocolError(
+            f"received {num_keys} keys, expected {size} x {slots}: one for each row and slot"
+        )
     counts = np.frombuffer(view[ends[-2] :], "<u2") if has_counts else np.ones(size * slots, "<u2")
     if (num_counted := int(counts.sum(dtype=np.int64))) != num_keys:
         raise ProtocolError(f"received {num_keys} keys, but the counts add up to {num_counted}")

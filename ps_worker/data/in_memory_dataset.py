@@ -187,10 +187,10 @@ class InMemoryDataset(FileDataset):
         first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0, files=files)
         start = start or first
         if start.files != files:
-            raise UsageError("the position belongs to other files than the loaded ones")
+            raise UsageError("the position belongs to other files than those loaded")
         if (start.seed, start.epoch) != (first.seed, first.epoch):
             raise UsageError(
-                f"the position has seed {start.seed} and {start.epoch} shuffles, and the dataset seed "
+                f"the position has seed {start.seed} and {start.epoch} shuffles, but the dataset has seed "
                 f"{first.seed} and {first.epoch}: load and shuffle as before"
             )
         if (row := (start.offset or 0) + start.skip) > rows.size:
@@ -209,8 +209,8 @@ class InMemoryDataset(FileDataset):
         for begin in range(row, rows.size, self.batch_size):
             if rows.are_released:
                 raise UsageError(
-                    "dataset.global_shuffle() in the middle of a pass: its rows were sent to other "
-                    "workers, so end the pass first, or begin another one"
+                    "dataset.global_shuffle() was called in the middle of a pass, whose rows are now on "
+                    "other workers: end the pass first, or begin another"
                 )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)

@@ -100,19 +100,19 @@ class QueueDataset(FileDataset):
         """
         if not self.has_order:
             raise UsageError(
-                f"reader_num is {self._reader_num}: batches only have an order, and so positions, with 1"
+                f"reader_num is {self._reader_num}, but batches have an order, and so positions, only with 1"
             )
         first = self._next_epoch()
         start = start or first
         if start.seed != first.seed:
             raise UsageError(
-                f"the position has seed {start.seed}, and the dataset {first.seed}: the order of its files "
-                f"differs"
+                f"the position has seed {start.seed}, but the dataset has {first.seed}, so its files are in "
+                "another order"
             )
         if start.files != first.files:
             raise UsageError(
-                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: the "
-                f"files, their order or shuffle_files differ"
+                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: it has "
+                "other files, another order or another shuffle_files"
             )
         return self._begin(start)
 

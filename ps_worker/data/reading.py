@@ -114,8 +114,8 @@ class Reading:
         if tried.total < 2:
             return ""
         return (
-            f"{which.format(tried.total)} are malformed, so its schema or its format is probably another one "
-            f"(data.schema, data.format), from {tried.first}{self._doubt(split)}"
+            f"{which.format(tried.total)} are malformed: the schema or the format is probably wrong "
+            f"(data.schema, data.format); the first is {tried.first}{self._doubt(split)}"
         )
 
     def _doubt(self, split: FileSplit) -> str:
@@ -134,7 +134,7 @@ class Reading:
             names = ", ".join(split.path for split in self._splits[:_SHOWN_FILES])
             more = ", ..." if len(self._splits) > _SHOWN_FILES else ""
             cause = self.bad_rows.first and (
-                f": the schema or the format is probably another one (data.schema, data.format), from "
+                ": the schema or the format is probably wrong (data.schema, data.format); the first is "
                 f"{self.bad_rows.first}{self._doubt(self._splits[0])}"
             )
             raise DataError(

@@ -90,9 +90,7 @@ class RowsInMemory:
                 for name in self.row_columns:
                     self._floats[name] = _column(np.float32, self._widths[name])
             for name in sorted(self._widths.keys() ^ columns.keys()):
-                raise DataError(
-                    f"there are rows with {name} and rows without: read them separately"
-                )
+                raise DataError(f"some rows have {name} and others not: read them separately")
             start, stop = self.size, self.size + rows.size
             self._write_keys(rows, counts)
             for name, column in columns.items():
@@ -231,8 +229,8 @@ def _counts_of(rows: Batch) -> NDArray[np.uint16]:
     if counts.size and counts.max() > MAX_KEYS:
         slot = int(counts.argmax()) % rows.num_slots + 1
         raise DataError(
-            f"slot {slot} of a row has {counts.max()} values, more than the {MAX_KEYS} of rows in memory: "
-            f"truncate such lists, or stream the files"
+            f"slot {slot} of a row has {counts.max()} values, but rows in memory hold up to {MAX_KEYS}: "
+            "truncate such lists, or set data.in_memory = false"
         )
     return counts.astype(np.uint16).reshape(rows.size, rows.num_slots)
 

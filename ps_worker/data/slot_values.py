@@ -63,28 +63,29 @@ class SlotValues:
             case []:
                 return Meaning(
                     "none",
-                    "and the checkpoint does not say what whole numbers were in its training data: send "
-                    "text, or a Batch of keys, or train on files or samples and save again",
+                    "but the checkpoint does not tell how whole numbers of its training data became keys: "
+                    "send text or a Batch of keys, or train on files or samples and save again",
                 )
             case ["text"]:
                 return Meaning(
                     "none",
-                    "and the model was trained on text, where '7' and '07' are two values: send it as text, "
-                    "as it stands in the data",
+                    "but the model was trained on text, where '7' and '07' differ: send the text as in the "
+                    "data",
                 )
             case ["integers"] | ["integers", "text"]:
                 return Meaning("digits")
             case ["keys"]:
                 return Meaning(
-                    text_fault="and the model was trained on keys, which are no hashes of text: send a "
-                    "whole number"
+                    text_fault=(
+                        "but the model was trained on keys, not on hashes of text: send a whole number"
+                    )
                 )
             case ["keys", "text"]:
                 return AS_KEYS
         return Meaning(
             "none",
-            "and in its training data some whole numbers were keys, others values whose digits are hashed: "
-            "send text, or a Batch of keys",
+            "but in its training data some whole numbers were keys and others values to hash: send text, or "
+            "a Batch of keys",
         )
 
     def to_json(self) -> str:

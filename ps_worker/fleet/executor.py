@@ -50,8 +50,8 @@ class Executor:
         """
         if fetch_handler is not None and not callable(fetch_handler):
             raise UsageError(
-                f"fetch_handler is {fetch_handler!r}, expected a function; there is no program here: "
-                f"executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
+                f"fetch_handler is {fetch_handler!r}, expected a function: leave out the program, as in "
+                "executor.train_from_dataset(dataset, fetch_handler=print, fetch_period=5)"
             )
         run = FLEET.trains_on(dataset)
         thread_num = getattr(dataset, "thread_num", 1)
@@ -105,8 +105,8 @@ class Executor:
         FLEET.require_task(model)
         if epoch > 1 and isinstance(loader, Iterator):
             raise UsageError(
-                f"loader is {loader!r}, which can be gone through once only, and epoch is {epoch}: "
-                f"give a list of batches, a dataset or a fleet.SampleLoader"
+                f"loader is {loader!r}, which can be iterated only once, but epoch is {epoch}: give a list "
+                "of batches, a dataset or a fleet.SampleLoader"
             )
         if FLEET.is_server():
             FLEET.init_server()
@@ -125,14 +125,15 @@ class DistributedOptimizer:
         of_rows, of_dense = require_optimizer(optimizer), require_optimizer(dense)
         if not of_rows.is_lazy:
             raise UsageError(
-                "lazy_mode=False is not for rows: a row changes when a batch has it, as all of a table "
-                "in each step would be millions; leave it out, dense parameters do so anyway"
+                "lazy_mode=False is not supported: a row changes only when a batch has it, as updating "
+                "millions of rows in each step is too slow; leave it out, dense parameters change in each "
+                "step anyway"
             )
         norms = {each.clip_norm for each in (of_rows, of_dense) if each.clip_norm}
         if len(norms) > 1:
             raise UsageError(
-                f"grad_clip differs, {sorted(norms)}: rows and dense parameters are clipped together, by one "
-                f"norm"
+                f"optimizers have different grad_clip, {sorted(norms)}: rows and dense parameters are "
+                "clipped together, by one norm"
             )
         self._clip_norm = max(norms, default=0.0)
         self._optimizer = {"sparse": of_rows.choice, "dense": of_dense.choice}
@@ -169,7 +170,7 @@ class DistributedOptimizer:
         """
         if clip_norm and self._clip_norm and clip_norm != self._clip_norm:
             raise UsageError(
-                f"clip_norm is {clip_norm!r}, and {self._clip_norm!r} by grad_clip: give one of them"
+                f"clip_norm is {clip_norm!r}, but grad_clip is {self._clip_norm!r}: give one of them"
             )
         job = override_job(
             {
@@ -216,7 +217,7 @@ def _positioned(dataset: Iterable[Any], start: DataPosition | None) -> Iterable[
         return dataset.positioned(start)
     if start is not None:
         raise UsageError(
-            f"start is {start}, and {dataset!r} has no order: use a dataset of files with reader_num=1"
+            f"start is {start}, but {dataset!r} has no order: use a dataset of files with reader_num=1"
         )
     return dataset
 
@@ -227,7 +228,7 @@ def _batches(source: Iterable[Any]) -> Generator[Any, None, None]:
         has_position = isinstance(batch, tuple) and [*map(type, batch)] == [Batch, DataPosition]
         if not isinstance(batch, Batch) and not has_position:
             raise UsageError(
-                f"the data yields {type(batch).__name__}, expected Batch: a function that yields samples is "
-                f"to be wrapped as fleet.SampleLoader(function, schema, batch_size=512)"
+                f"the data yields {type(batch).__name__}, expected Batch: wrap a function that yields "
+                "samples, as in fleet.SampleLoader(function, schema, batch_size=512)"
             )
         yield batch

@@ -177,9 +177,9 @@ class Fleet:
     def worker_endpoints(self, to_string: bool = False) -> NoReturn:
         """Raises UsageError: workers listen at no endpoints; `to_string` is Paddle's."""
         raise UsageError(
-            "workers have no endpoints: they talk to servers alone, and reach each other through them, as by "
+            "workers have no endpoints, only servers have: workers reach each other by "
             "fleet.util.all_reduce(), fleet.barrier_worker() and dataset.global_shuffle(fleet); "
-            "fleet.worker_num() is how many there are"
+            "fleet.worker_num() is their number"
         )
 
     def split_files(self, files: Sequence[str | Path]) -> list[str]:
@@ -226,9 +226,9 @@ class Fleet:
         """Sets the model to train; raises UsageError if the run has begun."""
         self._known_role("minimize()")
         if self._run is not None or self._is_over:
-            raise UsageError("minimize() comes before fleet.init_worker(), not after it")
+            raise UsageError("call minimize() before fleet.init_worker()")
         if self._task is not None:
-            raise UsageError("minimize() was called before: a process trains one model, once")
+            raise UsageError("minimize() was called before: a process trains only one model")
         self._task = task
 
     def require_task(self, model: Model) -> None:
@@ -319,7 +319,7 @@ class Fleet:
         role = self._role_as(WorkerRole, "fleet.init_worker()")
         task = self._known_task("fleet.init_worker()")
         if self._run is not None or self._is_over:
-            raise UsageError("fleet.init_worker() was called before; once a run is enough")
+            raise UsageError("fleet.init_worker() was called before: call it once")
         job = task.job
         if role.heter_endpoints:
             require_heter(job, task.model)
@@ -351,7 +351,7 @@ class Fleet:
         """
         self._role_as(WorkerRole, call)
         if self._is_over:
-            raise UsageError(f"fleet.stop_worker() was called: {call} comes before it")
+            raise UsageError(f"fleet.stop_worker() was called: call {call} before it")
         if self._run is None:
             raise UsageError(f"call fleet.init_worker() before {call}")
         return self._run
@@ -414,7 +414,7 @@ class Fleet:
         """
         if only and resume:
             raise UsageError(
-                "fleet.load_model(): a run is resumed with its whole model: give either only or resume"
+                "fleet.load_model() with resume loads the whole model: give either only or resume"
             )
         run = self._first_run("fleet.load_model()")
         checkpoint = Checkpoint.open(dirname)
@@ -500,7 +500,7 @@ class Fleet:
         if not isinstance(role, kind):
             whose, test = _WHOSE[kind]
             raise RoleError(
-                f"{call} is for {whose}, and this process is {_named(role)}: call it where fleet.{test}()"
+                f"{call} is for {whose}, but this process is {_named(role)}: call it where fleet.{test}()"
             )
         return role
 
@@ -513,8 +513,8 @@ class Fleet:
         role = self._role_as(WorkerRole, call)
         if role.worker_index != 0:
             raise RoleError(
-                f"{call} is for worker 0, and this process is worker {role.worker_index}: call it where "
-                f"fleet.is_first_worker()"
+                f"{call} is for worker 0, but this process is worker {role.worker_index}: call it where "
+                "fleet.is_first_worker()"
             )
         return self.run_of(call)
 

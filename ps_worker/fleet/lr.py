@@ -24,8 +24,8 @@ class LRScheduler:
     def step(self, *_: object, **__: object) -> None:
         """Raises UsageError: servers count the steps."""
         raise UsageError(
-            f"{type(self).__name__}.step() is not needed: its steps are the batches of all workers, which "
-            f"servers count; remove the call"
+            f"remove the call of {type(self).__name__}.step(): servers count the batches of all workers as "
+            "its steps"
         )
 
 
@@ -62,8 +62,8 @@ class PolynomialDecay(LRScheduler):
     ) -> None:
         if power != 1.0 or cycle:
             raise UsageError(
-                f"PolynomialDecay has power={power!r}, cycle={cycle!r}: here it is linear, once; leave both "
-                f"out, or take CosineAnnealingDecay"
+                f"PolynomialDecay has power={power!r}, cycle={cycle!r}, but here it is linear and runs "
+                "once: leave both out, or use CosineAnnealingDecay"
             )
         end_factor = _ratio("end_lr", end_lr, learning_rate)
         super().__init__(
@@ -91,11 +91,11 @@ class LinearWarmup(LRScheduler):
         )
         if start_lr != 0 or end_lr not in (None, after.base_lr):
             raise UsageError(
-                f"LinearWarmup goes from start_lr={start_lr!r} to end_lr={end_lr!r}: here it goes from 0 to "
-                f"the learning rate, {after.base_lr!r}; leave both out"
+                f"LinearWarmup goes from start_lr={start_lr!r} to end_lr={end_lr!r}, but here it goes from "
+                f"0 to the learning rate, {after.base_lr!r}: leave both out"
             )
         if "warmup_steps" in after.schedule:
-            raise UsageError("LinearWarmup is in a LinearWarmup: one of them is enough")
+            raise UsageError("a LinearWarmup is inside a LinearWarmup: use one")
         schedule = {**after.schedule, "warmup_steps": warmup_steps}
         if "total_steps" in schedule:
             schedule["total_steps"] += warmup_steps

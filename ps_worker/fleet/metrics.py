@@ -49,8 +49,8 @@ def auc(stat_pos: ClickMetrics | ArrayLike, stat_neg: ArrayLike | None = None) -
     others = np.asarray(() if stat_neg is None else stat_neg, np.float64).reshape(-1)
     if clicks.shape != others.shape:
         raise UsageError(
-            f"auc() got {clicks.size} buckets of clicks and {others.size} of others: expected the same "
-            f"number of both, or what infer_from_dataset() returns"
+            f"auc() got {clicks.size} buckets of clicks and {others.size} of other examples: give the same "
+            "number of both, or the result of infer_from_dataset()"
         )
     clicks, others = sum(np.stack([clicks, others]))
     return auc_of_histograms(clicks, others)

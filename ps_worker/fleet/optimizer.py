@@ -89,9 +89,9 @@ class Optimizer:
         grad_clip = given.pop("grad_clip")
         if grad_clip is not None and not isinstance(grad_clip, ClipGradByGlobalNorm):
             raise UsageError(
-                f"grad_clip of {where} is {grad_clip!r}, expected "
-                f"fleet.optimizer.ClipGradByGlobalNorm(1.0), say: gradients are clipped by their norm over "
-                f"all parameters, and by nothing else"
+                f"grad_clip of {where} is {grad_clip!r}, expected for example "
+                "fleet.optimizer.ClipGradByGlobalNorm(1.0): gradients can be clipped only by their norm "
+                "over all parameters"
             )
         self.clip_norm = 0.0 if grad_clip is None else grad_clip.clip_norm
         self.is_lazy = bool(given.pop("lazy_mode", True))
@@ -150,7 +150,7 @@ def require_optimizer(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, Optimizer):
         return optimizer
     raise UsageError(
-        f"{optimizer!r} is no optimizer: write fleet.optimizer.Adagrad(learning_rate=0.02), say"
+        f"{optimizer!r} is not an optimizer: give for example fleet.optimizer.Adagrad(learning_rate=0.02)"
     )
 
 

@@ -41,8 +41,8 @@ def _watch_server(fleet: Fleet, what: str, call: str) -> None:
         if fleet.has_served or _uncaught_error() is not None:
             return
         sys.stderr.write(
-            f"error: this process is {what}, and its script has ended without fleet.{call}(): call it where "
-            f"fleet.is_{call.removeprefix('run_')}()\n"
+            f"error: this process is {what}, but its script ended without fleet.{call}(): call it where "
+            f"fleet.is_{call.removeprefix('run_')}()\\n"
         )
         sys.stdout.flush()
         os._exit(_LACKS_A_CALL)  # an exception would not change the exit code any more
@@ -75,8 +75,8 @@ def _watch_worker(fleet: Fleet) -> None:
         error = _uncaught_error()
         if error is None and fleet.needs_stop_worker:
             error = ScriptEndedError(
-                "the script has ended without fleet.stop_worker(): call it at the end, and end by an "
-                "exception, not sys.exit(), where something is wrong"
+                "the script ended without fleet.stop_worker(): call it at the end; to report an error, "
+                "raise an exception instead of sys.exit()"
             )
             sys.stderr.write(f"error: {error}\n")
         fleet.abandon(error)

@@ -22,8 +22,8 @@ class Task:
         """Raises UsageError for a model that could not be saved: now, not after hours of training."""
         if not self.attachments():
             logger.warning(
-                "checkpoints will have parameters alone, which `ps-worker infer` cannot use: the class %s is "
-                "not one of this package, nor a module of PyTorch in a file that can be imported",
+                "checkpoints will have only parameters, which `ps-worker infer` cannot use: class %s is "
+                "neither of this package nor a PyTorch module in an importable file",
                 getattr(self.model, "module_class", type(self.model)).__qualname__,
             )
 

@@ -41,7 +41,7 @@ def require_optimizers(job: Job, model: Model) -> None:
         elif error := _optimizer_fault(job, asked):
             raise job.error(
                 "model.name",
-                f"the model asks for the optimizer of its table {name!r}, which cannot be: {error} "
+                f"the optimizer that the model requests for its table {name!r} is not possible: {error} "
                 f"({key} overrides it)",
             )
         elif error := _optimizer_fault(job, used[name]):  # with what the job adds to it
@@ -58,8 +58,8 @@ def require_optimizers(job: Job, model: Model) -> None:
     ):
         raise job.error(
             "train.weight_decay",
-            "has no use: all optimizers are 'ftrl', which has penalties of its own: set its l1 or l2, or "
-            "remove it",
+            "has no effect, as all optimizers are 'ftrl', which has its own penalties: set l1 or l2 of "
+            "ftrl, or remove this",
         )
 
 
@@ -87,11 +87,11 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
     try:
         Tuning(spec)
         if spec.name == DELTA_OPTIMIZER.name:
-            raise SpecError("'sum' adds gradients: it is what servers do in GEO training")
+            raise SpecError("'sum' adds gradients unchanged: it is for servers in GEO training")
         if job.strategy.mode == "geo" and not optimizer_of(spec).is_movable:
             raise SpecError(
-                f"{spec.name!r} computes weights from its state alone, so what other workers learnt would "
-                f'be lost in mode "geo": take another optimizer, as "adagrad", or another mode'
+                f'{spec.name!r} computes weights only from its state, so mode "geo" would lose the '
+                'updates of other workers: use another optimizer, such as "adagrad", or another mode'
             )
     except SpecError as error:
         return error
@@ -113,8 +113,8 @@ def require_life(model_specs: ModelSpecs) -> None:
             key = _first_set(job, spec.name)
             raise job.error(
                 key,
-                'in mode "geo" workers train replicas, which keep no statistics and do not learn of '
-                'removed rows: remove it, or take another mode, as "async"',
+                'workers in mode "geo" train replicas, which have no statistics and keep removed rows: '
+                'remove it, or use another mode, such as "async"',
             )
         try:
             check_table_spec(spec)
@@ -135,8 +135,8 @@ def require_base_rate(job: Job, model: Model) -> None:
     if not expected:
         raise job.error(
             "train.base_rate",
-            f"model {job.model.name!r} does not say which of its parameters are the biases of its logits: "
-            f"give them initial values in the model, and leave train.base_rate out",
+            f"model {job.model.name!r} does not declare the biases of its logits: give them initial values "
+            "in the model, and remove train.base_rate",
         )
     if len(rates) != expected:
         raise job.error(
@@ -168,13 +168,13 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
     yield (
         "model.name",
         module_class_of(model) is not None,
-        f"{job.model.name!r} is not a module of PyTorch, which alone trains on a device "
-        f"(docs/models.md#pytorch)",
+        f"{job.model.name!r} is not a PyTorch module, but only these train on a device "
+        "(docs/models.md#pytorch)",
     )
     yield (
         "data.in_memory",
         job.data.in_memory,
-        "is false, but a pass is of rows in memory: set true",
+        "is false, but a pass needs its rows in memory: set true",
     )
     threads = job.train.thread_num
     yield (
@@ -185,19 +185,20 @@ def _conditions_of_passes(job: Job, model: Model) -> Iterator[tuple[str, bool, s
     yield (
         "strategy.mode",
         mode in ("sync", "half_async", "async"),
-        f"is {mode!r}, but the one worker has no others to exchange with: set sync, half_async or async, "
-        f"which are the same here",
+        f"is {mode!r}, but the only worker has no others to exchange with: set sync, half_async or async, "
+        "which have the same effect here",
     )
     loss = job.cluster.on_worker_loss
     yield (
         "cluster.on_worker_loss",
         loss == "fail",
-        f"is {loss!r}, but with the worker its tables are lost: set fail, and resume from a checkpoint",
+        f"is {loss!r}, but a lost worker loses its tables on the device: set fail, and resume from a "
+        "checkpoint",
     )
     yield (
         "device.pass_rows",
         not rows or rows >= job.train.batch_size,
-        f"is {rows}, less than the {job.train.batch_size} of a batch",
+        f"is {rows}, but a batch has {job.train.batch_size} rows: raise it, or lower train.batch_size",
     )
     fault = missing_gpu(job.device.kind, "worker")
     yield "device.kind", not fault, fault
@@ -211,7 +212,10 @@ def missing_gpu(device: str, process: str) -> str:
 
     if torch.cuda.is_available():
         return ""
-    return f'is "{device}", but PyTorch finds no GPU here: start the {process} where there is one, or set cpu'
+    return (
+        f'is "{device}", but PyTorch finds no GPU on this machine: start the {process} on a machine with '
+        "a GPU, or set cpu"
+    )
 
 
 def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
@@ -219,14 +223,14 @@ def require_one_worker(job: Job, num_workers: int, num_heter: int = 0) -> None:
     if job.device.tables == "pass" and num_heter:
         raise job.error(
             "device.tables",
-            f'is "pass", with which the worker trains the dense part, too, but the job has heter trainers '
-            f'({num_heter}): start none (ps-launch without --heter-num), or set device.tables = "host"',
+            f'is "pass", so the worker trains the dense part itself, but the job has {num_heter} heter '
+            'trainers: start none (ps-launch without --heter-num), or set device.tables = "host"',
         )
     if job.device.tables == "pass" and num_workers > 1:
         raise job.error(
             "device.tables",
-            f'is "pass", with which one worker trains all rows, but the job has {num_workers}: start one '
-            f'(ps-launch --worker-num 1), or set device.tables = "host"',
+            f'is "pass", so one worker trains all rows, but the job has {num_workers}: start one '
+            '(ps-launch --worker-num 1), or set device.tables = "host"',
         )
 
 

@@ -88,8 +88,8 @@ def _with_group(job: Job, schema: Schema, files: Sequence[str]) -> Schema:
             if not has_named_columns(path, format_of_job(job)):
                 raise job.error(
                     "valid.group_by",
-                    f"{error} Columns beside the slots are read from CSV, Parquet and ORC only, and "
-                    f"{path} is not read as one of these",
+                    f"{error} Other columns than the slots are read only from CSV, Parquet and ORC, but "
+                    f"{path} has none of these formats",
                 ) from error
         return replace(schema, group=job.valid.group_by)
     return schema
@@ -194,7 +194,7 @@ class TrainingData:
         try:
             batches = self._dataset.positioned(start)
         except UsageError as error:
-            raise DataError(f"this worker cannot resume where it was: {error}") from error
+            raise DataError(f"this worker cannot resume at its position: {error}") from error
         for batch, position in batches:
             yield batch, replace(position, epoch=epoch)
 

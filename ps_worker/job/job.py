@@ -131,10 +131,11 @@ class Job(Section):
             faults = dict.fromkeys(self.valid.settings(), why)
         elif not self.valid.every_epochs and not self.valid.every_steps:
             faults["every_epochs"] = (
-                "and so is valid.every_steps, so that data.valid has no use: set one of them, or remove it"
+                "but valid.every_steps is also 0, so data.valid is never used: set one of them, or remove "
+                "data.valid"
             )
         elif self.valid.final_model == "best" and not self.checkpoint.dir:
-            faults["final_model"] = "but no models are saved: set checkpoint.dir"
+            faults["final_model"] = "but no checkpoints are saved: set checkpoint.dir"
         self.valid.refuse_without_use(faults, "valid")
         return self
 

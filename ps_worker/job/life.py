@@ -12,7 +12,8 @@ EXPIRY_RULES = ("delete_threshold", "max_unseen", "ttl_s", "max_rows", "max_byte
 """The settings that let keys lose their rows."""
 
 _NO_POLICY = (
-    'but with policy "all" each key gets its row at its first push: set the policy, as "count"'
+    'but with policy "all" each key gets its row at its first push: set another policy, '
+    'such as "count"'
 )
 
 

@@ -48,7 +48,7 @@ class ScheduleSection(Section):
 
     def _way_out(self, name: str) -> str:
         kinds = " or ".join(f'"{kind}"' for kind, settings in SETTINGS.items() if name in settings)
-        return f'but kind is "{self.kind}": set kind = {kinds}, or remove {name}'
+        return f'but kind is "{self.kind}", which does not use it: set kind = {kinds}, or remove {name}'
 
     @model_serializer(mode="wrap")
     def _with_settings_of_kind(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def _set(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(path) or not (len(path) > 1 or is_section):
         is_key = equals and len(path) == 1 and path[0] not in Job.model_fields
         raise JobError(
-            f"--set {override}: expected section.key=value, or section={{ key = value }}"
-            f"{hint_for_key(path) if is_key else ''}"
+            f"--set {override}: expected section.key=value or section={{ key = value "
+            f"}}{hint_for_key(path) if is_key else ''}"
         )
     node = tree
     for part in path[:-1]:
@@ -117,7 +117,7 @@ def _fault(detail: ErrorDetails, path: KeyPath) -> str:
         case "missing":
             return f"{key} is missing"
         case "model_type" | "dict_type":
-            return f"{key} is {value!r}: expected a table of keys, as docs/job.md lists them"
+            return f"{key} is {value!r}, expected a table of keys (see docs/job.md)"
         case "setting_without_use":
             return f"{key} is {value!r}, {detail['msg']}"
         case _:

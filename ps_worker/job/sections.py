@@ -110,7 +110,7 @@ def _as_list(value: object) -> object:
 
 def _without_empty(texts: tuple[str, ...]) -> tuple[str, ...]:
     if "" in texts:
-        raise PydanticCustomError("empty_text", "an empty text names nothing; write [] for none")
+        raise PydanticCustomError("empty_text", "an empty text is not a name; for none, write []")
     return texts
 
 
@@ -156,7 +156,9 @@ class DataSection(Section):
         if self.columns and not is_multislot:
             faults["columns"] = _OF_MULTISLOT
         if self.negative_correction != "logit" and self.negative_rate == 1:
-            faults["negative_correction"] = "but all rows are trained on: set data.negative_rate"
+            faults["negative_correction"] = (
+                "but no rows are left out of training: set data.negative_rate"
+            )
         if self.values != "keys" and not is_multislot:
             faults["values"] = _OF_MULTISLOT
         self.refuse_without_use(faults)
@@ -241,7 +243,7 @@ class DeviceSection(Section):
 
 
 _WHERE = "but there is no folder for checkpoints: set checkpoint.dir"
-_FROM = "but there is no model to take them from: set checkpoint.load"
+_FROM = "but no model is loaded: set checkpoint.load"
 _WHICH = 'but all checkpoints are full: set checkpoint.mode = "delta"'
 _OF_SAVES = ("every_epochs", "every_steps", "every_s", "mode", "keep_last", "resume", "overwrite")
 

@@ -195,7 +195,7 @@ def _mode(strategy: Mapping[str, Any], configs: Mapping[str, Any]) -> Any:
     if not isinstance(a_sync, bool):
         raise FleetWordError(
             ("a_sync",),
-            f'is {a_sync!r}, expected true or false; a mode by name is strategy.mode = "half_async"',
+            f'is {a_sync!r}, expected true or false; for a mode by name set strategy.mode = "half_async"',
         )
     k_steps = configs.get("k_steps", 0)
     if "mode" not in strategy:
@@ -219,7 +219,7 @@ def _refuse_without_use(configs: Mapping[str, Any], mode: Mode) -> None:
         if used is None or name not in used.model_fields:
             raise FleetWordError(
                 ("a_sync_configs", name),
-                f"is {value!r}, but has no use in mode {mode!r}: remove it",
+                f"is {value!r}, but mode {mode!r} does not use it: remove it",
             )
 
 
@@ -228,6 +228,6 @@ def _refuse_tables_without_settings(strategy: Mapping[str, Any]) -> None:
         if mode not in SETTINGS and isinstance(strategy.get(mode), Mapping):
             raise FleetWordError(
                 (mode,),
-                f"does not exist: mode {mode!r} has no settings of its own; those with a table are "
+                f"does not exist: mode {mode!r} has no settings; modes with settings are "
                 f"{', '.join(SETTINGS)}",
             )

@@ -167,7 +167,7 @@ def export(
         raise UsageError("--dtype and --min-score need --kind inference")
     if bool(values) != bool(slot):
         raise UsageError(
-            "--values and --slot belong together: name data files, and the slot in them"
+            "--values and --slot belong together: give data files with --values, and their slot with --slot"
         )
     checkpoint = Checkpoint.open(url)
     for name in table or []:
@@ -176,7 +176,7 @@ def export(
             raise UsageError(f"--table: {checkpoint.url} has no table {name!r}, only {known}")
     if values:
         if state:
-            raise UsageError("--values writes vectors by value, without --state")
+            raise UsageError("--values writes vectors by value, and so no state: leave out --state")
         exported = export_values(
             checkpoint,
             folder_at(to),
@@ -204,7 +204,7 @@ def import_(
     files: Annotated[
         list[str], typer.Argument(help="Vectors: NAME.parquet, NAME.npy or NAME.txt (word2vec).")
     ],
-    table: Annotated[str, typer.Option(help="Table to set the rows of.")],
+    table: Annotated[str, typer.Option(help="Table to import the vectors into.")],
     slot: Annotated[str, typer.Option(help="Slot of the values, for files without keys.")] = "",
 ) -> None:
     """Copy a checkpoint, with rows set to vectors from files, such as those of `export --values`."""
@@ -304,8 +304,8 @@ def _export_inference(url: str, to: str, settings: InferenceSettings) -> None:
         files = checkpoint.manifest.files_of_table(name)
         if settings.min_score and not files[0].statistics_width:
             raise UsageError(
-                f"--min-score {settings.min_score:g}: table {name!r} keeps no statistics, so its rows have "
-                f"no scores: omit the option"
+                f"--min-score is {settings.min_score:g}, but table {name!r} keeps no statistics and so no "
+                "scores: omit the option"
             )
     written, left_out = export_inference(checkpoint, to, settings)
     omitted = f" left_out={left_out}" if settings.min_score else ""

@@ -66,7 +66,9 @@ def infer(
     )
     schema = schema_of_checkpoint(checkpoint)
     if id_column is not None and output is None:
-        raise UsageError(f"--id {id_column}: ids are written with predictions: give --output, too")
+        raise UsageError(
+            f"--id {id_column}: ids are only written with predictions: give --output, too"
+        )
     files = matching_files(data or job.data.test)
     if not files:
         raise JobError("no data to predict: give --data, or train with data.test")

@@ -242,7 +242,7 @@ class Predictor:
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
-                    f"it into a predictor of its own, and give that one examples of its schema"
+                    "it into another predictor, and give that predictor examples of its schema"
                 )
             self._previous = [*self._previous, self._loaded][-MAX_KEPT:]
             self._loaded = loaded
@@ -255,8 +255,8 @@ class Predictor:
         with self._switching:
             if not self._previous:
                 raise UsageError(
-                    f"no model from before {self.url} is kept: only the last {MAX_KEPT} that were switched "
-                    f"away from are; give switch_to the url of the one that you want"
+                    f"no model before {self.url} is kept, as only the last {MAX_KEPT} replaced models are: "
+                    "give switch_to the url of the model that you want"
                 )
             self._loaded = self._previous.pop()
 

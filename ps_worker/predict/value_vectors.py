@@ -104,8 +104,8 @@ def export_values(
         if empty:
             raise UsageError(
                 f"slot {slot!r} has {counted(values.distinct, 'value')} in {counted(values.rows, 'row')}, "
-                f"and none has a row in table {' or '.join(map(repr, empty))}: export a table that looks "
-                f"this slot up, with values as the model was trained on"
+                f"but none has a row in table {' or '.join(map(repr, empty))}: export a table that looks up "
+                "this slot, with values as the model was trained on"
             )
     return ExportedValues(
         tables=[
@@ -138,7 +138,8 @@ def import_vectors(
     keys = np.concatenate([_keys_in(each, checkpoint, slot) for each in read])
     if (num_keys := np.unique(keys).size) < keys.size:
         raise DataError(
-            f"{', '.join(files)}: {keys.size} vectors have only {num_keys} different keys: give each once"
+            f"{', '.join(files)}: {keys.size} vectors have only {num_keys} different keys: give each key "
+            "once"
         )
     widths = {each.vectors.shape[1] for each in read}
     if len(widths) > 1:
@@ -152,7 +153,7 @@ def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
         assert vectors.keys is not None
         return vectors.keys
     if not slot:
-        raise UsageError("the vectors are those of values: say of which slot with --slot")
+        raise UsageError("the vectors are by value: give their slot with --slot")
     schema = schema_of_checkpoint(checkpoint)
     try:
         number = schema.slot_numbers[schema.slot_index(slot)]

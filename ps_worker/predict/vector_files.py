@@ -93,7 +93,7 @@ def vectors_in(file: str) -> Vectors:
     """
     suffix = Path(file).suffix
     if suffix not in _READERS:
-        raise DataError(f"{file} is no file of vectors, expected {', '.join(_READERS)}")
+        raise DataError(f"{file} is not a file of vectors, expected {', '.join(_READERS)}")
     try:
         with np.errstate(over="ignore"):  # what is too large for a float32 is refused below
             read = _READERS[suffix](file)
@@ -102,12 +102,12 @@ def vectors_in(file: str) -> Vectors:
     sizes = [len(names) for names in (read.keys, read.values) if names is not None]
     if read.vectors.ndim != 2 or set(sizes) != {len(read.vectors)}:
         raise DataError(
-            f"{file} has vectors of shape {read.vectors.shape} and keys or values {sizes}: give a row for "
-            f"each"
+            f"{file} has vectors of shape {read.vectors.shape} but keys or values {sizes}: give one row for "
+            "each"
         )
     if not np.isfinite(read.vectors).all():
         place = int(np.flatnonzero(~np.isfinite(read.vectors).all(axis=1))[0])
-        raise DataError(f"{file}: vector {place} has numbers that are infinite, or none")
+        raise DataError(f"{file}: vector {place} has infinite numbers or NaN")
     return read
 
 
@@ -149,7 +149,7 @@ def _read_word2vec(file: str) -> Vectors:
             words.append(_value(unquote(word)))
             rows.append(np.array(numbers, np.float32))
     if len(words) != num_words:
-        raise ValueError(f"it has {len(words)} words, and says {num_words}")
+        raise ValueError(f"it has {len(words)} words, but its header says {num_words}")
     return Vectors(np.array(rows, np.float32).reshape(len(rows), dim), values=words)
 
 

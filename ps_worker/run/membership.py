@@ -101,7 +101,7 @@ class Membership(AbstractContextManager["Membership"]):
         try:
             self._store.leave(self.member.worker, step=step)
         except TransportError as error:  # its work is done, and servers end when all have left
-            logger.warning("left without an answer, the servers may have ended: %s", error)
+            logger.warning("left without an answer, as the servers may have ended: %s", error)
         self.has_left = True
         self.close()
 
@@ -165,7 +165,7 @@ class LeaseRenewal:
         try:
             self._store.renew(self._worker, is_last=True)
         except CtrPsError as error:
-            logger.warning("lease not given up, it runs out: %s", error)
+            logger.warning("could not give up the lease, which will expire: %s", error)
 
     def give_up(self) -> None:
         """Ends the thread, and the lease: whoever waits for this worker to be lost need not wait longer."""
@@ -183,7 +183,7 @@ def abort_by(error: BaseException, store: Coordination, worker: int) -> None:
     try:
         store.abort(worker, abort_reason(error), comes_again=comes_again(error))
     except CtrPsError as failure:
-        logger.warning("not all others could be told of the error: %s", failure)
+        logger.warning("not all other workers could be told of the error: %s", failure)
 
 
 @contextmanager

@@ -107,7 +107,7 @@ class Run(AbstractContextManager["Run"]):
             is_in_process=role.is_in_process,
         )
         if self.is_replacement:
-            logger.info("takes the place of a lost process worker=%d", self.worker)
+            logger.info("replacing a lost process worker=%d", self.worker)
         self._is_declared = False
         if job.train.base_rate != "data" or not num_biases(model):
             try:
@@ -160,8 +160,8 @@ class Run(AbstractContextManager["Run"]):
         """
         if self._communicator is not None:
             raise UsageError(
-                f"{url} cannot be loaded: training has begun, and workers hold parameters of their own; "
-                "load before the first pass"
+                f"{url} cannot be loaded, as training has begun and workers hold parameters: load before "
+                "the first pass"
             )
         takes_dense = not only or DENSE_BLOCK in only
         self._declare(() if takes_dense or self._is_declared else self._rates_of(head))
@@ -179,7 +179,7 @@ class Run(AbstractContextManager["Run"]):
         The parameters loaded have this version, and this much of the training of each worker, and of all.
         """
         self.store.resume(version, progress, batches=batches)
-        logger.info("resumes an earlier run at version=%d batches=%d", version, batches)
+        logger.info("resuming an earlier run version=%d batches=%d", version, batches)
 
     def start(self, head: Iterable[Batch] = (), *, num_training: int | None = None) -> None:
         """Waits for all workers, and makes ready to train; once started, a no-op.
@@ -276,7 +276,7 @@ class Run(AbstractContextManager["Run"]):
         Raises UsageError if tables are on a device, where steps are of a pass.
         """
         if self._job.device.tables == "pass":
-            raise UsageError('device.tables is "pass", where passes are trained, not single steps')
+            raise UsageError('device.tables is "pass", which trains passes, not single steps')
         return self._step_loop(thread_num=1).steps(batches)
 
     def evaluate(
@@ -306,8 +306,8 @@ class Run(AbstractContextManager["Run"]):
         """
         if self._partial_pass is not None:
             raise AbortedError(
-                f"the write back of a pass ended midway, so the parameters may have a part of that pass, and "
-                f"cannot be saved, evaluated or trained: start the job again from its newest checkpoint, as "
+                "the write back of a pass was interrupted, so parameters may include a part of that pass "
+                "and cannot be saved, evaluated or trained: start the job again from its newest checkpoint, "
                 f"with checkpoint.resume = true ({self._partial_pass})"
             )
         if self._communicator is not None:
@@ -351,7 +351,7 @@ class Run(AbstractContextManager["Run"]):
         )
         if num_brought < self.num_workers and not is_repeating:
             logger.warning(
-                "a sum of numbers of %s only, %d of %d have left",
+                "the sum of numbers lacks some workers: only %s contributed, %d of %d have left",
                 counted(int(num_brought), "worker"),
                 self.num_workers - num_brought,
                 self.num_workers,
@@ -487,9 +487,7 @@ class Run(AbstractContextManager["Run"]):
 
     def _pass_trainer(self) -> PassTrainer:
         if self._plan.new_pass_trainer is None:
-            raise UsageError(
-                'device.tables is "pass", and this run was not given a trainer of passes'
-            )
+            raise UsageError('device.tables is "pass", but this run has no trainer of passes')
         return self._plan.new_pass_trainer(
             self._trained_model,
             self._plan.specs,

@@ -56,8 +56,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         if not is_continued and not job.run.overwrite and _has_a_line(metrics):
             raise job.error(
                 "run.dir",
-                f"{metrics} has the metrics of an earlier run: name another folder, set checkpoint.resume = "
-                f"true to resume that run and append to them, or run.overwrite = true to replace them",
+                f"{metrics} has the metrics of an earlier run: choose another folder, set checkpoint.resume "
+                "= true to resume that run and append to them, or run.overwrite = true to replace them",
             )
 
     def __enter__(self) -> Self:

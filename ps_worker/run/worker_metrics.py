@@ -33,13 +33,15 @@ class WorkerMetrics(Collector):
         """Yields the metrics as of now."""
         counts = self._progress.counts()
         yield _counter(
-            "steps", "Batches trained on, an earlier run's included.", self._progress.steps
+            "steps", "Batches trained on, including those of an earlier run.", self._progress.steps
         )
         yield _counter("examples", "Examples trained on.", counts.examples)
-        yield _counter("loss", "Loss, summed over examples by their weights.", counts.loss)
-        yield _counter("weight", "Weights of the examples, summed.", counts.weight)
+        yield _counter("loss", "Weighted sum of the loss over examples.", counts.loss)
+        yield _counter("weight", "Sum of the weights of examples.", counts.weight)
         seconds = CounterMetricFamily(
-            "ctr_worker_step_seconds", "Of training threads, by part of a step.", labels=["part"]
+            "ctr_worker_step_seconds",
+            "Time of training threads by part of a step.",
+            labels=["part"],
         )
         for part, value in self._progress.times.totals().items():
             seconds.add_metric([part], value)
@@ -48,11 +50,15 @@ class WorkerMetrics(Collector):
         for name, text, value in (
             ("recent_log_loss", "Log loss of the last batches.", recent.log_loss()),
             ("recent_auc", "AUC of the last batches.", recent.auc()),
-            ("recent_calibration", "Predicted over actual clicks of them.", recent.calibration()),
+            (
+                "recent_calibration",
+                "Calibration of the last batches: predicted over actual clicks.",
+                recent.calibration(),
+            ),
         ):
             if math.isfinite(value):
                 yield GaugeMetricFamily(f"ctr_worker_{name}", text, value=value)
-        yield _counter("retries", "Calls that were sent to a server again.", self._num_retries())
+        yield _counter("retries", "Calls retried.", self._num_retries())
 
 
 def metrics_port(run: Run, address: str) -> AbstractContextManager[Any]:
@@ -86,7 +92,7 @@ def worker_status(run: Run) -> Status:
             "log loss, last batches": recent.log_loss(),
             "AUC, last batches": recent.auc(),
             "calibration, last batches": recent.calibration(),
-            "calls sent again": _retries_of(run)(),
+            "calls retried": _retries_of(run)(),
         },
         series=[
             Series(name="examples a second", value=counts.examples, kind="rate"),

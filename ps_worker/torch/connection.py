@@ -70,7 +70,7 @@ def open_tables(
     if job.cluster.on_worker_loss == "wait":
         raise job.error(
             "cluster.on_worker_loss",
-            "on_worker_loss is 'wait', but nothing here knows where a lost worker's loop was: expected "
+            "on_worker_loss is 'wait', but nobody knows the position of a lost worker's own loop: expected "
             "'fail' or 'continue'",
         )
     if max_pending_mb < 1:
@@ -103,7 +103,8 @@ def open_tables(
 def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> WorkerRole:
     if servers is None and (worker, num_workers) != (0, 1):
         raise RoleError(
-            f"worker {worker} of {num_workers} has no servers: give servers=, or all by the environment"
+            f"worker {worker} of {num_workers} has no servers: give servers=, or set all variables of the "
+            "environment"
         )
     if servers is not None:
         endpoints = require_endpoints(list(servers), "servers")
@@ -112,7 +113,11 @@ def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> Wo
         return WorkerRole(endpoints=endpoints, worker_index=worker, num_workers=num_workers)
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
-        raise RoleError("this process is no worker by TRAINING_ROLE: only workers open tables")
+        raise RoleError(
+            "by TRAINING_ROLE this process is not a worker, but only workers open tables"
+        )
     if role.heter_endpoints:
-        raise RoleError("this job has heter trainers, which a user's own loop cannot use")
+        raise RoleError(
+            "this job has heter trainers, which your own training loop cannot use: start none"
+        )
     return role

@@ -81,8 +81,8 @@ class Embedding(TableModule):
             )
         if torch.jit.is_tracing():
             raise UsageError(
-                f"{self!r} cannot be traced: the rows of these keys would answer for all; trace the layers "
-                f"behind it"
+                f"{self!r} cannot be traced, as the rows of these keys would become constants: trace the "
+                "layers behind it"
             )
         unique, inverse = unique_keys(keys_of(keys))
         rows = tensor_of(self.tables.pull(self.spec.name, unique, trains=self.training))

@@ -82,9 +82,9 @@ class PendingGradients:
             self.merged()
         if self.num_bytes > self._limit_bytes:
             raise UsageError(
-                f"gradients of {self.num_bytes / 2**20:.0f} MB wait to be pushed, at most "
-                f"{self._limit_bytes / 2**20:.0f} MB may (max_pending_mb): call PushOptimizer.step() or "
-                f"zero_grad() after backward()"
+                f"{self.num_bytes / 2**20:.0f} MB of gradients wait to be pushed, more than max_pending_mb "
+                f"= {self._limit_bytes / 2**20:.0f}: call PushOptimizer.step() or zero_grad() after "
+                "backward()"
             )
         for gradients in self._tables.values():
             gradients.close_group()
@@ -107,7 +107,7 @@ class PendingGradients:
         self._num_backwards += self._is_backward_new
         if self._is_backward_new and self._num_backwards == _MANY_BACKWARDS:
             logger.warning(
-                "%d backward passes without PushOptimizer.step() or zero_grad(): no row is trained by them",
+                "%d backward passes without PushOptimizer.step() or zero_grad(): their rows are not trained",
                 _MANY_BACKWARDS,
             )
         self._is_backward_new = False

@@ -101,8 +101,8 @@ class Prefetcher:
     def _checked(self, answer: Mapping[str, Tensor]) -> Mapping[str, Keys]:
         if not isinstance(answer, Mapping):
             raise UsageError(
-                f"keys_of_batch returned a {type(answer).__name__}, expected its keys by table, as "
-                f'{{"items": batch["items"]}}'
+                f"keys_of_batch returned a {type(answer).__name__}, expected keys by table, such as "
+                '{"items": batch["items"]}'
             )
         for table, keys in answer.items():
             if table not in self._tables:

@@ -128,7 +128,7 @@ class Tables:
         embeddings = [each for each in module.modules() if isinstance(each, TableModule)]
         if not embeddings:
             raise UsageError(
-                f"{type(module).__name__} has no embedding of ctr_ps.torch: there is nothing to attach"
+                f"{type(module).__name__} has no embedding of ctr_ps.torch, so nothing can be attached"
             )
         for spec in specs_of_tables([each.spec for each in embeddings], self._job):
             self._store.create_table(spec)
@@ -236,7 +236,7 @@ class Tables:
         self._require_open()
         if self._num_pushes:
             raise UsageError(
-                f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load first"
+                f"{url} cannot be loaded after {counted(self._num_pushes, 'step')}: load it first"
             )
 
         def load() -> str:
@@ -247,7 +247,8 @@ class Tables:
                 self._store.resume(found.manifest.version, {}, batches=batches)
             elif batches and self._job.optimizer.has_schedule:
                 logger.info(
-                    "the schedule of the learning rates starts at step 0 url=%s: resume=True continues at %d",
+                    "the schedule of the learning rates starts at step 0 url=%s: to continue it at step %d, "
+                    "load with resume=True",
                     found.url,
                     batches,
                 )
@@ -274,7 +275,7 @@ class Tables:
         if failure is not None:
             raise failure
         if not answer.values.any():
-            raise CheckpointError(f"worker 0 could not {what}: its error says why")
+            raise CheckpointError(f"worker 0 could not {what}: see its log")
         return answer.values.astype(np.uint8).tobytes().decode("ascii")
 
     def _next_barrier(self) -> str:
@@ -294,8 +295,8 @@ class Tables:
                 for table, grad in self.pending.merged().items()
             )
             logger.warning(
-                "%s comes while gradients of %s wait: PushOptimizer.step() pushes them, zero_grad() drops "
-                "them",
+                "%s is called while gradients of %s wait: push them with PushOptimizer.step(), or drop them "
+                "with zero_grad()",
                 event,
                 ", ".join(waiting),
             )
@@ -305,8 +306,8 @@ class Tables:
             raise UsageError("the tables are closed: look up and push inside `with open_tables()`")
         if os.getpid() != self._process:
             raise UsageError(
-                "the tables belong to another process, such as the parent of a DataLoader's workers: rows "
-                "here would stay as they are now; look up in the process that trains"
+                "the tables belong to another process, such as the parent of a DataLoader's workers, and "
+                "rows here would never change: look up in the process that trains"
             )
 
     def close(self) -> None:
@@ -369,8 +370,8 @@ class PushOptimizer:
         tables = self._tables
         if tables._num_pushes != tables._pushes_saved:
             raise UsageError(
-                f"rows have changed since {tables.checkpoint or 'they were made'}: save them by Tables.save "
-                f"first, so that the state can name their checkpoint"
+                f"rows have changed since {tables.checkpoint or 'they were made'}: call Tables.save first, "
+                "so that the state can name their checkpoint"
             )
         dims = {name: table.dim for name, table in sorted(tables._declared.items())}
         return {"tables": dims, "checkpoint": tables.checkpoint, "token": tables._token}
@@ -387,6 +388,7 @@ class PushOptimizer:
             )
         if own["token"] != state.get("token"):
             raise CheckpointError(
-                f"the state is of the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but these are "
-                f"of {own['checkpoint'] or 'no checkpoint'!r}: call Tables.load with the former first"
+                f"the state belongs to the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but "
+                f"these are of {own['checkpoint'] or 'no checkpoint'!r}: load its checkpoint with "
+                "Tables.load first"
             )

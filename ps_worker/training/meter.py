@@ -162,8 +162,8 @@ class Progress:
         recent = self._sliding.metrics().log_loss()
         if self._has_log_loss and loss > base_loss and recent > base_loss:
             logger.warning(
-                "%s has a log loss of %.5f (%.5f in the last %d batches of this worker), above %.5f, that of "
-                "predicting the click rate %.4f for every example: %s",
+                "%s has a log loss of %.5f (%.5f in the last %d batches of this worker), above %.5f, the "
+                "log loss of predicting the click rate %.4f for every example: %s",
                 what,
                 loss,
                 recent,
@@ -253,8 +253,8 @@ class Progress:
         if self._is_comparing and self._has_logged and loss > base_loss:
             self._is_comparing = False
             logger.warning(
-                "the examples since the last line, up to step %d, have a mean loss of %.5f, above %.5f, that "
-                "of predicting for each the click rate %.4f of all examples so far: %s",
+                "the examples since the last line, up to step %d, have a mean loss of %.5f, above %.5f, the "
+                "loss of predicting the click rate %.4f of all examples so far for each: %s",
                 self.steps,
                 loss,
                 base_loss,
@@ -346,8 +346,8 @@ class LearningRates:
         if ended and not self._has_ended:
             self._has_ended = True
             logger.warning(
-                "the learning rate of %s is 0 after %d batches of all workers, by its schedule: nothing more "
-                "is learnt there; raise optimizer.schedule.total_steps, or set end_factor above 0",
+                "the learning rate of %s is 0 after %d batches of all workers, by its schedule, so it no "
+                "longer learns: raise optimizer.schedule.total_steps, or set end_factor above 0",
                 ", ".join(ended),
                 batches,
             )

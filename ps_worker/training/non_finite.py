@@ -51,8 +51,8 @@ class NonFiniteBatches:
             faults[LOSS] = f"loss is {loss!r}"
         if faults and self._policy == "fail":
             raise GradientError(
-                f"{self._whose}batch {number}: {next(iter(faults.values()))}; nothing of it was applied. "
-                f"Lower the learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
+                f"{self._whose}batch {number}: {next(iter(faults.values()))}; nothing of it was applied: "
+                "lower the learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
             )
         with self._lock:
             self._recent.append(bool(faults))
@@ -75,6 +75,6 @@ class NonFiniteBatches:
         if recent > WINDOW // 2:
             raise GradientError(
                 f"{self._whose}{recent} of the last {len(self._recent)} batches were skipped, the last one, "
-                f"{number}, since its {next(iter(faults.values()))}: the model has diverged. Start again "
-                f"from a checkpoint with a smaller learning rate, and check the scaling of the input"
+                f"{number}, because its {next(iter(faults.values()))}: the model has diverged. Start again "
+                "from a checkpoint with a smaller learning rate, and check the scaling of the input"
             )

@@ -102,7 +102,7 @@ class _Thread:
         """
         if step.batch.labels is None:
             raise DataError(
-                "training data has rows without labels; only evaluation and inference do without"
+                "training data has rows without labels: only evaluation and inference allow that"
             )
         grads = {name: np.empty_like(values) for name, values in pulled.rows.items()}
         lookups = step.keys.lookups(pulled.rows)

@@ -171,7 +171,7 @@ def test_model_to_predict_with_is_saved_while_deltas_go_on(store, tmp_path: Path
 
     read = SavedModel.open(tmp_path / "half").read("deep", KEYS)
     np.testing.assert_array_equal(read, rows.astype(np.float16).astype(np.float32))
-    with pytest.raises(CheckpointError, match="is of kind 'inference'"):
+    with pytest.raises(CheckpointError, match="is for inference"):
         store.load(str(tmp_path / "half"))
     store.save(SaveRequest(url=str(tmp_path / "delta"), base=str(tmp_path / "full")))
     assert Checkpoint.open(tmp_path / "delta").digest_of_files() == store.digest()
@@ -188,12 +188,12 @@ def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
 
     for url, kind in ((full, "full"), (delta, "delta")):
         with pytest.raises(
-            CheckpointError, match=rf"of kind '{kind}': an inference checkpoint will"
+            CheckpointError, match=rf"of kind '{kind}', which an inference checkpoint does"
         ):
             store.save(SaveRequest(url=url, inference=InferenceSettings()))
     for base in ("", delta):
         with pytest.raises(
-            CheckpointError, match="of kind 'inference': a checkpoint for training will not"
+            CheckpointError, match="of kind 'inference', which a checkpoint for training does not"
         ):
             store.save(SaveRequest(url=half, base=base))
 

@@ -109,7 +109,7 @@ def test_barrier_lets_all_go_on_at_one_version(open_job):
 def test_barrier_that_some_do_not_reach_names_them(open_job):
     first, *_ = open_job(num_workers=3, wait_limit_s=0.1)
 
-    with pytest.raises(WaitTimeoutError, match=r"barrier 'pass': workers \[1, 2\] did not come"):
+    with pytest.raises(WaitTimeoutError, match=r"barrier 'pass': workers \[1, 2\] did not arrive"):
         first.barrier("pass", 0, step=0).result()
 
 
@@ -375,7 +375,7 @@ def test_place_of_a_worker_is_taken_by_one_process(open_job: OpenJob) -> None:
     store, other = open_job(num_workers=2)
     store.join(1, INCARNATION, terms={"mode": "sync"}).result()  # sent again
 
-    with pytest.raises(ProtocolError, match="worker 1 of this job is another process"):
+    with pytest.raises(ProtocolError, match="another process joined as worker 1"):
         other.join(1, INCARNATION + 1, terms={"mode": "sync"}).result()
     with pytest.raises(ProtocolError, match="worker 2 called, but this job has 2 workers"):
         other.join(2, INCARNATION, terms={"mode": "geo"}).result()

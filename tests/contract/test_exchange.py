@@ -122,7 +122,7 @@ def test_sender_that_does_not_end_is_named(open_job: OpenJob) -> None:
     stores[0].take("exchange", 0, received=0).result()
 
     with pytest.raises(
-        WaitTimeoutError, match=r"exchange 'exchange': nothing came for worker 0 .* \[1, 2\]"
+        WaitTimeoutError, match=r"exchange 'exchange': no message for worker 0 .* \[1, 2\]"
     ):
         stores[0].take("exchange", 0, received=1).result()
 

@@ -303,12 +303,12 @@ def test_unadmitted_keys_read_the_default_value_in_training_too(store: Store) ->
 @pytest.mark.parametrize(
     ("scoring", "message"),
     [
-        (None, "'scored', which is not declared: declare that one first"),
+        (None, "'scored', which is not declared: declare that table first"),
         (replace(SCORED, statistics=None), "which keeps no statistics"),
         (replace(SCORED, num_shards=4), "which has 4 shards, not 64"),
         (
             replace(SCORED, admission=replace(HOT, table="first")),
-            "which itself admits by the score of 'first': name that one",
+            "which itself uses the score of 'first': name 'first' instead",
         ),
     ],
 )

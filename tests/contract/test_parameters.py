@@ -245,10 +245,10 @@ def test_dense_block_of_one_element_is_pulled_and_pushed(store):
 @pytest.mark.parametrize(
     ("digest", "values", "message"),
     [
-        (5, None, "has a digest of initial values, and comes without them"),
-        (0, np.ones(7, np.float32), "has no digest of initial values, and comes with them"),
-        (5, np.ones(8, np.float32), r"of shape \(8,\), expected \(7,\)"),
-        (5, np.full(7, np.nan, np.float32), "infinite or not a number"),
+        (5, None, "has a digest of initial values, but no values"),
+        (0, np.ones(7, np.float32), "has initial values, but no digest of them"),
+        (5, np.ones(8, np.float32), r"have shape \(8,\), expected \(7,\)"),
+        (5, np.full(7, np.nan, np.float32), "infinite or NaN"),
     ],
 )
 def test_dense_block_with_other_values_than_it_says_is_refused(store, digest, values, message):
@@ -328,9 +328,7 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
         digests = last.engine.parameters.shard_digests()
         last.engine.shard_map = replace(last.engine.shard_map, epoch=5)
 
-        refused = (
-            rf"epoch 1, but server {num_servers - 1} of {num_servers} has that of epoch 5: connect"
-        )
+        refused = rf"epoch 1, server {num_servers - 1} of {num_servers} that of epoch 5: connect"
         for call in (
             lambda: client.push_grad(random_gradients(1), push_id(sequence=1)),
             lambda: client.pull_sparse({"deep": KEYS}, missing=Missing.ZEROS),
@@ -372,7 +370,7 @@ def test_push_on_arrival_while_a_step_waits_for_parts_changes_nothing(open_job):
     first.push_grad(random_gradients(0), push_id(0), at=0).result()
     before, status = first.digest(), first.status()
 
-    with pytest.raises(ProtocolError, match="worker 1 pushed to be applied on arrival"):
+    with pytest.raises(ProtocolError, match="worker 1 pushed asynchronously"):
         second.push_grad(random_gradients(1), push_id(1)).result()
 
     assert first.digest() == before

@@ -205,7 +205,7 @@ def test_rows_beyond_the_memory_limit_are_not_created() -> None:
     store = joined(in_process(limits=Limits(memory_limit=1)))
     state = state_of(store)
 
-    with pytest.raises(CtrPsError, match="creates no more rows"):
+    with pytest.raises(CtrPsError, match="refuses a new row"):
         store.push_state(state, push_id()).result()
 
     assert store.status().tables["deep"].rows == 0
@@ -220,7 +220,7 @@ def test_chunks_of_gradients_and_of_state_are_not_one_push() -> None:
     push = push_id(sequence=0)
     store.engine.push_chunk(PushChunk([], [], 0, 2), push).result()
 
-    with pytest.raises(ProtocolError, match="chunks of gradients, and others of state"):
+    with pytest.raises(ProtocolError, match="mixes chunks of gradients and chunks of state"):
         store.engine.push_chunk(StateChunk([], [], 1, 2), push).result()
 
 
@@ -372,7 +372,7 @@ def test_stretches_in_another_order_are_no_block() -> None:
     first, *others = split_state(ModelState({}, state_of(in_process()).blocks), limit_bytes=64)
     assert others
 
-    with pytest.raises(ProtocolError, match="continues at element"):
+    with pytest.raises(ProtocolError, match="starts at element"):
         join_state([*others, first])
 
 

@@ -147,7 +147,7 @@ def test_auc_of_weighted_examples_is_scikit_learns() -> None:
 
 
 def test_weights_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 labels came with 1 weights"):
+    with pytest.raises(ValueError, match="1 weights for 2 labels"):
         ClickMetrics().add(np.ones(2, np.float32), np.ones(2, np.float32), np.ones(1, np.float32))
 
 
@@ -230,7 +230,7 @@ def test_prediction_out_of_range_is_refused(wrong: float) -> None:
 def test_labels_without_predictions_are_refused() -> None:
     metrics = ClickMetrics()
 
-    with pytest.raises(ValueError, match="2 labels came with 1 predictions"):
+    with pytest.raises(ValueError, match="1 predictions for 2 labels"):
         metrics.add(np.ones(2, np.float32), np.full(1, 0.5, np.float32))
     assert metrics.examples == 0
 

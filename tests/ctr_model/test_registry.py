@@ -186,9 +186,7 @@ def test_file_that_imports_one_beside_it_says_that_a_model_is_one_file(
     path = tmp_path / "importing.py"
     path.write_text("from helpers import x\n")
 
-    with pytest.raises(
-        ValueError, match=r"'helpers'; it is beside the file, but a model is one file"
-    ):
+    with pytest.raises(ValueError, match=r"'helpers'; a checkpoint carries one file for a model"):
         build_model(f"{path}:MyModel", Schema.numbered(2, 3), {})
 
 

@@ -203,7 +203,7 @@ def test_end_of_the_watcher_is_told_and_is_no_failure(caplog: pytest.LogCaptureF
     logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 0
     assert (
-        "cannot follow the training steps any more: versions exited, see log/versions.log"
+        "training steps are no longer followed: versions exited, see log/versions.log"
         in caplog.text
     )
 
@@ -371,10 +371,10 @@ def test_report_says_what_was_done_and_how_long_the_run_took_to_recover() -> Non
     )
 
     assert report.lines() == [
-        "killed pserver.1 at 5.0 s, step 200: all servers went on after 1.3 s",
-        "did not kill trainer.0 at 6.0 s: it did not run",
-        "paused for 2.5 s trainer.0 at 9.0 s: no progress was seen after it",
-        "pserver.1: neither killed nor paused, as the run ended before",
+        "killed pserver.1 at 5.0 s, step 200: progress on all servers after 1.3 s",
+        "no kill of trainer.0 at 6.0 s: the process was not running",
+        "paused for 2.5 s trainer.0 at 9.0 s: no progress afterwards",
+        "pserver.1: neither killed nor paused, the run ended first",
         "calls with reply_lost: 3 PushGrad, 1 PullDense",
         "calls with delayed: none",
     ]

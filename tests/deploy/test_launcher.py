@@ -38,7 +38,7 @@ def test_checkpoint_of_an_earlier_run_is_not_resumed_unless_asked(tmp_path: Path
     unasked = Resumption(str(tmp_path), is_asked=False)
     asked = Resumption(str(tmp_path), is_asked=True)
 
-    is_earlier = f"the start: epoch-1 in {tmp_path} is of an earlier run"
+    is_earlier = f"the start: epoch-1 in {tmp_path} belongs to an earlier run"
     assert unasked.look() == (STARTS_FRESH, is_earlier)
     assert asked.look() == (RESUMES, f"{tmp_path}/epoch-1")
 

@@ -212,7 +212,7 @@ def test_cluster_without_room_is_refused_and_the_next_job_gives_the_result_of_pr
     )
     assert done.returncode == 14
     assert "error: Ray found no place for 2 servers and 5 workers within 1 s" in done.stderr
-    assert "free are 4" in done.stderr  # the servers have their place
+    assert "4 are free" in done.stderr  # the servers have their place
     assert "--address" not in done.stderr
 
     own = os.environ | {"CTR_PS_TOKEN": "a-token-of-this-test", "CTR_PS_LOG_FORMAT": "json"}

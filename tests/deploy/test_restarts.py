@@ -64,7 +64,7 @@ def test_killed_server_is_started_again_with_all_that_it_had(
     assert note == "ps-launch: restarted (1 of 2)"
     assert first == second
     assert "PADDLE_PORT" in first
-    assert "pserver.0 was ended by SIGKILL: starting it again, restarted (1 of 2)" in caplog.text
+    assert "pserver.0 was ended by SIGKILL: restarting it, restarted (1 of 2)" in caplog.text
 
 
 def test_killed_worker_is_started_again_and_shown() -> None:
@@ -121,13 +121,13 @@ def test_second_run_goes_on_from_the_update_logs_of_one_that_failed(
         server, "open('done', 'w').close(); raise SystemExit(8)", durability="log"
     )
     assert code == 8
-    assert "kept the update logs in log/update-log: the same command goes on" in caplog.text
+    assert "kept the update logs in log/update-log: the same command resumes" in caplog.text
 
     code, _ = launched_here(server, "open('done', 'w').close()", durability="log")
 
     assert code == 0
     assert Path("log/pserver.0.log").read_text() == "True\n"
-    assert "going on from the update logs of an earlier run in log/update-log" in caplog.text
+    assert "resuming from the update logs of an earlier run in log/update-log" in caplog.text
     assert not Path("log/update-log").exists()
 
 
@@ -137,7 +137,7 @@ def test_update_logs_with_which_a_run_cannot_go_on_are_not_removed(run: dict[str
     segment.parent.mkdir(parents=True)
     segment.touch()
 
-    with pytest.raises(LogDirError, match=r"of server-0, from which .* Remove the folder, or"):
+    with pytest.raises(LogDirError, match=r"of server-0 in .* Remove the folder, or"):
         launched_here("exit(1)", "exit(1)", durability="log", **run)
 
     assert segment.exists()
@@ -179,7 +179,7 @@ open("done", "w").close()
     assert first.startswith("[] [")
     assert second.startswith("['--set', 'checkpoint.resume=true'] [")
     assert "trainer.0 was ended by SIGKILL: stopping all processes" in caplog.text
-    assert "starting all again from model/epoch-1, restarted (1 of 1)" in caplog.text
+    assert "restarting all processes from model/epoch-1, restarted (1 of 1)" in caplog.text
     for name in ("pserver.0", "trainer.0"):
         assert "ps-launch: restarted (1 of 1)\n" in Path(f"log/{name}.log").read_text()
 
@@ -206,7 +206,7 @@ while True:
 
     assert code == 128 + signal.SIGINT
     assert "got SIGINT" in err
-    assert "starting all again" not in err
+    assert "restarting all processes" not in err
 
 
 def test_process_that_was_started_again_does_not_outlive_the_launcher() -> None:
@@ -227,8 +227,8 @@ def test_crash_at_every_start_ends_the_run() -> None:
         code, _, err = finish(process)
 
     assert code == 128 + signal.SIGSEGV
-    assert err.count("starting it again") == 3
-    assert "started again 3 times within 10 s without progress" in err
+    assert err.count("restarting it") == 3
+    assert "restarted 3 times within 10 s without progress" in err
 
 
 def test_job_without_checkpoints_is_not_started_again() -> None:

@@ -183,7 +183,7 @@ def test_killed_containers_that_are_started_again_change_no_byte_of_the_model(
         project.engine.output("docker", "wait", project.container(service))
     logs = project.run("logs", "--no-color")
     assert project.exit_codes() == dict.fromkeys(SERVICES, 0), logs[-4000:]
-    assert "takes the place of a lost process worker=1" in logs
+    assert "replacing a lost process worker=1" in logs
     assert "recovered checkpoint=" in logs
     assert result_of(project)["model_digest"] == undisturbed["model_digest"]
 

@@ -111,4 +111,4 @@ def test_two_workers_are_refused(data: Path, tmp_path: Path) -> None:
     )
 
     assert done.returncode == 2
-    assert 'device.tables: is "pass", with which one worker trains all rows' in done.stderr
+    assert 'device.tables: is "pass", so one worker trains all rows' in done.stderr

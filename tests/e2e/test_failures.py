@@ -197,7 +197,7 @@ def test_worker_that_was_restarted_is_refused(data: Path, tmp_path: Path) -> Non
         log = again.wait()
 
     assert again.process.returncode == 10
-    assert "worker 1 of this job is another process, which joined before" in log.splitlines()[-1]
+    assert "another process joined as worker 1 before" in log.splitlines()[-1]
 
 
 @pytest.mark.parametrize("wrong", [1, 3])

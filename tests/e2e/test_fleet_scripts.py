@@ -150,7 +150,7 @@ def test_worker_that_ends_without_stop_worker_ends_all(
     (code, log), (other_code, other_log) = endings_of_workers(tmp_path, SCRIPT + script)
 
     assert (code, other_code) == (2, 12), other_log
-    missing = "the script has ended without fleet.stop_worker(): call it at the end"
+    missing = "the script ended without fleet.stop_worker(): call it at the end"
     assert f"error: {missing}" in log
     assert f": worker 0 aborted the job: ScriptEndedError: {missing}" in other_log
 
@@ -254,7 +254,7 @@ def test_server_that_never_serves_ends_all_and_says_what_is_missing(tmp_path: Pa
 
     assert done.returncode == 2
     assert "pserver." in done.stderr
-    assert "its script has ended without fleet.run_server()" in done.stderr
+    assert "its script ended without fleet.run_server()" in done.stderr
 
 
 def test_server_that_fails_to_start_ends_with_its_exit_code(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_ctrl_c_in_training_lets_all_end_in_order(demo: Path) -> None:
         assert "ended reason='SIGTERM'" in (demo / f"log/pserver.{index}.log").read_text()
         worker = (demo / f"log/trainer.{index}.log").read_text()
         assert "SIGTERM: this worker ends" in worker
-        assert "sends again" not in worker
+        assert "retrying" not in worker
         assert "not ended within" not in worker
 
 
@@ -91,6 +91,6 @@ def test_second_launch_goes_on_from_the_update_logs_of_one_that_was_killed(demo:
 
     digest, said = result_of("--set", "train.log_every_s=0.1")
 
-    assert "going on from the update logs of an earlier run in log/update-log" in said
+    assert "resuming from the update logs of an earlier run in log/update-log" in said
     assert digest == undisturbed
     assert not (demo / "log/update-log").exists()

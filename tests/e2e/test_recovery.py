@@ -386,8 +386,8 @@ def test_job_ends_with_the_first_worker_if_it_is_told_to_end(data: Path, tmp_pat
 @pytest.mark.parametrize(
     ("on_worker_loss", "lost", "reason"),
     [
-        ("continue", "worker.0", "the others cannot go on without worker 0"),
-        ("fail", "worker.1", r"nothing was heard of workers [1] for 1.5 s"),
+        ("continue", "worker.0", "and the job cannot continue without worker 0"),
+        ("fail", "worker.1", r"no call from workers [1] for 1.5 s"),
     ],
 )
 def test_job_ends_without_a_worker_that_it_needs(
@@ -445,7 +445,7 @@ def test_job_whose_server_stayed_away_goes_on_when_all_are_started_again(
             calls = ("PushPull", "PushGrad", "PullSparse", "PullDense", "Renew")
             assert any(call in error for call in calls)
         assert "start all servers and workers again" in job.error("server.0")
-        assert f"kept, it is whole folder={job.update_log('server.0')}" in job.log("server.0")
+        assert f"kept for a restart folder={job.update_log('server.0')}" in job.log("server.0")
 
         for name in (*job.servers, *job.workers):
             job.start(name)

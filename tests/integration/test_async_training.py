@@ -24,7 +24,7 @@ from tests.support.stores import joined, member
 from tests.support.training import job, random_batches, small_model, together, train_worker
 
 LIMIT_S = 20.0
-IN_VAIN = "training without waiting for the first batches of worker 0"
+IN_VAIN = "training before worker 0 has trained the first batches"
 ROWS_OF_THREE = {"embedding": np.arange(3, dtype=np.uint64)}
 LEARNS = (
     "optimizer.sparse={name='adagrad', learning_rate=0.1, initial_accumulator=0.0}",

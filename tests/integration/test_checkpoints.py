@@ -69,7 +69,7 @@ def test_checkpoint_that_is_replaced_while_it_is_loaded_is_refused(
         before = store.digest()
         monkeypatch.setattr(Checkpoint, "verify", verify_and_replace)
 
-        with pytest.raises(CheckpointError, match="replaced in the meantime"):
+        with pytest.raises(CheckpointError, match="was replaced during the load"):
             store.load(folder)
 
         assert store.digest() == before
@@ -135,7 +135,7 @@ def test_server_that_sees_other_storage_than_the_worker_says_so(
         declare(store)
 
         with pytest.raises(
-            CheckpointError, match=r"127\.0\.0\.1:\d+: this server does not see the"
+            CheckpointError, match=r"127\.0\.0\.1:\d+: this server does not find the"
         ):
             store.save(SaveRequest(url=f"memory://{tmp_path.name}/model"))
 
@@ -219,13 +219,13 @@ def test_process_without_its_place_publishes_nothing(tmp_path: Path) -> None:
             store.engine.lose([0])
         successor.join(0, 6, terms={}, lease=lease).result()
 
-        with pytest.raises(ProtocolError, match="is another process by now"):
+        with pytest.raises(ProtocolError, match="another process has taken the place of"):
             paused.confirm_place(0)
-        with pytest.raises(ProtocolError, match="is another process by now"):
+        with pytest.raises(ProtocolError, match="another process has taken the place of"):
             paused.save(SaveRequest(url=str(tmp_path / "epoch-2")))
 
         declare(successor)
         successor.confirm_place = paused.confirm_place  # as if it lost the place while it saves
-        with pytest.raises(ProtocolError, match="is another process by now"):
+        with pytest.raises(ProtocolError, match="another process has taken the place of"):
             successor.save(SaveRequest(url=str(tmp_path / "epoch-2")))
     assert [path.parent.name for path in tmp_path.glob("*/MANIFEST.json")] == ["epoch-1"]

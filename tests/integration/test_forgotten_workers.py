@@ -15,7 +15,7 @@ LIMIT_S = 20.0
 LONG_LEASE_S, SHORT_LEASE_S = 60.0, 3.0
 """With the short one the worker learns it by the next renewal, with the long one by its next call."""
 
-TOLD = r"worker 0 aborted the job: NotJoinedError: .*has not joined this job: was this server restarted"
+TOLD = r"worker 0 aborted the job: NotJoinedError: .*has not joined this job: if this server was restarted"
 
 
 @pytest.mark.parametrize("forgetful", [0, 1])

@@ -191,7 +191,7 @@ def test_worker_is_told_what_its_credentials_lack(token_file: Path) -> None:
     with protected(Credentials(token_file=str(token_file))) as servers:
         (endpoint,) = servers.endpoints
         with (
-            pytest.raises(UnknownCallerError, match=r"shows no token.*set CTR_PS_TOKEN_FILE"),
+            pytest.raises(UnknownCallerError, match=r"has no token.*set CTR_PS_TOKEN_FILE"),
             closing(transport_to(endpoint, Credentials())) as transport,
         ):
             wait_for_servers(transport, LIMIT_S)
@@ -239,7 +239,7 @@ def test_each_call_in_flight_is_sent_again_with_a_token_that_was_exchanged(
                 answer.result()
 
             known.write_text(TOKENS[Access.READER])
-            with pytest.raises(UnknownCallerError, match="does not know its token"):
+            with pytest.raises(UnknownCallerError, match="does not know the token"):
                 transport.call(0, calls.GET_STATUS, None).result()
 
 

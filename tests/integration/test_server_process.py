@@ -95,7 +95,7 @@ def test_address_of_all_interfaces_is_bound_for_callers_with_a_token_alone(port,
     environment = environment_of([port], 0)
     with server_process(environment, log, "--bind", "0.0.0.0") as server:
         assert server.wait() == 2
-    assert "0.0.0.0 may be reached from other machines" in server.log
+    assert "0.0.0.0 is reachable from other machines" in server.log
 
     token = "0123456789abcdef"
     with server_process({**environment, "CTR_PS_TOKEN": token}, log, "--bind", "0.0.0.0") as server:
@@ -103,7 +103,7 @@ def test_address_of_all_interfaces_is_bound_for_callers_with_a_token_alone(port,
         transport = GrpcTransport([endpoint], credentials=Credentials(token=token))
         wait_for_servers(transport, 60)
         transport.close()
-        with pytest.raises(UnknownCallerError, match="shows no token"):
+        with pytest.raises(UnknownCallerError, match="has no token"):
             connect([endpoint], connect_timeout_s=60)
     assert "tokens are sent over 0.0.0.0 without TLS" in server.log
 
@@ -139,7 +139,7 @@ def test_signal_ends_a_server_that_stays(port, log, number, exit_code, options):
 
         assert server.wait() == exit_code
     assert f"ended reason='{number.name}'" in server.log
-    assert "staying for the next job" in server.log
+    assert "waiting for the next job" in server.log
     assert ("stream open" in server.log) == ("--stream-port" not in options)
 
 

@@ -79,7 +79,9 @@ def test_synchronous_steps_are_not_rounded(call: Callable[[ClusterClient], Any])
         declare(client)
         before = client.digest()
 
-        with pytest.raises(ProtocolError, match="step 0 has bfloat16, but a step's numbers are fl"):
+        with pytest.raises(
+            ProtocolError, match="step 0 sends bfloat16, but synchronous steps need fl"
+        ):
             call(client.with_bfloat16()).result()
 
         assert client.digest() == before
@@ -112,7 +114,7 @@ def test_call_of_which_one_part_is_rounded_is_refused_as_a_whole(part: str) -> N
     rounded_call = replace(later, **{part: replace(getattr(later, part), **changed)})
     before = client.digest()
 
-    with pytest.raises(ProtocolError, match="has bfloat16"):
+    with pytest.raises(ProtocolError, match="sends bfloat16"):
         transport.call(0, calls.PUSH_PULL, rounded_call).result()
 
     assert client.digest() == before

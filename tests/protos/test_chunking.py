@@ -111,10 +111,10 @@ def test_element_larger_than_the_limit_is_alone_in_its_group():
             [PushChunk([], [("b", 0, stretch(2, 4))]), PushChunk([], [("b", 2, stretch(2, 5))])],
             "'b' differ in examples",
         ),
-        ([PushChunk([], [("b", 1, stretch(2))])], "continues at element 1 after 0 elements"),
+        ([PushChunk([], [("b", 1, stretch(2))])], "starts at element 1, expected 0"),
         (
             [PushChunk([], [("b", 0, stretch(2))]), PushChunk([], [("b", 1, stretch(2))])],
-            "continues at element 1 after 2 elements",
+            "starts at element 1, expected 2",
         ),
     ],
     ids=["dim", "examples", "counts", "dense-examples", "gap", "overlap"],

@@ -62,7 +62,7 @@ def test_key_of_another_server_is_refused_by_shard_and_owner() -> None:
     key = np.array([reference.unmix64(5 << 58)], np.uint64)  # shard 5 of 64, on server 2 of 3
 
     with pytest.raises(
-        WrongServerError, match=r"server 1 of 3 was sent 1 key of shard 5.*server 2"
+        WrongServerError, match=r"server 1 of 3 received 1 key of shard 5.*server 2"
     ):
         ShardMap.of(3).count_by_shard(key, 64, 1)
 
@@ -111,6 +111,6 @@ def test_request_that_another_map_placed_is_refused_with_both_epochs() -> None:
     for epoch in (0, FIRST_EPOCH + 1):
         with pytest.raises(
             WrongServerError,
-            match=rf"of epoch {epoch}, but server 1 of 3 has that of epoch {FIRST_EPOCH}: connect",
+            match=rf"of epoch {epoch}, server 1 of 3 that of epoch {FIRST_EPOCH}: connect",
         ):
             shard_map.require_epoch(epoch, server=1)

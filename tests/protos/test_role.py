@@ -112,7 +112,7 @@ def test_variables_without_a_role_are_refused():
         (WORKER, "PADDLE_TRAINER_ID", "2", ", expected an integer, 0 to 1"),
         (WORKER, "PADDLE_TRAINER_ID", "-1", ""),
         (SERVER, "PADDLE_PORT", "70000", ", expected an integer, 1 to 65535"),
-        (HETER, "STAGE_ID", "3", ", expected 2: there is one stage"),
+        (HETER, "STAGE_ID", "3", ", expected 2: stage 1 is"),
         (HETER, "STAGE_NUM", "3", ", expected one stage"),
         (HETER, HETER_LIST, "h-0:1;h-1:9000", ", expected one stage"),
         (HETER, "HETER_DEVICE_TYPE", "xpu", ", expected cpu or gpu"),
@@ -164,7 +164,7 @@ def test_number_in_braces_stands_for_that_many_hosts():
 
 
 def test_repeated_endpoint_is_refused():
-    with pytest.raises(RoleError, match="names a:1 more than once"):
+    with pytest.raises(RoleError, match="has a:1 more than once"):
         role_from_environment(WORKER | {"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,b:1,a:1"})
 
 

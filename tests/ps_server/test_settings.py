@@ -29,13 +29,13 @@ def test_server_ends_idle_unless_it_stays_or_the_limit_is_0(
 @pytest.mark.parametrize("name", ["idle_limit_s", "wait_limit_s", "grace_s", "linger_s"])
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
 def test_limit_that_is_no_number_of_seconds_is_refused(name: str, seconds: float) -> None:
-    with pytest.raises(UsageError, match=f"{name} is {seconds!r}, expected seconds from 0 on"):
+    with pytest.raises(UsageError, match=f"{name} is {seconds!r}, expected at least 0 seconds"):
         ServerSettings(**{name: seconds})
 
 
 @pytest.mark.parametrize("limit", [0, -5])
 def test_memory_limit_of_no_bytes_is_refused(limit: int) -> None:
-    with pytest.raises(UsageError, match=f"memory_limit is {limit}, expected bytes from 1 on"):
+    with pytest.raises(UsageError, match=f"memory_limit is {limit}, expected at least 1 byte"):
         Limits(memory_limit=limit)
 
 
@@ -58,6 +58,6 @@ def test_size_is_a_number_of_bytes(size: str, expected: int) -> None:
 @pytest.mark.parametrize("size", ["", "G", "-1", "8 G", "8X", "1e9", "8GG", "nan"])
 def test_size_that_is_none_is_refused(size: str) -> None:
     with pytest.raises(
-        UsageError, match="is no size: expected bytes, or a number with K, M, G or T"
+        UsageError, match="is not a size: expected bytes, or a number with K, M, G or T"
     ):
         bytes_of_size(size)

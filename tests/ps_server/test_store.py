@@ -168,7 +168,7 @@ def trained_once() -> str:
 
 @pytest.mark.parametrize(
     ("examples", "problem"),
-    [(0, "step 0 that says it has 0 examples"), (-8, "examples = -8, expected 0 to")],
+    [(0, "step 0 with 0 examples in its push id"), (-8, "examples = -8, expected 0 to")],
 )
 def test_part_of_a_step_without_examples_changes_nothing(examples: int, problem: str) -> None:
     """The step divides by the examples of the push ids: its gradients would be left out."""
@@ -198,7 +198,7 @@ def test_key_of_another_server_changes_nothing() -> None:
     store.create_table(DEEP)
     own, foreign = unmix64(0), unmix64(1 << 62)  # shards 0 and 1 of 4
 
-    with pytest.raises(WrongServerError, match="shard 1, which lives on server 1"):
+    with pytest.raises(WrongServerError, match="shard 1, which is on server 1"):
         store.push_grad(
             Gradients({"wide": rows(1, keys_of(own)), "deep": rows(3, keys_of(own, foreign))}),
             push_id(),
@@ -315,7 +315,7 @@ MISFITS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "layout": (
         {"tower": replace(TOWER, segments=tuple(reversed(TOWER.segments)))},
-        r"'tower' was saved with second \[2\], not first \[2, 2\]; .* in the same order",
+        r"'tower' was saved with second \[2\], not first \[2, 2\]; .* and their order",
     ),
     "dense-optimizer": (
         {"tower": replace(TOWER, optimizer=BY_SGD)},
@@ -323,7 +323,7 @@ MISFITS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "geo": (
         {"tower": replace(TOWER, optimizer=OptimizerSpec(name="sum"))},
-        "optimizer 'sum', but .* 'adam'; 'sum' is what servers do in mode \"geo\": train in that mode both",
+        "optimizer 'sum', but .* 'adam'; 'sum' is the optimizer of mode \"geo\": train in that mode both",
     ),
     "missing": ({"deep": None}, "has no deep"),
 }
@@ -385,7 +385,7 @@ def test_digests_of_servers_are_those_of_the_whole_store() -> None:
         for shard, digest in server.engine.parameters.shard_digests().items()
     }
     assert model_digest({"tower": tower}, digests) == whole.digest()
-    with pytest.raises(ProtocolError, match="cannot see the whole model"):
+    with pytest.raises(ProtocolError, match="has only its own shards"):
         servers[0].digest()
 
 
@@ -418,7 +418,7 @@ def test_failed_answer_reaches_the_one_who_waits_for_it() -> None:
     assert store.push_grad(Gradients(), push_id(examples=0), at=0).result() == 1
 
     assert other.result().rows["wide"].shape == (0, 1)
-    with pytest.raises(CtrPsError, match="lives on server 1"):
+    with pytest.raises(CtrPsError, match="is on server 1"):
         waiting.result()
 
 

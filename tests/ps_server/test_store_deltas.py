@@ -199,11 +199,9 @@ def test_deltas_are_of_their_moments_while_rows_change_come_and_go(tmp_path: Pat
 def test_a_base_that_the_store_did_not_save_last_is_refused(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 1)
 
-    with pytest.raises(CheckpointError, match=r"does not know what changed .* save a full"):
+    with pytest.raises(CheckpointError, match=r"cannot save a delta .* save a full"):
         store.save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "0")))
-    with pytest.raises(
-        CheckpointError, match=r"does not know what changed .* is none; save a full"
-    ):
+    with pytest.raises(CheckpointError, match=r"cannot save a delta .* is none: save a full"):
         in_process().save(SaveRequest(url=str(tmp_path / "2"), base=str(tmp_path / "1")))
 
     assert not (tmp_path / "2").exists()
@@ -215,7 +213,8 @@ def test_a_table_that_is_newer_than_the_base_is_refused(tmp_path: Path) -> None:
     store.create_table(COUNTING)
 
     with pytest.raises(
-        CheckpointError, match="table 'counting' are unknown: it is newer than the last"
+        CheckpointError,
+        match="table 'counting' since the last checkpoint are unknown: since then it was created",
     ):
         store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
 
@@ -229,7 +228,7 @@ def test_a_delta_stands_beside_its_base_and_replaces_nothing_it_needs(tmp_path: 
     with pytest.raises(CheckpointError, match="both must be in one folder"):
         store.save(SaveRequest(url=str(tmp_path / "elsewhere" / "2"), base=str(tmp_path / "1")))
     for needed in ("0", "1"):
-        with pytest.raises(CheckpointError, match="which it needs: choose another name"):
+        with pytest.raises(CheckpointError, match="which is its base: choose another name"):
             store.save(SaveRequest(url=str(tmp_path / needed), base=str(tmp_path / "1")))
 
 
@@ -238,9 +237,7 @@ def test_a_missing_base_is_named(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "1")
 
     for name in ("2", "3"):
-        with pytest.raises(
-            CheckpointError, match=rf"2 needs its base {tmp_path}/1, where there is no"
-        ):
+        with pytest.raises(CheckpointError, match=rf"the base {tmp_path}/1 of .*2 was removed"):
             Checkpoint.open(tmp_path / name)
     Checkpoint.open(tmp_path / "0")
 
@@ -249,9 +246,7 @@ def test_a_base_that_was_replaced_is_named(tmp_path: Path) -> None:
     store = trained_chain(tmp_path, 2)
     store.save(SaveRequest(url=str(tmp_path / "0")))
 
-    with pytest.raises(
-        CheckpointError, match=rf"1 needs its base {tmp_path}/0, which was replaced"
-    ):
+    with pytest.raises(CheckpointError, match=rf"the base {tmp_path}/0 of .*1 was replaced"):
         Checkpoint.open(tmp_path / "2")
 
 
@@ -268,7 +263,7 @@ def test_a_damaged_base_is_named(tmp_path: Path) -> None:
         in_process().load(str(tmp_path / "1"))
 
     file.unlink()
-    with pytest.raises(CheckpointError, match=f"{file} is part of the checkpoint, but is missing"):
+    with pytest.raises(CheckpointError, match=f"{file} is missing from the checkpoint"):
         Checkpoint.open(tmp_path / "1")
 
 
@@ -294,7 +289,7 @@ def test_more_removed_keys_than_rows_ask_for_a_full_checkpoint(tmp_path: Path) -
         store.push_grad(Gradients({"counting": grad}), push_id(sequence=sequence)).result()
         store.shrink(max_norm=0.0)
 
-    with pytest.raises(CheckpointError, match=r"lost more rows than it has, or .*; save a full"):
+    with pytest.raises(CheckpointError, match=r"lost more rows than it has; save a full"):
         store.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
 
 

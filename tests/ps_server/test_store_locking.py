@@ -215,7 +215,7 @@ def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Pat
     for call in waiting:
         with pytest.raises(CtrPsError, match="step 0 could not be applied"):
             call.result()
-    with pytest.raises(CtrPsError, match="parameters may have a part of it"):
+    with pytest.raises(CtrPsError, match="and may be in the parameters in part"):
         held.store.push_grad(random_gradients(0), push_id(0, 1), at=1)
     with pytest.raises(CtrPsError, match="step 0 could not be applied"):
         held.store.save(SaveRequest(url=str(tmp_path / "model")))

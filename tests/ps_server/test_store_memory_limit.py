@@ -89,7 +89,7 @@ def test_part_of_a_synchronous_step_is_refused_too() -> None:
     store = store_with()
     num_rows = fill(store)
 
-    with pytest.raises(OverloadedError, match="creates no more rows"):
+    with pytest.raises(OverloadedError, match="refuses a new row"):
         push(store, num_rows, num_rows + 1, at=store.status().version)
 
 

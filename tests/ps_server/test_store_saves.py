@@ -213,7 +213,9 @@ def test_part_is_saved_of_a_snapshot_alone(tmp_path: Path) -> None:
     store = in_process()
     store.engine.snapshot("some token")
 
-    with pytest.raises(ProtocolError, match=r"no snapshot 'another token'.*save again"):
+    with pytest.raises(
+        ProtocolError, match=r"snapshot 'another token' no longer exists.*save again"
+    ):
         store.engine.save_share(str(tmp_path), "another token")
 
 

@@ -72,8 +72,10 @@ def test_job_that_counts_goes_on_from_one_that_did_not(
     store.create_table(spec)
 
     (warning,) = caplog.messages
-    assert warning.startswith("statistics begin at zero, the checkpoint has none: the first shrink")
-    assert warning.endswith("leave delete_threshold out for the first passes table=t rows=50")
+    assert warning.startswith(
+        "statistics start at zero, as the checkpoint has none: leave out delete_threshold"
+    )
+    assert warning.endswith("all rows not shown since table=t rows=50")
     assert counted(store) == dict.fromkeys(KEYS.tolist(), Counted(0, 0, 0, 99))
     assert store.digest() == trained(PLAIN).digest()
     assert store.shrink()["t"].rows == 0
@@ -91,7 +93,8 @@ def test_job_that_does_not_count_goes_on_from_one_that_did(
     store.create_table(PLAIN)
 
     assert caplog.messages == [
-        "statistics are dropped, this job keeps none: [life] statistics = true would keep them "
+        "statistics of the checkpoint are dropped, as this job keeps none; to keep them, set "
+        "[life] statistics = true "
         "table=t rows=50"
     ]
     assert store.digest() == plain.digest()

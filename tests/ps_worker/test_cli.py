@@ -74,7 +74,7 @@ def test_interruption_says_what_is_saved_and_how_to_go_on(
     told = {
         "nowhere": "nothing is saved: checkpoint.dir is not set",
         "not yet": f"there is no checkpoint in {tmp_path} yet",
-        "once": f"the newest checkpoint is {tmp_path}/step-5, resume it with --set checkpoint.resume=true",
+        "once": f"the newest checkpoint is {tmp_path}/step-5; resume with --set checkpoint.resume=true",
     }[saved]
     assert capsys.readouterr().err == f"interrupted: {told}\n"
 

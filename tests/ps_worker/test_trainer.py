@@ -315,7 +315,7 @@ def test_whole_numbers_to_predict_mean_what_they_meant_in_training(
     asked = [(None, [], [7]), (None, [], [np.int64(7)])]
     if same == "":
         for predict in (trainer.predict, predictor.predict_samples):
-            with pytest.raises(DataError, match="has 7, and the model was trained on text"):
+            with pytest.raises(DataError, match="has 7, but the model was trained on text"):
                 predict(asked)
         return
     keys = np.uint64([7 if same is None else key_of(1, same)])
@@ -330,7 +330,7 @@ def test_whole_numbers_to_predict_mean_what_they_meant_in_training(
     np.testing.assert_allclose(trainer.predict(loader), expected, rtol=1e-6)
     np.testing.assert_allclose(predictor.predict_samples(asked), expected, rtol=1e-6)
     if kinds[0] == "keys" and "text" not in kinds:
-        with pytest.raises(DataError, match="has '7', and the model was trained on keys"):
+        with pytest.raises(DataError, match="has '7', but the model was trained on keys"):
             predictor.predict_samples([(None, [], ["7"])])
 
 
@@ -355,20 +355,20 @@ def test_data_that_can_be_gone_through_once_do_not_tell_where_to_start(clicks: P
         (
             {"checkpoint": {}},
             UsageError,
-            r"Trainer\(checkpoint=...\): there is no such setting, on",
+            r"Trainer\(checkpoint=...\) is not a setting, on",
         ),
         ({"train": {"batchsize": 4}}, JobError, "Trainer.*train.*batchsize.*batch_size"),
         (
             {"data": {"train": "x"}},
             JobError,
-            "data.train is no setting of a Trainer: give files to",
+            "data.train is not a setting of a Trainer: give files to",
         ),
         (
             {"data": {"schema": "my.toml"}},
             JobError,
-            r"data.schema is no setting of a Trainer: give it as Trainer\(schema=",
+            r"data.schema is not a setting of a Trainer: give it as Trainer\(schema=",
         ),
-        ({"options": {"name": "fm"}}, UsageError, "options name the model 'fm', and .* 'ctr_dnn'"),
+        ({"options": {"name": "fm"}}, UsageError, "options name the model 'fm', but .* 'ctr_dnn'"),
         ({"optimizer": {"sparse": "adagard"}}, JobError, "adagard"),
     ],
 )
@@ -380,9 +380,11 @@ def test_what_is_wrong_is_named(arguments: dict, error: type[Exception], message
 def test_a_model_brings_its_own_schema() -> None:
     model = DeepFm(criteo_schema(), **SMALL)
 
-    with pytest.raises(UsageError, match="made for another schema"):
+    with pytest.raises(UsageError, match="differs from the schema of the model"):
         Trainer(model, schema=Schema.numbered(1, 1))
-    with pytest.raises(UsageError, match=r"options are \{'dim': 4\}, but the model has been made"):
+    with pytest.raises(
+        UsageError, match=r"options are \{'dim': 4\}, but an instance of a model already has"
+    ):
         Trainer(model, {"dim": 4})
 
 
@@ -390,7 +392,7 @@ def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path
     trainer = trainer_of()
     with pytest.raises(DataError, match="no file matches"):
         trainer.train(tmp_path / "nothing-*")
-    with pytest.raises(UsageError, match="gone through once only, and epochs is 2"):
+    with pytest.raises(UsageError, match="iterated only once, but epochs is 2"):
         trainer.train(iter([]), epochs=2)
     with pytest.raises(UsageError, match="epochs is 0"):
         trainer.train(f"{clicks}/test/part-*", epochs=0)
@@ -404,7 +406,7 @@ def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path
         trainer.train(np.zeros((3, 3)))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="data is 5, expected files, a list of samples"):
         trainer.evaluate(5)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="no row has a label; predict"):
+    with pytest.raises(DataError, match="no row has one: use predict"):
         trainer.evaluate([(None, [1.0] * 13, ["a"] * 26)])
     with pytest.raises(CheckpointError):
         trainer.load(tmp_path)

@@ -144,7 +144,7 @@ class Codec(Generic[T]):
             found = self.message.FromString(data)
         except DecodeError as error:
             raise ProtocolError(
-                f"{len(data)} bytes are no {self.message.DESCRIPTOR.name}"
+                f"{len(data)} bytes cannot be decoded as {self.message.DESCRIPTOR.name}"
             ) from error
         return self.fields.decode(found)
 

@@ -36,7 +36,7 @@ def _decode_keys_of(columns: Any) -> dict[str, Keys]:
     keys = {column.table: decode_keys(column.keys) for column in columns}
     if len(keys) < len(columns):
         raise ProtocolError(
-            f"a pull has {len(columns)} columns of keys of the tables {sorted(keys)}"
+            f"a pull has {len(columns)} columns of keys, expected one for each of the tables {sorted(keys)}"
         )
     return keys
 
@@ -198,8 +198,8 @@ def _decode_stretch(column: Any) -> BlockState:
     weights, element_state = decode_values(column.weights), decode_values(column.element_state)
     if element_state.size != column.num_states * weights.size:
         raise ProtocolError(
-            f"a stretch of dense block {column.block!r} has {weights.size} elements and "
-            f"{element_state.size} states of them, expected {column.num_states} for each"
+            f"a part of dense block {column.block!r} has {weights.size} elements and {element_state.size} "
+            f"state values, expected {column.num_states} for each element"
         )
     return BlockState(
         weights=weights,

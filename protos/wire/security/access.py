@@ -62,12 +62,12 @@ class Tokens:
             token, of = _line(line, f"{source}:{number}")
             if token in access:
                 raise UsageError(
-                    f"{source}:{number}: this token has a line already: remove one of them"
+                    f"{source}:{number}: this token is already in an earlier line: remove one of them"
                 )
             access[token] = of
         if not access:
             raise UsageError(
-                f"{source} has no token: write one of {MIN_TOKEN_CHARACTERS} characters or more"
+                f"{source} has no token: write one of at least {MIN_TOKEN_CHARACTERS} characters"
             )
         return cls(access)
 
@@ -131,7 +131,7 @@ def _line(line: str, place: str) -> tuple[str, Access]:
         raise UsageError(f"{place}: expected a token, or one of {names} and a token")
     if len(token) < MIN_TOKEN_CHARACTERS or not token.isascii() or not token.isprintable():
         raise UsageError(
-            f"{place}: the token has {len(token)} characters, expected at least {MIN_TOKEN_CHARACTERS}, of "
-            f"ASCII: python -c 'import secrets; print(secrets.token_urlsafe(32))' prints one"
+            f"{place}: the token has {len(token)} characters, expected at least {MIN_TOKEN_CHARACTERS} of "
+            "ASCII; to make one: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
     return token, access

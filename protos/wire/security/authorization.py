@@ -26,8 +26,10 @@ from ctr_ps.protos.wire.security.credentials import (
     WatchedTokens,
 )
 
-_NO_TOKEN = f"it shows no token, and this server asks for one: set {TOKEN_FILE} or {TOKEN}"
-_UNKNOWN_TOKEN = f"this server does not know its token: compare {TOKEN_FILE} or {TOKEN} of both"
+_NO_TOKEN = f"it has no token, and this server needs one: set {TOKEN_FILE} or {TOKEN} of the caller"
+_UNKNOWN_TOKEN = (
+    f"this server does not know the token of the caller: compare {TOKEN_FILE} or {TOKEN} of both"
+)
 
 
 class Guarded(Protocol):
@@ -92,8 +94,8 @@ class Authority:
         shown = ", ".join(map(repr, names)) or "missing"
         expected = ", ".join(f"{NAME_PREFIX}{each}" for each in Access)
         why = (
-            f"the common name of its certificate is {shown}, expected {expected}, alone or before a dot: see "
-            f"its {TLS_CERT}"
+            f"the common name of the caller's certificate is {shown}, expected {expected}, alone or before "
+            f"a dot: see its {TLS_CERT}"
         )
         return _refusal(found, call, why)
 
@@ -198,13 +200,13 @@ def _refusal(found: Access | None, call: Guarded, why_unknown: str) -> AccessErr
         return UnknownCallerError(f"{call.name} is refused: {why_unknown}")
     if found < call.access:
         return AccessError(
-            f"{call.name} needs the access {str(call.access)!r}, this caller has {str(found)!r}"
+            f"{call.name} needs the access {str(call.access)!r}, but this caller has {str(found)!r}"
         )
     return None
 
 
 def _no_message(call: Guarded) -> tuple[Any, ...]:
-    return grpc.StatusCode.INVALID_ARGUMENT, f"{call.name} came without a message"
+    return grpc.StatusCode.INVALID_ARGUMENT, f"{call.name} has no message"
 
 
 def _abort_arguments(error: AccessError) -> tuple[Any, ...]:

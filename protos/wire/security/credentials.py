@@ -65,11 +65,12 @@ class Credentials:
         if bool(self.certificate) != bool(self.key):
             missing = TLS_KEY if self.certificate else TLS_CERT
             raise UsageError(
-                f"{missing} is not set: a certificate needs its key, and a key its certificate"
+                f"{missing} is not set: a certificate and its private key are set together"
             )
         if self.client_ca and not self.certificate:
             raise UsageError(
-                f"{TLS_CLIENT_CA} is set, and {TLS_CERT} is not: a server needs a certificate to speak TLS"
+                f"{TLS_CLIENT_CA} is set, but {TLS_CERT} is not: a server needs a certificate of its own "
+                "for TLS"
             )
 
     @classmethod
@@ -138,11 +139,15 @@ class WatchedFiles:
                 result = read()
             except UsageError as error:
                 if found != self._told:
-                    logger.warning("%s have changed, and cannot be used: %s", what, error)
+                    logger.warning(
+                        "%s have changed but cannot be used, the old ones stay in use: %s",
+                        what,
+                        error,
+                    )
                 self._told = found
                 return None
             self._read = self._told = found
-        logger.info("%s were read again", what)
+        logger.info("%s have changed and were read again", what)
         return result
 
     def _look(self) -> list[tuple[int, ...] | None]:
@@ -163,8 +168,8 @@ def open_channel(
     if not credentials.ca:
         if credentials.certificate or credentials.server_name:
             raise UsageError(
-                f"{TLS_CA} is not set: to call servers over TLS, a process needs the certificates that sign "
-                f"those of servers"
+                f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates that sign those "
+                "of servers"
             )
         return grpc.insecure_channel(endpoint, options=options)
     own = _pair(credentials) if credentials.certificate else ()
@@ -201,14 +206,14 @@ def require_protection(
     if is_loopback(host) or credentials.tell_callers_apart:
         if credentials.has_token and not credentials.certificate and not is_loopback(host):
             logger.warning(
-                "tokens are sent over %s without TLS: whoever sees the traffic sees them", host
+                "tokens are sent over %s without TLS: anybody on that network can read them", host
             )
         return
     if not credentials.is_insecure:
         raise UsageError(
-            f"{host} may be reached from other machines, and whoever reaches it could {could}: set "
-            f"{TOKEN_FILE} for all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} for mutual TLS, "
-            f"or bind a loopback address; on a closed network, {INSECURE}=1 serves anybody"
+            f"{host} is reachable from other machines, where anybody could {could}: set {TOKEN_FILE} for "
+            f"all processes, or {TLS_CERT}, {TLS_KEY} and {TLS_CLIENT_CA} for mutual TLS, or bind a "
+            f"loopback address; on a closed network, {INSECURE}=1 allows it"
         )
     logger.warning("anybody who reaches %s can %s: insecure", host, could)
 
@@ -345,8 +350,8 @@ def _pair(credentials: Credentials) -> tuple[bytes, bytes]:
         )
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
-            f"{TLS_CERT} {credentials.certificate!r} and {TLS_KEY} {credentials.key!r} are no certificate "
-            f"and its private key in PEM: {error}"
+            f"{TLS_CERT} {credentials.certificate!r} and {TLS_KEY} {credentials.key!r} are not a PEM "
+            f"certificate and its private key: {error}"
         ) from error
     return key, chain
 
@@ -358,7 +363,7 @@ def _authorities(path: str, variable: str) -> bytes:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{variable} names {path!r}, which has no certificates in PEM: {error}"
+            f"{variable} is {path!r}, a file without PEM certificates: {error}"
         ) from error
     return found
 
@@ -368,7 +373,7 @@ def _read(path: str, variable: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise UsageError(
-            f"{variable} names {path!r}, which cannot be read: {error.strerror}"
+            f"{variable} is {path!r}, which cannot be read: {error.strerror}"
         ) from error
 
 

@@ -255,7 +255,7 @@ def read_dense_file(folder: Folder, entry: DenseEntry) -> DensePiece:
     )
     if _checksum_of(piece) != entry.xxh3:
         raise CheckpointError(
-            f"{folder.url}/{entry.file} was altered: it does not match its xxh3 in the manifest"
+            f"{folder.url}/{entry.file} was altered: its checksum (xxh3) differs from the manifest"
         )
     return piece
 
@@ -347,7 +347,7 @@ def _checksum_of(piece: DensePiece) -> str:
 
 def _altered(folder: Folder, file: str, shard: int) -> CheckpointError:
     return CheckpointError(
-        f"{folder.url}/{file} was altered: shard {shard} does not match its xxh3 in the manifest"
+        f"{folder.url}/{file} was altered: the checksum (xxh3) of shard {shard} differs from the manifest"
     )
 
 
@@ -373,8 +373,7 @@ def _reader_of(
     if not reader.schema.equals(schema, check_metadata=True):
         columns = ", ".join(f"{field.name}: {field.type}" for field in schema)
         raise CheckpointError(
-            f"{url} was altered or belongs to something else: its schema is not ({columns}) "
-            f"{schema.metadata}"
+            f"{url} was altered or is another file: expected the Arrow schema ({columns}) {schema.metadata}"
         )
     if reader.num_record_batches != num_batches:
         raise CheckpointError(

@@ -58,8 +58,8 @@ def require_name(name: str) -> None:
     """Raises CheckpointError if `name` cannot be part of a file name."""
     if not re.fullmatch(_NAME, name):
         raise CheckpointError(
-            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', not "
-            f"beginning with '.'"
+            f"{name!r} cannot be part of a file name: use letters, digits, '_', '-' and '.', but no '.' at "
+            "the beginning"
         )
 
 
@@ -224,8 +224,7 @@ def share_from_json(text: str) -> Share:
         return _SHARE.validate_json(text)
     except ValidationError as exc:
         raise CheckpointError(
-            f"a server's answer to a save is not its share of one (is it of another release?): "
-            f"{_first_error(exc)}"
+            f"a server answered a save wrongly: {_first_error(exc)}; do all servers run the same release?"
         ) from exc
 
 
@@ -267,7 +266,7 @@ def manifest_from_json(text: bytes, source: str) -> Manifest:
             f"{source} has format version {version!r}; this release reads version {FORMAT_VERSION}"
         )
     if own != checksum:
-        raise DamagedManifestError(f"{source} was altered: it does not match its own sha256")
+        raise DamagedManifestError(f"{source} was altered: its content does not match its sha256")
     try:
         return _MANIFEST.validate_python(document)
     except ValidationError as exc:
@@ -281,13 +280,16 @@ def require_whole(manifest: Manifest, source: str) -> None:
     """
     if (manifest.kind == "delta") != (manifest.base is not None):
         raise CheckpointError(
-            f"{source}: kind is {manifest.kind!r} and base {manifest.base!r}; deltas have a base, other "
-            f"kinds have none"
+            f"{source}: kind is {manifest.kind!r} and base {manifest.base!r}, but deltas have a base and "
+            "other kinds have none"
         )
     for worker, progress in manifest.workers.items():
         numbers = (worker, progress.incarnation, progress.sequence, progress.step)
         if not all(0 <= number < 2**64 for number in numbers):
-            raise CheckpointError(f"{source}: the progress of worker {worker} is {progress}")
+            raise CheckpointError(
+                f"{source}: the progress of worker {worker} is {progress}, expected numbers from 0 to 2^64 "
+                "- 1"
+            )
     try:
         _check_specs(manifest)
     except SpecError as error:
@@ -303,14 +305,16 @@ def require_whole(manifest: Manifest, source: str) -> None:
         belonging.update(block_files)
     strays = sorted(entry.file for entry in manifest.entries if entry not in belonging)
     if strays:
-        raise CheckpointError(f"{source}: files {strays} belong to tables or blocks without a spec")
+        raise CheckpointError(
+            f"{source}: files {strays} belong to tables or dense blocks that the manifest does not declare"
+        )
 
 
 def _check_specs(manifest: Manifest) -> None:
     tables = {table.name: table for table in manifest.tables}
     names = [*tables, *(block.name for block in manifest.blocks)]
     if len(tables) < len(manifest.tables) or len(set(names)) < len(names):
-        raise SpecError("several tables or dense blocks have one name")
+        raise SpecError("tables and dense blocks have equal names, expected unique names")
     if len(names) > 2 * MAX_TABLES:
         raise SpecError(f"it has {len(names)} tables and dense blocks, more than {2 * MAX_TABLES}")
     for table in manifest.tables:
@@ -345,8 +349,8 @@ def _require_whole_table(
     shards = sorted(batch.shard for entry in entries for batch in entry.batches)
     if len(shards) != spec.num_shards or shards != list(range(spec.num_shards)):
         raise CheckpointError(
-            f"{source}: table {spec.name!r} has {spec.num_shards} shards, to be saved once each, but "
-            f"the files hold shards {shards}; was each server asked once?"
+            f"{source}: table {spec.name!r} has {spec.num_shards} shards, expected each once, but the files "
+            f"hold shards {shards}; did each server save once?"
         )
     for entry in entries:
         if isinstance(entry, TableEntry):
@@ -367,12 +371,13 @@ def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, sour
     found = (entry.state_width, entry.statistics_width)
     if found != expected:
         raise CheckpointError(
-            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have state and statistics of "
-            f"widths {found}, expected {expected} by optimizer {spec.optimizer.name!r} of dim {spec.dim}"
+            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have widths {found} of state "
+            f"and statistics, expected {expected} for optimizer {spec.optimizer.name!r} and dim {spec.dim}"
         )
     if entry.dtype != "float32" and manifest.kind != "inference":
         raise CheckpointError(
-            f"{source}: {entry.file} has weights of {entry.dtype}, which only kind 'inference' has"
+            f"{source}: {entry.file} has weights of {entry.dtype}, expected float32, as only inference "
+            "checkpoints have others"
         )
     dim = spec.dim if entry.kind == "rows" else 0
     num_bytes = 8 + 4 * sum(found) + (4 if entry.dtype == "float32" else 2) * dim
@@ -394,9 +399,9 @@ def _require_whole_block(
     stops = [entry.start + entry.length for entry in entries]
     if not entries or [0, *stops] != [*starts, spec.length]:
         raise CheckpointError(
-            f"{source}: dense block {spec.name!r} has {spec.length} elements, but its files hold "
-            f"pieces {list(zip(starts, stops, strict=True))}, expected each element once; did each "
-            f"server save once?"
+            f"{source}: dense block {spec.name!r} has {spec.length} elements, but its files hold the ranges "
+            f"{list(zip(starts, stops, strict=True))}, expected each element once; did each server save "
+            "once?"
         )
     optimizer = optimizer_of(spec.optimizer)
     expected = (optimizer.num_slots, len(optimizer.initial_scalars))
@@ -404,8 +409,8 @@ def _require_whole_block(
         found = (entry.num_states, len(entry.scalars))
         if found != (expected if manifest.kind != "inference" else (0, 0)):
             raise CheckpointError(
-                f"{source}: {entry.file} has {found[0]} states of an element and {found[1]} scalars, and "
-                f"optimizer {optimizer.name!r} of dense block {spec.name!r} has {expected}"
+                f"{source}: {entry.file} has {found[0]} state values per element and {found[1]} scalars, "
+                f"expected {expected} for optimizer {optimizer.name!r} of dense block {spec.name!r}"
             )
         _require_room(entry, 4 * (1 + entry.num_states) * entry.length, source)
 

@@ -110,8 +110,8 @@ def place_of(url: str | Path) -> str:
     match = _URL.match(text)
     if _SHORT_URL.match(text) or ("://" in text and match is None):
         raise CheckpointError(
-            f"{text!r} is neither a path nor a URL of one file system: a URL begins with scheme://, and "
-            f"loses a slash as a pathlib.Path"
+            f"{text!r} is neither a path nor a URL: a URL begins with scheme:// and is given as text, as "
+            "pathlib.Path drops a slash"
         )
     scheme, rest = (match[1].lower(), text[match.end() :]) if match else ("file", text)
     if scheme in _LOCAL_SCHEMES:
@@ -123,8 +123,8 @@ def place_of(url: str | Path) -> str:
             ) from error
     if _NO_PLACE.search(rest) or {".", ".."} & set(rest.split("/")):
         raise CheckpointError(
-            f"{text!r} cannot be the URL of a checkpoint: it must be without '..', patterns and chained "
-            f"file systems"
+            f"{text!r} cannot be the URL of a checkpoint: '..', patterns and chained file systems are not "
+            "allowed"
         )
     return f"{scheme}://{rest.rstrip('/')}"
 

@@ -150,6 +150,6 @@ class Mapped:
             raise CheckpointError(f"cannot read {self._path}: {error.strerror}") from error
         if now != self._first and now[:2] == self._first[:2]:
             raise CheckpointError(
-                f"{self._path} was changed while it was mapped, from {self._first.size} bytes to {now.size}: "
-                f"write a new checkpoint instead of overwriting its files, or do not map it"
+                f"{self._path} was changed while it was mapped, from {self._first.size} bytes to "
+                f"{now.size}: write new checkpoints instead of overwriting files, or do not map them"
             )

@@ -31,23 +31,26 @@ from ctr_ps.ps_server.rpc.recovery import Replayed
 
 TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
     "rows": ("Rows.", lambda table: table.rows),
-    "size_bytes": ("Memory of rows, index and marks.", lambda table: table.size_bytes),
-    "load_ratio": ("Share of the index that is taken.", lambda table: table.load_factor),
+    "size_bytes": (
+        "Memory of rows, index and marks of changed rows.",
+        lambda table: table.size_bytes,
+    ),
+    "load_ratio": ("Used share of the index.", lambda table: table.load_factor),
     "imbalance_ratio": (
         "(max - min) / mean of the rows of this server's shards.",
         lambda table: table.imbalance,
     ),
-    "candidates": ("Keys that are counted but have no row.", lambda table: table.candidates),
-    "candidate_bytes": ("Memory of what counts them.", lambda table: table.candidate_bytes),
+    "candidates": ("Keys that are counted but have no row yet.", lambda table: table.candidates),
+    "candidate_bytes": ("Memory of the counts of candidates.", lambda table: table.candidate_bytes),
 }
 TABLE_COUNTERS: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
     # A row is there, or was removed in one of two ways.
     "rows_created": (
-        "Rows that were admitted or loaded.",
+        "Rows admitted or loaded.",
         lambda table: table.rows + table.expired + table.evicted,
     ),
-    "rows_evicted": ("Rows that made room in a full table.", lambda table: table.evicted),
-    "rows_expired": ("Rows that shrinks removed.", lambda table: table.expired),
+    "rows_evicted": ("Rows removed from a full table to make room.", lambda table: table.evicted),
+    "rows_expired": ("Rows removed by shrinks.", lambda table: table.expired),
 }
 
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -80,27 +83,25 @@ class ServerMetrics(Collector):
         yield from _of_saves(status)
         yield from self._of_calls()
         log, backlog = self._log(), self._backlog
-        yield _gauge(
-            "backlog_calls", "Calls that have a thread, or wait for one.", backlog.num_calls
-        )
-        yield _gauge("backlog_bytes", "Bytes of their requests.", backlog.num_bytes)
+        yield _gauge("backlog_calls", "Calls in a thread or waiting for one.", backlog.num_calls)
+        yield _gauge("backlog_bytes", "Bytes of the requests in the backlog.", backlog.num_bytes)
         yield _counter("overload_refusals", "Calls refused by a full backlog.", backlog.num_refused)
         if log is not None:
             yield from _of_log(log)
         if (replayed := self._replayed()) is not None:
-            yield _gauge("recovery_calls", "Calls that the recovery carried out.", replayed.calls)
+            yield _gauge("recovery_calls", "Calls replayed by the recovery.", replayed.calls)
             seconds = replayed.load_s + replayed.replay_s
-            yield _gauge("recovery_seconds", "That the recovery took.", seconds)
+            yield _gauge("recovery_seconds", "Duration of the recovery.", seconds)
 
     def _of_calls(self) -> Iterator[Metric]:
         durations = HistogramMetricFamily(
             "rpc_server_call_duration_seconds",
-            "From the arrival of a request to its answer, waiting for other workers included.",
+            "Time from request to answer, with waits for other workers.",
             labels=["rpc_system_name", "rpc_method", "rpc_response_status_code"],
         )
         waits = HistogramMetricFamily(
             "ctr_ps_call_wait_seconds",
-            "Of calls that had to wait for other workers, or for the update log: for how long.",
+            "Time that calls waited for other workers or the update log.",
             labels=["rpc_method"],
         )
         received = CounterMetricFamily(
@@ -108,7 +109,7 @@ class ServerMetrics(Collector):
         )
         sent = CounterMetricFamily("ctr_ps_sent_bytes", "Bytes of answers.", labels=["rpc_method"])
         keys = CounterMetricFamily(
-            "ctr_ps_keys", "Keys that were pulled or pushed.", labels=["rpc_method", "table"]
+            "ctr_ps_keys", "Keys pulled or pushed.", labels=["rpc_method", "table"]
         )
         for name, counts in self._calls.items():
             if not counts.durations:
@@ -127,12 +128,12 @@ class ServerMetrics(Collector):
 
 def _of_job(status: StoreStatus, num_members: int) -> Iterator[Metric]:
     yield _gauge("version", "Version of the parameters.", status.version)
-    yield _counter("batches", "Batches of all workers that are applied.", status.batches)
-    yield _counter("examples", "Examples that were pushed.", status.num_examples)
+    yield _counter("batches", "Applied batches of all workers.", status.batches)
+    yield _counter("examples", "Examples pushed.", status.num_examples)
     yield _staleness(status.staleness)
     yield _counter(
         "duplicate_pushes",
-        "Pushes that came again, as their answer was lost, and were not applied again.",
+        "Pushes received again after a lost answer, and not applied again.",
         status.duplicates,
     )
     workers = GaugeMetricFamily(
@@ -144,11 +145,13 @@ def _of_job(status: StoreStatus, num_members: int) -> Iterator[Metric]:
     yield workers
     yield _gauge(
         "silence_max_seconds",
-        "Since the last sign of life of the worker that is silent for longest.",
+        "Longest time since the last call of a worker.",
         max(status.silent_s.values(), default=0.0),
     )
     if status.lease_s is not None:
-        yield _gauge("lease_seconds", "Silence after which a worker is lost.", status.lease_s)
+        yield _gauge(
+            "lease_seconds", "Time without calls after which a worker is lost.", status.lease_s
+        )
 
 
 def _of_tables(tables: Mapping[str, TableStatus]) -> Iterator[Metric]:
@@ -166,21 +169,27 @@ def _of_tables(tables: Mapping[str, TableStatus]) -> Iterator[Metric]:
 
 def _of_saves(status: StoreStatus) -> Iterator[Metric]:
     save = status.last_save
-    yield _counter("saves", "Saves that were begun.", save.number if save else 0)
+    yield _counter("saves", "Saves begun.", save.number if save else 0)
     if save is not None:
-        yield _gauge("save_running", "Whether one is being written.", not save.is_over)
+        yield _gauge("save_running", "1 while a save is being written, else 0.", not save.is_over)
         yield _gauge(
-            "save_pause_seconds", "For which the last save held pushes back.", save.pause_s
+            "save_pause_seconds", "Time for which the last save paused pushes.", save.pause_s
         )
-        yield _gauge("save_duration_seconds", "Of the last save.", save.duration_s)
+        yield _gauge("save_duration_seconds", "Duration of the last save.", save.duration_s)
 
 
 def _of_log(log: UpdateLog) -> Iterator[Metric]:
     yield _gauge("update_log_size_bytes", "Size of the update log on disk.", log.size_bytes)
-    yield _counter("update_log_appended_bytes", "Bytes that were appended.", log.appended_bytes)
-    yield _counter("update_log_records", "Records that were appended.", log.num_appended)
-    yield _gauge("update_log_replay_seconds", "About the time to carry it out again.", log.replay_s)
-    yield _gauge("update_log_waiting_records", "Records that wait for the disk.", log.num_waiting)
+    yield _counter(
+        "update_log_appended_bytes", "Bytes appended to the update log.", log.appended_bytes
+    )
+    yield _counter("update_log_records", "Records appended to the update log.", log.num_appended)
+    yield _gauge(
+        "update_log_replay_seconds", "Estimated time of a replay of the update log.", log.replay_s
+    )
+    yield _gauge(
+        "update_log_waiting_records", "Records of the update log not yet on disk.", log.num_waiting
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
@@ -194,7 +203,7 @@ def _counter(name: str, text: str, value: float) -> Metric:
 def _staleness(staleness: Staleness) -> Metric:
     family = HistogramMetricFamily(
         "ctr_ps_push_staleness",
-        "Versions between a pull and the push computed from it, of each batch.",
+        "Staleness of each batch: versions between its pull and its push.",
     )
     counts = staleness.at_most(STALENESS_BOUNDS)
     buckets = list(zip(map(str, STALENESS_BOUNDS), counts, strict=True))

@@ -36,7 +36,7 @@ def server_status(
             "rows": status.num_rows,
             "tables, MiB": status.size_bytes / MIB,
             "staleness, mean": status.staleness.mean,
-            "pushes that came twice": status.duplicates,
+            "pushes received twice": status.duplicates,
             **_save_figures(status),
         },
         series=[
@@ -64,7 +64,7 @@ def server_status(
                 ],
             ),
             Table(
-                title="Hot keys, by the share of pulls that have them, about",
+                title="Hot keys, with their estimated share of pulls",
                 columns=("table", "key", "share"),
                 rows=[
                     # As text: numbers of JavaScript are exact up to 2^53.
@@ -113,7 +113,7 @@ def _workers(members: Members, status: StoreStatus) -> Table:
 
 def _tables(status: StoreStatus) -> Table:
     return Table(
-        title="Tables, the shards of this server",
+        title="Tables: the shards of this server",
         columns=_TABLE_COLUMNS,
         rows=[
             [

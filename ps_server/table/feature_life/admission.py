@@ -237,7 +237,9 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
     """Raises SpecError if the admission spec of a table is invalid by itself."""
     what = f"table {table!r} has admission"
     if spec.policy not in POLICIES:
-        raise SpecError(f"{what} by {spec.policy!r}, expected one of {', '.join(POLICIES)}")
+        raise SpecError(
+            f"{what} with policy {spec.policy!r}, expected one of {', '.join(POLICIES)}"
+        )
     if spec.counter not in COUNTERS:
         raise SpecError(
             f"{what} with counter {spec.counter!r}, expected one of {', '.join(COUNTERS)}"
@@ -263,29 +265,29 @@ def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
         _check_filter(what, spec, num_shards)
     elif spec.expected_keys:
         raise SpecError(
-            f"{what} with expected_keys {spec.expected_keys}, which an exact counter does not use: "
-            f"leave it out, or count with 'bloom'"
+            f"{what} with expected_keys {spec.expected_keys}, which counter 'exact' does not use: leave it "
+            "out, or set counter = 'bloom'"
         )
 
 
 def _check_score_table(what: str, table: str, spec: AdmissionSpec) -> None:
     if spec.policy != "score":
         raise SpecError(
-            f"{what} by {spec.policy} of table {spec.table!r}: only a score can be of another table"
+            f"{what} by {spec.policy} of table {spec.table!r}: only policy 'score' may use another table"
         )
     if spec.table == table:
-        raise SpecError(f"{what} by the score of itself: leave the name out")
+        raise SpecError(f"{what} by its own score: leave out the table's name")
     if spec.counter != "exact":
         raise SpecError(
-            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: it uses "
-            f"the counts of that table, leave the counter out"
+            f"{what} by the score of table {spec.table!r} with counter {spec.counter!r}: leave out the "
+            "counter, as the counts of that table are used"
         )
 
 
 def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
     if spec.policy == "score":
         raise SpecError(
-            f"{what} by score with counter 'bloom', which counts no clicks: count with 'exact'"
+            f"{what} by score with counter 'bloom', which counts no clicks: set counter = 'exact'"
         )
     if not 0 < spec.false_positive_rate < 1:
         raise SpecError(
@@ -293,16 +295,16 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
         )
     if spec.expected_keys < 1:
         raise SpecError(
-            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: give the number of keys "
-            f"without a row that the filter is to count"
+            f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: set expected_keys to the "
+            "number of keys without a row, at least 1"
         )
     if (
         filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
         > MAX_COUNTERS
     ):
         raise SpecError(
-            f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: expect "
-            f"fewer or use more shards"
+            f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: lower "
+            "expected_keys, or use more shards"
         )
 
 
@@ -312,15 +314,16 @@ def check_score_source(spec: TableSpec, source: TableSpec | None) -> None:
         return
     what = f"table {spec.name!r} has admission by the score of table {spec.admission.table!r}"
     if source is None:
-        raise SpecError(f"{what}, which is not declared: declare that one first")
+        raise SpecError(f"{what}, which is not declared: declare that table first")
     if source.statistics is None:
-        raise SpecError(f"{what}, which keeps no statistics: declare it with them")
+        raise SpecError(f"{what}, which keeps no statistics: declare that table with statistics")
     if source.num_shards != spec.num_shards:
         raise SpecError(
-            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: declare both tables "
-            f"with the same number, so that the two rows of a key are on one server"
+            f"{what}, which has {source.num_shards} shards, not {spec.num_shards}: declare both tables with "
+            "the same number, so that both rows of a key are on one server"
         )
     if source.admission is not None and source.admission.table:
         raise SpecError(
-            f"{what}, which itself admits by the score of {source.admission.table!r}: name that one"
+            f"{what}, which itself uses the score of {source.admission.table!r}: name "
+            f"{source.admission.table!r} instead"
         )

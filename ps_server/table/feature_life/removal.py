@@ -145,10 +145,10 @@ def max_rows_of_shard(spec: TableSpec) -> int:
     rows = _max_rows(spec, expiry)
     if not rows or not max_candidates_of_shard(spec):
         count_bytes = spec.num_shards * _candidate_bytes_of_shard(spec)
-        beside = f", beside {count_bytes} bytes for keys without one" if count_bytes else ""
+        beside = f" beside {count_bytes} bytes of counts" if count_bytes else ""
         raise SpecError(
-            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, which leaves no room for a row in each "
-            f"of its {spec.num_shards} shards{beside}: set {_fewest_bytes(spec, expiry)} or more"
+            f"table {spec.name!r} has max_bytes {expiry.max_bytes}, too few for one row in each of its "
+            f"{spec.num_shards} shards{beside}: set at least {_fewest_bytes(spec, expiry)}"
         )
     return rows
 

@@ -114,8 +114,8 @@ def _reserved(num_bytes: int) -> mmap.mmap | None:
 @cache  # once a process
 def _tell_of_copying() -> None:
     logger.warning(
-        "no address space can be reserved, so tables grow by copying, which takes time, and twice their "
-        "memory meanwhile: a limit as by `ulimit -v` is the usual reason"
+        "cannot reserve address space, usually because of a limit such as `ulimit -v`: tables grow by "
+        "copying, which is slower and needs twice their memory meanwhile"
     )
 
 

@@ -80,7 +80,8 @@ def match_columns(path: str, fields: pa.Schema, schema: Schema) -> FileColumns:
         _check_keys(path, fields, schema)
         if row_columns.get("ids") in schema.slots:
             raise DataError(
-                f"{path}: column {row_columns['ids']!r} holds keys instead of values: ids need another column"
+                f"{path}: column {row_columns['ids']!r} holds keys, not values, so it cannot be the id: "
+                "name another column"
             )
     has_lists = any(is_list_type(fields.field(slot).type) for slot in schema.slots)
     return FileColumns(row_columns, other_labels, read, are_keys, has_lists)
@@ -146,7 +147,7 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
         kind = fields.field(name).type
         if not is_slot_type(kind):
             raise DataError(
-                f"{path}: column {name!r} is of type {kind}, which has no unique text form to hash for "
+                f"{path}: column {name!r} is of type {kind}, whose values have no unique text to hash for "
                 f"slot {schema.slot_index(name) + 1}: write it as text, whole numbers or lists of these"
             )
 
@@ -174,7 +175,7 @@ def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
     version = fields.metadata[HASH_VERSION_KEY].decode(errors="replace")
     if version != str(schema.hash_version):
         raise DataError(
-            f"{path}: its keys have feature hash version {version!r}, the schema has "
+            f"{path}: its keys have feature hash version {version!r}, but the schema has "
             f"{schema.hash_version}: convert the data again"
         )
     slots = json.loads(fields.metadata.get(SLOTS_KEY, b"[]"))
@@ -185,12 +186,12 @@ def _check_keys(path: str, fields: pa.Schema, schema: Schema) -> None:
             raise DataError(f"{path}: column {name!r} is of type {kind}, expected keys as uint64")
         if slots[number - 1 : number] != [name]:
             raise DataError(
-                f"{path}: {name!r} is slot {number} of the schema, but its keys were made with the slots in "
+                f"{path}: {name!r} is slot {number} of the schema, but keys were hashed with the slots in "
                 f"the order {slots!r}: convert the data again"
             )
         expected = schema.slot_numbers[number - 1]
         if hashed[number - 1] != expected:
             raise DataError(
-                f"{path}: {name!r} has the keys of slot {hashed[number - 1]} of the file, but those of slot "
-                f"{expected} by the 'shares' of the schema: convert the data again"
+                f"{path}: {name!r} was hashed with slot {hashed[number - 1]}, but 'shares' of the schema "
+                f"expects slot {expected}: convert the data again"
             )

@@ -103,7 +103,7 @@ def open_columnar(path: str, format_name: str) -> Iterator[pa.NativeFile]:
         raise DataError(f"cannot read {path!r}: No such file or directory") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one of a name
         raise DataError(
-            f"{path}: not a valid {format_name} file, or it cannot be read: copy or write it again ({error})"
+            f"{path}: not a valid {format_name} file: copy or write it again ({error})"
         ) from error
 
 
@@ -148,8 +148,8 @@ def _decoded(
                 yield decoder.decode(batch.slice(skipped), rows)
         if row != stop:
             raise DataError(
-                f"{split.path}: row group {group} ends at row {row}, its metadata says {stop}: the file is "
-                f"damaged, copy or write it again"
+                f"{split.path}: row group {group} ends at row {row}, but its metadata says {stop}: the file "
+                "is damaged, copy or write it again"
             )
 
 
@@ -209,4 +209,4 @@ def _require_indices(array: pa.DictionaryArray) -> None:
 def _require_bounds(starts: _Integers, stops: _Integers, size: int) -> None:
     ascending = bool((starts <= stops).all())
     if not ascending or starts.min(initial=0) < 0 or stops.max(initial=0) > size:
-        raise pa.ArrowInvalid(f"bounds of values that are not within their {size}")
+        raise pa.ArrowInvalid(f"offsets of values beyond the {size} values")

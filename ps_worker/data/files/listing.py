@@ -138,8 +138,8 @@ def require_unchanged(path: str, listed: FileStamp) -> None:
     """Raises DataError if a listed file has changed since, or no longer exists."""
     if (now := stamp_of(path, is_cached=False)) != listed:
         raise DataError(
-            f"{path} has changed since it was listed: it had {listed}, and now {now or 'is no file'}; files "
-            f"must stay as they are while a run reads them: write new rows to a new file, and start again"
+            f"{path} has changed since it was listed: it had {listed}, and now {now or 'is no file'}. Start "
+            "again, and write new rows to new files: files must not change during a run"
         )
 
 
@@ -234,7 +234,7 @@ def _instead_of_file(path: Path) -> str:
     kind = (
         "a FIFO" if path.is_fifo() else "a socket or a device" if path.exists() else "a broken link"
     )
-    return f"{kind}, not a file: write its content to a file, which can be read again"
+    return f"{kind}, not a file: write its content to a file, which can be read more than once"
 
 
 def _url_matches(pattern: str) -> dict[str, str]:

@@ -140,7 +140,7 @@ class _Text:
     def _count(self, offset: int, fault: int, text: bytes) -> None:
         reason = {
             QUOTE: "a quote is not closed; values with line breaks are not supported",
-            FIELDS: f"not {self._num_fields} fields separated by {self._separator!r} as in the header",
+            FIELDS: f"not {self._num_fields} fields separated by {self._separator!r}, as in the header",
             RETURN: "a carriage return inside the line",
         }[fault]
         place = self._place(offset) if self._bad_rows.is_shown else ""

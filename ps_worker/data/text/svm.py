@@ -110,9 +110,9 @@ class SvmScanner:
         form = "field:index:number" if self._has_fields else "index:number"
         pieces = word.split(b":")
         if len(pieces) != form.count(":") + 1 or not (pieces[0].isdigit() and pieces[-2]):
-            return f"{shown(word)} is not of the form {form}"
+            return f"{shown(word)} does not have the form {form}"
         if len(pieces[0]) > MAX_KEY_DIGITS or int(pieces[0]) > _MAX_INDEX:
-            return f"the first number of {shown(word)} is beyond 2**64 - 1"
+            return f"the first number of {shown(word)} is above 2**64 - 1"
         field = int(pieces[0])
         num_fields = len(self._schema.dense) + len(self._schema.slots)
         if self._has_fields and field >= num_fields:
@@ -128,7 +128,7 @@ class SvmScanner:
         return (
             f"the number of {name!r} is {shown(pieces[-1])}, expected a number"
             if math.isnan(number)
-            else f"{shown(word)} is the second number of {name!r}"
+            else f"{shown(word)} gives {name!r} a second number"
         )
 
 
@@ -150,8 +150,8 @@ class LibffmReader(TextReader):
 def _dense_indexes(schema: Schema) -> list[int]:
     if len(schema.slots) > 1:
         raise UsageError(
-            f"libsvm has no fields, so its schema must have one slot, not {len(schema.slots)}: "
-            f"use format libffm, or one slot for all indexes"
+            f"libsvm has no fields, so its schema has one slot, not {len(schema.slots)}: use format libffm, "
+            "or one slot for all indexes"
         )
     for column in schema.dense:
         # "07" would never match, because indexes are compared as numbers.

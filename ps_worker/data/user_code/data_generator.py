@@ -126,7 +126,7 @@ class MultiSlotStringDataGenerator(DataGenerator):
             )
         if value and min(value) <= " ":
             raise DataError(
-                f"{shown(value)}, expected a value without blanks, as in multi-slot text"
+                f"{shown(value)}, expected a value without blanks, as multi-slot text needs"
             )
         if not value.isascii():
             try:

@@ -101,7 +101,7 @@ class PipeReader:
         A DataError names the file, the command, its exit code, the end of its stderr, and the malformed line.
         """
         if split != FileSplit(split.path):
-            raise UsageError(f"{split} is not a whole file, and a command only reads whole files")
+            raise UsageError(f"{split} is a part of a file, but a command reads only whole files")
         line = 0
         with PipeProcess(self._command, split.path, self._stall_limit_s) as process:
             for text in _line_blocks(process):
@@ -215,7 +215,7 @@ class PipeProcess(AbstractContextManager["PipeProcess"]):
             exit_code = self._process.wait(self._stall_limit_s)
         except subprocess.TimeoutExpired as error:
             raise self.failure(
-                f"closed its output, but did not end for {self._stall_limit_s:g} s"
+                f"closed its output, but did not exit within {self._stall_limit_s:g} s"
             ) from error
         has_unread = False
         if exit_code == 0:
@@ -234,7 +234,9 @@ class PipeProcess(AbstractContextManager["PipeProcess"]):
         num_fed = self._num_fed
         while not poll.poll(self._stall_limit_s * 1000):
             if self._num_fed == num_fed:
-                raise self.failure(f"did nothing for {self._stall_limit_s:g} s")
+                raise self.failure(
+                    f"printed nothing and read nothing for {self._stall_limit_s:g} s"
+                )
             num_fed = self._num_fed
 
     def _feed(self, write_end: int) -> None:

@@ -40,10 +40,9 @@ def require_no_salted_hash(code: object, what: str) -> None:
             if part is builtins.hash:
                 raise DataError(
                     f"{what} uses hash(), in {getattr(each, '__qualname__', each)}: Python salts hash() of "
-                    f"text in each process, so others would have other keys for the same values. Yield the "
-                    f"text itself, in a sample or by a MultiSlotStringDataGenerator, whose values are hashed "
-                    f"alike everywhere, or take ctr_ps.key_of(slot, text). If no key depends on "
-                    f"it, start with PYTHONHASHSEED=0"
+                    "text, so each process would have other keys for the same values. Yield the text "
+                    "itself, in a sample or with MultiSlotStringDataGenerator, or use ctr_ps.key_of(slot, "
+                    "text). If no key depends on it, start with PYTHONHASHSEED=0"
                 )
             if id(part) not in known:
                 known.add(id(part))

@@ -56,12 +56,12 @@ class SampleLoader:
             raise UsageError(f"batch_size is {batch_size!r}, expected at least 1")
         if schema.weight is not None:
             raise UsageError(
-                f"the schema names {schema.weight!r} as the column of weights, but samples have no weights: "
-                f"read the data from files, or remove 'weight' from the schema"
+                f"the schema names {schema.weight!r} as the column of weights, but samples have none: read "
+                "the data from files, or remove 'weight' from the schema"
             )
         if isinstance(samples, Iterator):
             raise UsageError(
-                f"samples is {samples!r}, which can only be iterated once: pass the function that returns it"
+                f"samples is {samples!r}, which can be iterated only once: pass the function that returns it"
             )
         if callable(samples):
             require_no_salted_hash(samples, "the function of samples")
@@ -182,8 +182,8 @@ class SampleColumns:
             raise DataError(f"the label is {shown(label)}, expected 0, 1 or None")
         if self._labels and (label is None) != (self._labels[0] is None):
             raise DataError(
-                f"the label is {shown(label)}, and that of the previous sample {self._labels[-1]!r}: either "
-                f"all samples have a label or none"
+                f"the label is {shown(label)}, but that of the previous sample is {self._labels[-1]!r}: "
+                "give all samples a label, or none"
             )
         self._labels.append(None if label is None else float(label))
 

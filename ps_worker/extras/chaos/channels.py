@@ -82,11 +82,13 @@ class Chaos:
             faults = [Fault(str(kind), str(calls), float(n)) for kind, calls, n in value["faults"]]
             chaos = cls(seed=str(value["seed"]), journal=value.get("journal", ""), faults=faults)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UsageError(f"{CHAOS} is {text!r}, which is no chaos: {error!r}") from error
+            raise UsageError(
+                f"{CHAOS} is {text!r}, which is not a valid fault: {error!r}"
+            ) from error
         for fault in faults:
             if fault.kind not in _KINDS or fault.calls not in _CALLS:
                 raise UsageError(
-                    f"{CHAOS}: {fault.kind} {fault.calls}: kinds are {', '.join(_KINDS)}, calls are "
+                    f"{CHAOS}: unknown {fault.kind} {fault.calls}: kinds are {', '.join(_KINDS)}, calls are "
                     f"{', '.join(_CALLS)}"
                 )
         return chaos
@@ -245,7 +247,7 @@ class _DisturbedCall(futures.Future[Any]):
             self.cancel()
 
     def expire(self) -> None:
-        self.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "chaos: delayed for longer than its deadline")
+        self.fail(grpc.StatusCode.DEADLINE_EXCEEDED, "chaos: the delay exceeds the deadline")
 
     def fail(self, code: grpc.StatusCode, details: str) -> None:
         self._end(FailedCallError(Failure(code, details)), None)

@@ -190,8 +190,8 @@ def profile_command(
         names = proposal.schema()
     elif label or ignore:
         raise UsageError(
-            "--label and --ignore are for Parquet, ORC and CSV without --schema: name the columns in a "
-            "schema instead"
+            "--label and --ignore are for Parquet, ORC and CSV without --schema: with a schema, change its "
+            "columns"
         )
     else:
         names = _schema(schema or "criteo")
@@ -242,7 +242,7 @@ def init_command(
     )
     _print_proposal(_console(), first.proposal)
     typer.echo(f"schema: {first.schema_file}")
-    held_out = f"{len(first.test)} to test" if first.test else "none to test, so no AUC"
+    held_out = f"{len(first.test)} to test on" if first.test else "none to test on, so no AUC"
     typer.echo(
         f"job: {first.job_file} ({counted(len(first.train), 'file')} to train on, {held_out})"
     )
@@ -252,7 +252,7 @@ def init_command(
         again = ["ps-data", "init", "sets/train/*", "--test", "sets/validation/*", "--out", "sets"]
         again += ["--label", label] if label else []
         again += ["--ignore", ",".join(ignore)] if ignore else []
-        typer.echo(f"for a test: {shlex.join(split)}, then {shlex.join(again)}")
+        typer.echo(f"to split the rows for a test: {shlex.join(split)}, then {shlex.join(again)}")
     typer.echo(f"next: ps-worker train {shlex.quote(str(first.job_file))}")
 
 
@@ -272,7 +272,10 @@ def split_command(
     suffix: Annotated[
         str,
         typer.Option(
-            help="Suffix of the files, as .tsv.gz or .csv.zst to compress text; empty: that of the format."
+            help=(
+                "Suffix of the files, such as .tsv.gz or .csv.zst to compress text; empty: suffix of the "
+                "format."
+            )
         ),
     ] = "",
     format_name: FormatName = "",
@@ -360,7 +363,7 @@ def _print_proposal(console: Console, proposal: Proposal) -> None:
     if proposal.no_label:
         typer.echo(printable(f"no label: {proposal.no_label}"))
     for name in proposal.leaks:
-        advice = f"warning: {name!r} {LEAK} It is left out: add it to the schema if not"
+        advice = f"warning: {name!r} {LEAK} It is left out: if it is not, add it to the schema"
         typer.echo(printable(advice))
 
 

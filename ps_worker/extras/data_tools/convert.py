@@ -140,7 +140,7 @@ def _tables(
                 expected = table.schema
             if not table.schema.equals(expected):
                 raise DataError(
-                    f"{path} has columns {_listed(table.schema)}; the previous files have "
+                    f"{path} has columns {_listed(table.schema)}, but the files before have "
                     f"{_listed(expected)}: convert them separately"
                 )
             yield table
@@ -167,7 +167,10 @@ def _is_utf8(path: str, columns: Columns, schema: Schema, bad_rows: BadRows) -> 
             value = array[row : row + 1]
             if not _is_text(value):
                 is_good[row] = False
-                fault = f"{name!r} is {shown(value[0].as_py())}, expected UTF-8: write keys instead"
+                fault = (
+                    f"{name!r} is {shown(value[0].as_py())}, expected UTF-8: convert with hashed keys "
+                    "instead of values"
+                )
                 bad_rows.add(path, f"offset {columns.offsets[row]}", fault)
     return is_good
 

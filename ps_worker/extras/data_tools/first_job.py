@@ -67,7 +67,7 @@ def write_first_job(
     places = {_place_of(path) for path in held_out}
     train = [path for path in files if _place_of(path) not in places]
     if not train:
-        raise UsageError("--test names all files: leave some to train on")
+        raise UsageError("--test names all files: leave some files to train on")
     sample = sample_of(train, format)
     proposal = propose(sample, label=label, ignore=ignore)
     if (found := proposal.label) and sample.is_complete and found.click_rate in (0.0, 1.0):
@@ -106,12 +106,12 @@ def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
         has_rows = any(block.rows.size for block in blocks)
     except DataError as error:
         raise UsageError(
-            f"a file to test on is not like those to train on: {error}: {remedy}"
+            f"a file to test on has other columns than those to train on: {error}: {remedy}"
         ) from error
     if not has_rows:
         fault = f": {bad_rows.first}: {remedy}" if bad_rows.first else ": name others with --test"
         raise UsageError(
-            f"{path}, to test on, has no row that the schema of the files to train on reads{fault}"
+            f"{path}, a file to test on, has no row that fits the schema of the files to train on{fault}"
         )
 
 
@@ -129,9 +129,9 @@ def _schema_text(first: FirstJob) -> str:
     comments = {name: _line(comment) for name, comment in comments.items()}
     schema = proposal.schema()
     lines = [
-        f"# Columns of {_line(first.train[0])}{' and others' if len(first.train) > 1 else ''}, told by "
-        f"`ps-data init` from {counted(first.sample.num_rows, 'row', ',')}.",
-        "# Move a column between `slots` and `dense` where it is wrong, or take it out; docs/schema.md has",
+        f"# Columns of {_line(first.train[0])}{' and others' if len(first.train) > 1 else ''}, found by "
+        f"`ps-data init` in {counted(first.sample.num_rows, 'row', ',')}.",
+        "# If a column is wrong, move it between `slots` and `dense`, or remove it; docs/schema.md has",
         "# all settings. A trained model keeps its schema: add new slots at the end.",
         "",
         schema.to_toml(comments),
@@ -151,9 +151,9 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
     elif first.test:
         why_test = "the last file, which the model does not train on"
     else:
-        why_test = "one file alone; `ps-data split` deals its rows to files for both"
+        why_test = "only one file; `ps-data split` distributes its rows to files for both"
     lines = [
-        "# A first job, written by `ps-data init`. From the folder in which that ran:",
+        "# A first job, written by `ps-data init`. Run it in the folder of that command:",
         "#",
         f"#   ps-worker train {_line(str(first.job_file))}",
         "#",
@@ -177,13 +177,13 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         most_rows = sample.total_rows * max(1.0, test_size / max(train_size, 1))
         limit = math.ceil(2 * label.missing_rate * most_rows) + _BAD_ROWS
         lines.append(
-            f"bad_row_limit = {limit} # {label.missing_rate:.1%} of the rows have no "
-            f"label and are passed over; twice as many, and {_BAD_ROWS}, may be"
+            f"bad_row_limit = {limit} # {label.missing_rate:.1%} of the rows have no label and are skipped; "
+            f"the limit is twice as many, and {_BAD_ROWS}"
         )
     if sample.total_rows * _row_bytes(first) <= _MAX_BYTES_IN_MEMORY:
         lines += [
-            "in_memory = true   # the rows fit",
-            'shuffle = "local"  # files are often sorted, which a model must not notice',
+            "in_memory = true   # the rows fit into memory",
+            'shuffle = "local"  # files are often sorted, which would harm training',
         ]
     wanted = max(sample.total_rows / _STEPS, 1)
     batch_size = min(max(2 ** math.floor(math.log2(wanted)), _MIN_BATCH), _MAX_BATCH)
@@ -192,7 +192,7 @@ def _job_text(first: FirstJob, format: str | None, test: Sequence[str]) -> str:
         "[train]",
         f"batch_size = {batch_size} # {counted(math.ceil(sample.total_rows / batch_size), 'step', ',')} an "
         f"epoch",
-        "epochs = 1         # more than one often learns the training rows by heart",
+        "epochs = 1         # more than one often overfits",
         "",
         "[checkpoint]",
         f"dir = {_text(str(first.job_file.parent / MODEL_FOLDER))}",

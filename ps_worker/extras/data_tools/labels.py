@@ -57,7 +57,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     """
     if name:
         if name in unusable:
-            raise UsageError(f"--label: column {name!r} cannot be used: {unusable[name]}")
+            raise UsageError(f"--label: column {name!r} is not usable: {unusable[name]}")
         found = labels_in(columns[name])
         if found is None:
             raise UsageError(
@@ -72,7 +72,7 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     if len(named) == 1:
         return _label(named[0], binary[named[0]])
     if len(named) > 1:
-        raise UsageError(f"the label may be {_one_of(named)}: say which with --label NAME")
+        raise UsageError(f"the label may be {_one_of(named)}: choose one with --label NAME")
     unfit = [f"{column!r} has the values {first_values(columns[column])}" for column in usual]
     fault = (
         f"{'; '.join(unfit)}, expected 0 and 1"
@@ -81,9 +81,9 @@ def label_of(columns: Mapping[str, pa.Array], unusable: Mapping[str, str], name:
     )
     if binary:
         raise UsageError(
-            f"no column is clearly the label ({fault}): say --label {_one_of(list(binary))}"
+            f"no column is clearly the label ({fault}): choose --label {_one_of(list(binary))}"
         )
-    raise UsageError(f"no column is a label ({fault}), and no other has the values 0 and 1 alone")
+    raise UsageError(f"no column is a label ({fault}), and no other has only the values 0 and 1")
 
 
 def has_usual_name(column: str) -> bool:

@@ -310,12 +310,12 @@ def _notes(profile: Profile) -> list[str]:
     notes = []
     if not profile.has_exact_percentiles:
         notes.append(
-            "95th: of a sample of 131,072 rows; the share below it is 95 % with a standard error of 0.06 % "
-            "(0.06 % / sqrt(1 - missing) where numbers are missing)"
+            "95th: percentile of a sample of 131,072 rows; its rank has a standard error of 0.06 % (0.06 % "
+            "/ sqrt(1 - missing) where numbers are missing)"
         )
     if not all(slot.is_exact for slot in profile.slots):
         worst = max(slot.undercount for slot in profile.slots) / profile.rows
         notes.append(
-            f"~: estimated, standard error 0.81 %; in such slots a share may be up to {worst:.2%} too small"
+            f"~: estimated, standard error 0.81 %; shares in such slots may be up to {worst:.2%} too small"
         )
     return notes

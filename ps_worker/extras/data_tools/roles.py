@@ -40,7 +40,8 @@ from ctr_ps.ps_worker.extras.data_tools.profile import NumberProfile, number_pro
 from ctr_ps.ps_worker.extras.data_tools.samples import Sample
 
 _OTHER_LABEL = (
-    "named like a label: add it to the schema if it is known before the click, and no label"
+    "its name is that of a label: add it to the schema if it is known before the click and is "
+    "no label"
 )
 
 _FEW_VALUES = 100  # whole numbers with at most so many values are names, if each comes often enough
@@ -48,7 +49,8 @@ _ROWS_PER_VALUE = 20
 _UNIQUE_SHARE = 0.95
 _MIN_ROWS = 100  # below, values may be unique by chance
 _UNIQUE_ID = (
-    "; different in nearly every sampled row: leave it out (--ignore) if it names rows or requests"
+    "; different in nearly every sampled row: leave it out (--ignore) if it is an id of rows "
+    "or requests"
 )
 _LONG_TAIL = 6  # largest distance from the mean in standard deviations
 
@@ -80,7 +82,7 @@ _FIRST, _LAST = 946_684_800, 4_102_444_800  # the years 2000 to 2100, in seconds
 _UNITS = (1, 10**3, 10**6, 10**9)  # seconds, milli-, micro- and nanoseconds
 _MOST_TIMES = 0.8  # the others may be a word or a number for unknown times
 
-_REMEDY = "make features of them, as the hour or the day of the week"
+_REMEDY = "make features of them, such as the hour or the day of the week"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,9 @@ class Proposal:
         if not self.slots:
             listed = "; ".join(f"{each.name!r}: {each.why}" for each in self.ignored)
             raise UsageError(
-                f"no column can be a slot (text, whole numbers or lists of these), and models need one"
-                f"{'; ignored are ' + listed if listed else ''}: a schema by hand may have them "
-                f"(docs/schema.md)"
+                "no column can be a slot (text, whole numbers or lists of these), but models need "
+                f"one{'; ignored are ' + listed if listed else ''}: write a schema by hand "
+                "(docs/schema.md)"
             )
         return Schema(
             dense=tuple(number.column for number in self.numbers),
@@ -162,7 +164,7 @@ def propose(
     leaks: list[str] = []
     for name, array in sample.columns.items():
         if name in ignore:
-            roles.append(Ignored(name, "you asked for it (--ignore)"))
+            roles.append(Ignored(name, "left out by --ignore"))
         elif chosen is not None and name == chosen.name:
             continue
         elif has_usual_name(name):
@@ -192,11 +194,11 @@ def propose(
 
 
 def _why_after_click(name: str, array: pa.Array, label: Label | None) -> str:
-    why = "named like what follows a click"
+    why = "its name is that of an event after a click"
     if label is not None and labels_in(array) is not None:
         why += (
-            f", with 0 and 1: a label of its own, as labels = [{json.dumps(label.name)}, "
-            f"{json.dumps(name)}] with the model esmm or mmoe"
+            f", with 0 and 1: to learn it as a second label, set labels = [{json.dumps(label.name)}, "
+            f"{json.dumps(name)}] and model esmm or mmoe"
         )
     return f"{why}; add it to the schema if it is known before the click"
 
@@ -208,9 +210,9 @@ def _role_of(name: str, array: pa.Array, sample: Sample) -> Role:
     if array.null_count == len(array):
         return Ignored(name, "no value in the sampled rows")
     if not (is_slot_type(kind) or is_number_type(kind)):
-        why = "a time: make features of it, as the hour or the day of the week"
+        why = "a time: make features of it, such as the hour or the day of the week"
         is_time = pa.types.is_temporal(kind)
-        return Ignored(name, why if is_time else f"of type {kind}, which no reader takes")
+        return Ignored(name, why if is_time else f"of type {kind}, which no reader supports")
     if is_text_type(kind):
         return _role_of_text(name, array, sample)
     return _role_of_numbers(name, array, sample, is_whole=pa.types.is_integer(kind))
@@ -249,7 +251,7 @@ def _role_of_text(name: str, array: pa.Array, sample: Sample) -> Role:
         )
     why = f"{'digits with leading zeros' if is_padded else 'text'}, {distinct:,} distinct values"
     if sample.is_text and not is_padded and (other := _not_number(values)):
-        why += f"; numbers but for {other}: leave those empty to have it scaled as a number"
+        why += f"; numbers except {other}: to have it scaled as a number, leave those empty"
     return Slot(name, f"{why}{_UNIQUE_ID if is_unique else ''}{_note_on_lists(values)}")
 
 
@@ -266,8 +268,9 @@ def _note_on_lists(values: pa.Array) -> str:
             if len(pieces) >= _distinct(values):
                 continue
         return (
-            f"; values contain {separator!r} in {share:.0%} of rows: lists? Each is one value, unless they "
-            f"are written as lists (Parquet, ORC) or split by a generator (docs/data.md)"
+            f"; values contain {separator!r} in {share:.0%} of rows: lists? Each is read as one "
+            "value, unless it is stored as a list (Parquet, ORC) or split by a generator "
+            "(docs/data.md)"
         )
     return ""
 
@@ -281,7 +284,7 @@ def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bo
     if not present.size:
         why = "no value in the sampled rows"
     elif np.isinf(present).any():
-        why = "has infinite numbers, whose rows are malformed: leave them empty to use it"
+        why = "has infinite numbers, which make rows malformed: leave them empty to use the column"
     elif distinct == 1 and not (
         is_whole and has_missing
     ):  # of a name, it or none may say something
@@ -297,7 +300,7 @@ def _role_of_numbers(name: str, array: pa.Array, sample: Sample, *, is_whole: bo
     elif _is_id(name) and (present == np.floor(present)).all():
         form = first_values(array.drop_null()[:1])
         return Ignored(
-            name, f"an id by its name, but no slot takes {form}: write it as integers or text"
+            name, f"an id by its name, but a slot cannot read {form}: write it as integers or text"
         )
     return _number(name, values, distinct)
 
@@ -315,13 +318,13 @@ def _role_of_whole_numbers(
     why = ""
     if is_id:
         why = (
-            f"whole numbers, {distinct:,} distinct, that are names by the name of the column"
-            f"{_UNIQUE_ID if is_unique else ''}"
+            f"whole numbers, {distinct:,} distinct, read as ids because of the column's "
+            f"name{_UNIQUE_ID if is_unique else ''}"
         )
     elif distinct <= _FEW_VALUES and present.size >= _ROWS_PER_VALUE * distinct:
         why = f"whole numbers with only {counted(distinct, 'value')}"
     elif not _is_count(present) and present.size >= 2 * distinct:
-        why = f"whole numbers, {distinct:,} distinct, spread evenly as those of names"
+        why = f"whole numbers, {distinct:,} distinct, spread evenly like ids"
     return Slot(name, why) if why else None
 
 
@@ -369,7 +372,7 @@ def _with_a_slot(proposal: Proposal, sample: Sample) -> Proposal:
         return proposal
     chosen = min(fitting, key=lambda number: _distinct(sample.columns[number.name]))
     name = chosen.name
-    slot = Slot(name, f"{chosen.why.partition(';')[0]}; a slot, as models need one")
+    slot = Slot(name, f"{chosen.why.partition(';')[0]}; used as a slot, as models need one")
     return replace(
         proposal,
         numbers=tuple(number for number in proposal.numbers if number is not chosen),
@@ -417,7 +420,7 @@ def why_numbers_are_times(name: str, present: NDArray[np.float64]) -> str:
     digits = pa.array(whole.astype(np.int64)).cast(pa.string())
     num_times = pc.sum(pc.match_substring_regex(digits, _TIME_DIGITS)).as_py() or 0
     if num_times >= _MOST_TIMES * present.size:
-        return f"times in digits, as {digits[0]}: {_REMEDY}"
+        return f"times as digits, such as {digits[0]}: {_REMEDY}"
     for unit in _UNITS:
         if ((present >= _FIRST * unit) & (present <= _LAST * unit)).mean() >= _MOST_TIMES:
             return f"times since 1970: {_REMEDY}"

@@ -83,8 +83,7 @@ def split_rows(
         for found in sorted(each.glob("part-*")):
             if not _OWN_NAME.fullmatch(found.name):  # it would join the set
                 raise UsageError(
-                    f"{str(found)!r} would be taken for a file of the set {each.name!r}: choose another "
-                    f"folder"
+                    f"{str(found)!r} would be read as a file of the set {each.name!r}: choose another folder"
                 )
     try:
         with ExitStack() as stack:
@@ -96,7 +95,8 @@ def split_rows(
             for writer in writers:
                 if writer.rows == 0:
                     raise DataError(
-                        f"{writer.folder.name!r} would be empty: {num_rows} rows are too few"
+                        f"the set {writer.folder.name!r} would be empty, as {num_rows} rows are too few: "
+                        "use more rows, or another ratio"
                     )
             return [
                 WrittenSet(writer.folder.name, writer.rows, writer.finish()) for writer in writers
@@ -167,13 +167,15 @@ def _deal(
         writer.header = header
     for path, kind in files.items():
         if _header_of(path, kind) != header:
-            raise DataError(f"{path}: its header is not that of {first}: split them separately")
+            raise DataError(
+                f"{path}: its header differs from that of {first}: split them separately"
+            )
         row_before = first_row
         for rows in _tables(path, kind) if kind in _TABLES else _lines(path, len(header)):
             fields = fields or rows.schema
             if not rows.schema.equals(fields):
                 raise DataError(
-                    f"{path}: its columns are not those of {first}: split them separately"
+                    f"{path}: its columns differ from those of {first}: split them separately"
                 )
             sets = _sets_of_rows(seed, first_row, len(rows), limits)
             first_row += len(rows)

@@ -100,13 +100,13 @@ def names_of(path: str, format: str | None = None) -> list[str]:
             for separator in _OTHER_SEPARATORS:
                 if separator in names[0]:
                     raise UsageError(
-                        f"{path}: the header is one column, {names[0]!r}, as CSV is separated by commas: "
-                        f"write commas instead of {separator!r}"
+                        f"{path}: the header is one column, {names[0]!r}, but CSV is separated by commas: "
+                        f"replace {separator!r} with commas"
                     )
         return names
     fields = fields_of(path, name)
     if HASH_VERSION_KEY in (fields.metadata or {}):
-        raise UsageError(f"{path}: the file contains keys, which only its own schema can read")
+        raise UsageError(f"{path}: the file contains keys, which need the schema that made them")
     return list(fields.names)
 
 
@@ -124,10 +124,10 @@ def _require_names(path: str, format: str | None) -> None:
     if name == "criteo":
         _refuse_criteo(path)
     if name not in NAMED:
-        fault = doubt_about(path, format) or f"files of format {name!r} do not name their columns"
+        fault = doubt_about(path, format) or f"files of format {name!r} have no names of columns"
         raise UsageError(
-            f"{path}: {fault}. Columns are named in {', '.join(NAMED)}: give --format if it is one of "
-            f"them; else write a schema by hand (docs/schema.md)"
+            f"{path}: {fault}. Files of {', '.join(NAMED)} have names of columns: give --format if it is "
+            "one of them; else write a schema by hand (docs/schema.md)"
         )
 
 

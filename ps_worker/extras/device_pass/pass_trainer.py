@@ -96,8 +96,8 @@ class PassTrainer:
         block = self._pulled_block()
         if limit is not None and block.size_bytes > limit:
             raise UsageError(
-                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, and the "
-                f"device has room for {limit} bytes: set device.memory_gb to more if it has more"
+                f"the dense parameters have {block.size_bytes} bytes with their optimizer state, but the "
+                f"device has room for {limit} bytes: raise device.memory_gb if the device has more"
             )
         preparation = Preparation(
             batches,
@@ -135,8 +135,8 @@ class PassTrainer:
             numbers, examples = self._steps(tables, block, prepared.batches, is_told_to_end)
         except torch.OutOfMemoryError as error:
             raise UsageError(
-                f"the device has no memory left for a pass of {len(prepared.batches)} batches: set "
-                f"device.pass_rows or train.batch_size to less, and device.memory_gb to no more than is free "
+                f"out of device memory in a pass of {len(prepared.batches)} batches: lower device.pass_rows "
+                "or train.batch_size, and set device.memory_gb to the free memory at most "
                 f"({str(error).splitlines()[0]})"
             ) from error
         answer = self._write_back(tables, block, numbers, examples, version)
@@ -194,7 +194,7 @@ class PassTrainer:
         batch, examples = each.batch, each.batch.size
         if batch.labels is None:
             raise DataError(
-                "training data has rows without labels; only evaluation and inference do without"
+                "training data has rows without labels: only evaluation and inference allow that"
             )
         gathered = {name: table.gather(each.keys.unique[name]) for name, table in tables.items()}
         rows = {

@@ -173,8 +173,8 @@ class Preparation(AbstractContextManager["Preparation"]):
         if self._table_bytes is not None and needed > self._table_bytes:
             raise UsageError(
                 f"a pass of {examples} examples has {sum(column.size for column in keys.values())} rows of "
-                f"{needed} bytes, and the device has room for {self._table_bytes} bytes of tables: set "
-                f"device.pass_rows to less than {examples}, or device.memory_gb to more if it has more"
+                f"{needed} bytes, but the device has room for {self._table_bytes} bytes of tables: set "
+                f"device.pass_rows below {examples}, or raise device.memory_gb if the device has more"
             )
 
 

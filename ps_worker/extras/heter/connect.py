@@ -64,43 +64,44 @@ def require_heter(job: Job, model: Model) -> None:
     if job.strategy.mode not in _MODES:
         raise job.error(
             "strategy.mode",
-            f"strategy.mode is {job.strategy.mode!r}, but with heter trainers it is one of "
-            f"{', '.join(_MODES)}",
+            f"strategy.mode is {job.strategy.mode!r}, expected one of {', '.join(_MODES)} with heter "
+            "trainers",
         )
     if job.cluster.on_worker_loss == "wait":
         raise job.error(
             "cluster.on_worker_loss",
-            'cluster.on_worker_loss is "wait", but in a job with heter trainers no process can take the '
-            'place of a lost one: set "fail" or "continue"',
+            'cluster.on_worker_loss is "wait", but in a job with heter trainers lost processes cannot be '
+            'replaced: set "fail" or "continue"',
         )
     if job.strategy.is_sync and job.train.thread_num > 1:
         raise job.error(
             "train.thread_num",
-            f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU trainer brings "
-            f"one batch to a synchronous step: set it to 1 and start more CPU trainers",
+            f"train.thread_num is {job.train.thread_num}, but with heter trainers each CPU trainer adds one "
+            "batch to a synchronous step: set it to 1 and start more CPU trainers",
         )
     if job.train.clip_norm:
         raise job.error(
             "train.clip_norm",
             f"train.clip_norm is {job.train.clip_norm:g}, but with heter trainers no process has the whole "
-            f"gradient of a batch, of rows and of dense parameters: remove it, and lower the learning rates "
-            f"or give them a warm-up ([optimizer.schedule])",
+            "gradient of a batch, of rows and dense parameters: remove it, and lower the learning rates or "
+            "set a warm-up ([optimizer.schedule])",
         )
     if module.schema.weight is not None:
         raise job.error(
             "data.schema",
-            f"the schema has the weight {module.schema.weight!r}, but heter trainers take no sample weights: "
-            f"leave 'weight' out of the schema, or train without heter trainers",
+            f"the schema has the weight {module.schema.weight!r}, but heter trainers do not support sample "
+            "weights: remove 'weight' from the schema, or train without heter trainers",
         )
     if job.data.negative_correction == "weight":
         raise job.error(
             "data.negative_correction",
-            'data.negative_correction is "weight", but heter trainers take no sample weights: set "logit"',
+            'data.negative_correction is "weight", but heter trainers do not support sample weights: set '
+            '"logit"',
         )
     if job.data.shuffle == "global":
         raise job.error(
             "data.shuffle",
-            'data.shuffle is "global", but heter trainers take no part in an exchange of rows: set "local"',
+            'data.shuffle is "global", but heter trainers take no part in a global shuffle: set "local"',
         )
 
 
@@ -189,10 +190,10 @@ class HeterTrainers:
                     logger.warning("%s, heter trainer %d takes over: %s", lost, others[0], error)
                 return
         why = (
-            "and there is no other one"
+            "and there is no other heter trainer"
             if len(self._transport.endpoints) == 1 or (self._takes_over and not others)
-            else "and another one takes over only in asynchronous training with "
-            'cluster.on_worker_loss = "continue"'
+            else "and another one takes over only in asynchronous modes with cluster.on_worker_loss = "
+            '"continue"'
         )
         raise TransportError(
             f"{lost}, {why}: see its log, and start the job again from its checkpoint; {error}"
@@ -204,9 +205,9 @@ def _require_size(dense: Values, outputs: LayerOutputs) -> None:
     if size > MAX_NUMBERS_BYTES:
         largest = max(outputs, key=lambda name: sum(each.nbytes for each in outputs[name]))
         raise UsageError(
-            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, most of "
-            f"them of {largest}, more than the {MAX_NUMBERS_BYTES} of a message: lower train.batch_size, or "
-            f"let a Front return less (docs/heterogeneous.md)"
+            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, mostly of "
+            f"{largest}; a message has up to {MAX_NUMBERS_BYTES}: lower train.batch_size, or let a Front "
+            "return less (docs/heterogeneous.md)"
         )
 
 
@@ -230,13 +231,13 @@ class FrontModel:
         try:
             return _Workspace(FrontHalf(self._model))
         except ValueError as error:
-            raise UsageError(f"the model cannot be cut for heter trainers: {error}") from error
+            raise UsageError(f"the model cannot be divided for heter trainers: {error}") from error
 
     def predict(
         self, params: Floats, batch: Batch, lookups: Mapping[str, Lookup], workspace: Workspace
     ) -> Floats:
         """Raises ModelInputError: evaluation takes the whole model."""
-        raise ModelInputError("half a model cannot predict: take the whole one")
+        raise ModelInputError("half a model cannot predict: use the whole model")
 
     def gradient(
         self,
@@ -255,8 +256,8 @@ class FrontModel:
             raise ModelInputError("the workspace belongs to another model")
         if batch.weights is not None:
             raise UsageError(
-                "heter trainers take no sample weights: give batches without weights, or train without heter "
-                "trainers"
+                "heter trainers do not support sample weights: give batches without weights, or train "
+                "without heter trainers"
             )
         step = workspace.front.forward(batch, lookups)
         sent = step.activations

@@ -21,8 +21,8 @@ def module_of(model: Model) -> "TorchModel":
     """Returns a model that can be cut: one that is a module of PyTorch; raises UsageError if it is none."""
     if module_class_of(model) is None:
         raise UsageError(
-            f"heter trainers train the dense part of a module of PyTorch, and the model is a "
-            f"{type(model).__name__}: take a module (docs/models.md), or no heter trainers"
+            f"heter trainers need a PyTorch module, but the model is a {type(model).__name__}: use a module "
+            "(docs/models.md), or no heter trainers"
         )
     module: TorchModel = model  # type: ignore[assignment]
     return module

@@ -43,8 +43,8 @@ class Joining(Generic[B]):
         """Takes a batch of a CPU trainer; raises ProtocolError if it may not have one now."""
         if worker not in self.waits_for:
             raise ProtocolError(
-                f"worker {worker} sent a batch to a heter trainer that serves the workers "
-                f"{sorted(self.waits_for)}: all processes need the same list of heter trainers"
+                f"worker {worker} sent a batch to a heter trainer that serves only the workers "
+                f"{sorted(self.waits_for)}: give all processes the same list of heter trainers"
             )
         if self._is_sync and any(other == worker for other, _ in self._batches):
             raise ProtocolError(
@@ -151,7 +151,7 @@ class Inbox:
             return sender.answers[batch.number]
         if batch.number < sender.settled:
             raise ProtocolError(
-                f"worker {batch.member.worker} sent batch {batch.number} again, although it had its answer"
+                f"worker {batch.member.worker} sent batch {batch.number} again after its answer"
             )
         waiting = Waiting(batch)
         self._joining.add(batch.member.worker, waiting)

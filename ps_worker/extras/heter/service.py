@@ -85,7 +85,7 @@ def _method(call: Call[Any, Any], answer: Callable[[Any], Any]) -> Callable[[byt
             logger.exception("call failed call=%s", call.name)
             context.abort(
                 grpc.StatusCode.INTERNAL,
-                f"the heter trainer failed in {call.name}; its log says why",
+                f"the heter trainer failed in {call.name}: see its log",
             )
 
     return method

@@ -65,7 +65,8 @@ End = Callable[[], Awaitable[object]]
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(help="Checkpoint, or checkpoint.dir of a job: its newest one.")
+        str,
+        typer.Argument(help="Checkpoint, or checkpoint.dir of a job for its newest checkpoint."),
     ],
     name: Annotated[str, typer.Option(help="Name of the model in requests.")] = "ctr",
     http: Annotated[
@@ -88,7 +89,7 @@ def serve(
     ] = True,
     allow_code: Annotated[
         bool,
-        typer.Option("--allow-code", help="Run code named by a checkpoint: the file of its model."),
+        typer.Option("--allow-code", help="Run code named by a checkpoint: a model's file."),
     ] = False,
     maps: Annotated[
         bool,
@@ -101,7 +102,7 @@ def serve(
         float,
         typer.Option(
             min=0,
-            help="Seconds to keep serving after SIGTERM, reporting not ready to load balancers.",
+            help="Seconds to keep serving after SIGTERM, while health checks report not ready.",
         ),
     ] = 0.0,
     insecure: Insecure = False,

@@ -110,7 +110,9 @@ class HttpListener:
                 await asyncio.sleep(_RETRY_S)
                 continue
             if not self._has_place():
-                self._tell("%d connections are open, all with requests: more are closed", self._max)
+                self._tell(
+                    "%d connections are open, all with requests: further ones are closed", self._max
+                )
                 accepted.close()
                 continue
             connection = _Connection(self, accepted, address[0], **self._options)

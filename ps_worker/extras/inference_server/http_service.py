@@ -241,7 +241,7 @@ async def _body(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_LIMIT_S):
             return await request.read()
     except TimeoutError:
-        text = f"the body did not come within {BODY_LIMIT_S:g} s"
+        text = f"the request body did not arrive within {BODY_LIMIT_S:g} s"
         raise web.HTTPRequestTimeout(reason=text) from None
 
 
@@ -262,7 +262,7 @@ class _Asked:
         """
         encoding = self._headers.get("Content-Encoding", "identity")
         if encoding.strip().lower() not in ("", "identity"):
-            raise DataError(f"Content-Encoding is {encoding[:100]!r}: send the body as it is")
+            raise DataError(f"Content-Encoding is {encoding[:100]!r}: send the body unencoded")
         head, binary = _parts(self._body, self._headers.get(HEADER_LENGTH))
         self._outputs = {
             str(_field(each, "name", "an output")): each for each in _list(head, "outputs")
@@ -300,13 +300,15 @@ def tensors_in(head: Mapping[str, Any], binary: bytes) -> list[Tensor]:
             continue
         if not isinstance(size, int) or not 0 <= size <= len(binary) - at:
             raise DataError(
-                f"tensor {name!r} has binary_data_size {size!r}, but the body has only "
-                f"{len(binary) - at} more bytes"
+                f"tensor {name!r} has binary_data_size {size!r}, but only {len(binary) - at} bytes of the "
+                "body are left"
             )
         tensors.append(tensor_of_raw(name, datatype, shape, binary[at : at + size]))
         at += size
     if at != len(binary):
-        raise DataError(f"{len(binary) - at} bytes after the last binary tensor are of none")
+        raise DataError(
+            f"{len(binary) - at} bytes after the last binary tensor belong to no tensor"
+        )
     return tensors
 
 
@@ -315,18 +317,18 @@ def _parts(body: bytes, length: str | None) -> tuple[Mapping[str, Any], bytes]:
         raise DataError(f"{HEADER_LENGTH} is {length[:20]!r}, expected a number of bytes")
     end = len(body) if length is None else int(length)
     if end > len(body):
-        raise DataError(f"{HEADER_LENGTH} is {end}, and the request has {len(body)} bytes")
+        raise DataError(f"{HEADER_LENGTH} is {end}, but the request has {len(body)} bytes")
     if end > MAX_JSON_BYTES:
         raise web.HTTPRequestEntityTooLarge(MAX_JSON_BYTES, end)
     try:
         head = json.loads(body[:end])
     except json.JSONDecodeError as error:
         near = error.doc[max(0, error.pos - 20) : error.pos + 20]
-        raise DataError(f"the request is no JSON: {error}, near {near!r}") from error
+        raise DataError(f"the request is not JSON: {error}, near {near!r}") from error
     except (ValueError, RecursionError) as error:  # no UTF-8; numbers or nesting without end
-        raise DataError(f"the request is no JSON: {str(error)[:100]}") from error
+        raise DataError(f"the request is not JSON: {str(error)[:100]}") from error
     if not isinstance(head, dict):
-        raise DataError(f"the request is {type(head).__name__}, expected an object of JSON")
+        raise DataError(f"the request is {type(head).__name__}, expected a JSON object")
     return head, body[end:]
 
 
@@ -370,8 +372,8 @@ def _flat(name: str, shape: Sequence[Any], data: Any) -> list[Any]:
         if not any(isinstance(each, list) for each in values):
             return values
     raise DataError(
-        f"tensor {name!r} has 'data' that is not nested as shape {str(shape)[:100]}: nest it so, or "
-        f"write all values in one list"
+        f"tensor {name!r} has 'data' that does not fit shape {str(shape)[:100]}: nest the lists like the "
+        "shape, or write all values in one list"
     )
 
 

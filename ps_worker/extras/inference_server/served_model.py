@@ -112,7 +112,7 @@ class ServedModel:
         self.current = self._load(Checkpoint.open(url))  # the model that answers
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
-            "serves model=%s version=%s url=%s",
+            "serving model=%s version=%s url=%s",
             name,
             self.current.version,
             self.current.predictor.url,
@@ -132,11 +132,11 @@ class ServedModel:
         """Returns the model that answers; raises UnknownModelError if another is meant. "" is any version."""
         current = self.current
         if name != self.name:
-            raise UnknownModelError(f"there is no model {name!r} here, it is {self.name!r}")
+            raise UnknownModelError(f"no model {name!r} here, only {self.name!r}")
         if version not in ("", current.version):
             raise UnknownModelError(
-                f"version {version!r} of {name!r} is not served, it is {current.version!r} now: leave the "
-                f"version out to ask for the newest"
+                f"version {version!r} of {name!r} is not served, the current one is {current.version!r}: "
+                "leave the version out to ask for the newest"
             )
         return current
 
@@ -172,7 +172,7 @@ class ServedModel:
         types = outputs_of(predictor.tasks)
         if unknown := set(request.outputs) - {each.name for each in types}:
             raise UnknownModelError(
-                f"there is no output {sorted(unknown)}, the model has {[each.name for each in types]}"
+                f"no output {sorted(unknown)}, the model has {[each.name for each in types]}"
             )
         samples = samples_of(
             request.tensors,
@@ -212,8 +212,8 @@ class ServedModel:
             old, new = self.current.predictor, loaded.predictor
             if new.schema.fingerprint != old.schema.fingerprint or new.tasks != old.tasks:
                 raise UsageError(
-                    f"{new.url} has another schema or other tasks than {old.url}, so clients would send the "
-                    f"wrong tensors: start another ps-serve for it"
+                    f"{new.url} has another schema or other tasks than {old.url}, for which clients send "
+                    "tensors: start another ps-serve for it"
                 )
         except Exception as error:  # a checkpoint of anybody's, with code of the user's
             fault = str(error) if isinstance(error, CtrPsError) else repr(error)
@@ -221,7 +221,7 @@ class ServedModel:
                 self._fault = fault
                 self.counts.failed_reloads += 1
                 logger.error(
-                    "a newer model is not served, but still version=%s: %s",
+                    "a newer model cannot be served, still serving version=%s: %s",
                     self.current.version,
                     fault,
                 )
@@ -229,7 +229,7 @@ class ServedModel:
         self.current = loaded
         self._fault = ""
         self.counts.reloads += 1
-        logger.info("serves model=%s version=%s", self.name, loaded.version)
+        logger.info("serving model=%s version=%s", self.name, loaded.version)
         return True
 
     def _load(self, checkpoint: Checkpoint) -> Current:
@@ -253,7 +253,7 @@ class RequestMetrics(Collector):
         self._model = model
         self._durations = Histogram(
             "ctr_serve_request_duration_seconds",
-            "From the arrival of a request to its answer.",
+            "Time from request to answer.",
             ["protocol", "method", "status"],
             buckets=BOUNDS_S,
             registry=None,
@@ -272,23 +272,23 @@ class RequestMetrics(Collector):
         yield CounterMetricFamily("ctr_serve_rows", "Rows predicted.", value=counts.rows)
         yield GaugeMetricFamily(
             "ctr_serve_waiting_requests",
-            "Requests that have a thread, or wait for one.",
+            "Requests in a thread or waiting for one.",
             value=model.num_waiting,
         )
-        reloads = CounterMetricFamily(
-            "ctr_serve_reloads", "Newer models that were found.", labels=["result"]
-        )
+        reloads = CounterMetricFamily("ctr_serve_reloads", "Newer models found.", labels=["result"])
         reloads.add_metric(["served"], counts.reloads)
         reloads.add_metric(["failed"], counts.failed_reloads)
         yield reloads
         served = GaugeMetricFamily(
-            "ctr_serve_model_info", "1, of the model that answers.", labels=["model", "version"]
+            "ctr_serve_model_info",
+            "1; the labels name the served model.",
+            labels=["model", "version"],
         )
         served.add_metric([model.name, model.current.version], 1)
         yield served
         yield GaugeMetricFamily(
             "ctr_serve_model_age_seconds",
-            "Since the model that answers was loaded.",
+            "Time since the served model was loaded.",
             value=time.time() - model.current.since,
         )
 
@@ -299,11 +299,11 @@ class RequestMetrics(Collector):
             title=f"ps-serve {model.name}",
             figures={
                 "version": model.current.version,
-                "seconds since it was loaded": round(time.time() - model.current.since),
+                "seconds since the model was loaded": round(time.time() - model.current.since),
                 "rows": counts.rows,
                 "reloads": counts.reloads,
                 "reloads that failed": counts.failed_reloads,
-                "requests that wait": model.num_waiting,
+                "requests waiting": model.num_waiting,
             },
             series=[
                 Series(name="requests a second", value=self._num_requests, kind="rate"),

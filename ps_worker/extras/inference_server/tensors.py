@@ -177,7 +177,7 @@ def _require_columns(
         faults = {"missing": missing, "unknown": unknown, "there twice": twice}
         raise DataError(
             "; ".join(f"{what}: {', '.join(names)}" for what, names in faults.items() if names)
-            + ": a request has a tensor for each column of the model, see its metadata"
+            + ": send one tensor for each column of the model, see its metadata"
         )
 
 
@@ -295,6 +295,6 @@ def _texts_of_raw(name: str, raw: bytes, count: int) -> list[bytes]:
         at = stop + length
     if len(texts) != count or at != len(raw):
         raise DataError(
-            f"tensor {name!r} has {len(raw)} bytes, which are not the lengths and bytes of {count} texts"
+            f"tensor {name!r} has {len(raw)} bytes, expected the lengths and bytes of {count} texts"
         )
     return texts

@@ -72,11 +72,11 @@ def importance_of_features(
     for batch in _first(batches, rows):
         kept.extend(batch, source=0)
     if kept.size < 2:
-        raise DataError(f"{counted(kept.size, 'row')} with a label: nothing can be permuted")
+        raise DataError(f"{counted(kept.size, 'row')} with a label: too few to permute")
     order = np.random.default_rng(SEED).permutation(kept.size)
     num_features = len(schema.slots) + len(schema.dense)
     logger.info(
-        "feature importance: %s predicted %d times, once for each feature and once as they are; "
+        "feature importance: predicting %s %d times, once for each feature and once unchanged; "
         "--importance-rows 0 leaves it out",
         counted(kept.size, "row"),
         num_features + 1,

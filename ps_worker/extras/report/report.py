@@ -50,11 +50,11 @@ def report(
     """
     if importance_rows < 0:
         raise UsageError(
-            f"--importance-rows {importance_rows}: give a number of rows, or 0 for none"
+            f"--importance-rows is {importance_rows}, expected a number of rows, or 0 for none"
         )
     if not output.parent.is_dir() or output.is_dir():
         raise UsageError(
-            f"--output: cannot write {str(output)!r}: give the path of a file in a folder that is there"
+            f"--output: cannot write {str(output)!r}: give the path of a file in an existing folder"
         )
     runs = read_runs(folders)
     importance = [_importance(run, importance_rows, allow_code) for run in runs]
@@ -98,7 +98,7 @@ def _importance(run: RunRecords, rows: int, allow_code: bool) -> Importance | st
         return "not measured: give --importance-rows above 0."
     job = run.job
     if job is None:
-        return "no job.json that can be read; it names model and data."
+        return "no readable job.json, which has the model and the data."
     if not job.checkpoint.dir:
         return "no saved model: train with checkpoint.dir."
     if not job.data.test and not job.data.valid:
@@ -117,14 +117,14 @@ def _measured(run: RunRecords, of_run: Job, rows: int, allow_code: bool) -> Impo
     best = best_in(root)
     checkpoint = Checkpoint.open(root if best is None else folder_at(root).child(best).url)
     job, schema = job_of_checkpoint(checkpoint), schema_of_checkpoint(checkpoint)
-    other = f"the model in {root} is of another run"
+    other = f"the model in {root} belongs to another run"
     if Path(job.run.dir).resolve() != Path(of_run.run.dir).resolve():
         raise CheckpointError(
             f"{other}, with run.dir = {job.run.dir!r}: give each run a checkpoint.dir of its own"
         )
     begun = next((number(each.get("time")) for each in run.of_kind("start")), None)
     if begun is not None and checkpoint.manifest.created < begun:
-        raise CheckpointError(f"{other}: it is older than this run, which has saved none yet")
+        raise CheckpointError(f"{other}: it is older than this run, which has not saved yet")
     require_consent(checkpoint.url, job, ["model.name", "data.pipe_command"], allow_code=allow_code)
     dataset = streamed(job, schema)
     dataset.set_filelist(matching_files(data.test or data.valid))

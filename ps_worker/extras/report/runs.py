@@ -81,7 +81,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecords]:
     resolved = [(path.parent if path.name == METRICS else path).resolve() for path in folders]
     for path in resolved:
         if resolved.count(path) > 1:
-            raise UsageError(f"{str(path)!r} is given twice: name each run once")
+            raise UsageError(f"{str(path)!r} is given twice: give each run once")
     names = _names(resolved)
     return [_read(path, name) for path, name in zip(resolved, names, strict=True)]
 
@@ -100,8 +100,8 @@ def _read(folder: Path, name: str) -> RunRecords:
         content = metrics.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"{str(metrics)!r} cannot be read: {error.strerror}; give the run.dir of a run, which "
-            f"`ps-worker train JOB.toml --set run.dir={folder.name}` writes"
+            f"cannot read {str(metrics)!r}: {error.strerror}; give the run.dir of a run, which `ps-worker "
+            f"train JOB.toml --set run.dir={folder.name}` writes"
         ) from error
     *lines, _torn = content.split(b"\n")  # what follows the last whole line is being written
     records = [_record(line, metrics, row) for row, line in enumerate(lines, 1) if line.strip()]

@@ -24,10 +24,12 @@ def overview(runs: Runs) -> Section:
     card = Card(
         title="Runs",
         body=table(headers, [_row(run) for run in runs]),
-        note="AUC, log loss and calibration are of data.test; without it, of the last validation (valid) or "
-        "of the last pass, each example predicted before it was trained on (pass).",
+        note=(
+            "AUC, log loss and calibration: on data.test (test); else of the last validation (valid), or of "
+            "the last pass, from predictions made before training on each example (pass)."
+        ),
     )
-    return Section(lead="What was trained, and how well it predicts.", cards=[card])
+    return Section(lead="Models, data and quality of the runs.", cards=[card])
 
 
 def _row(run: RunRecords) -> list[object]:
@@ -71,10 +73,13 @@ def training(runs: Runs) -> Section:
         runs,
         "train",
         [("loss", "log loss"), ("auc", "AUC"), ("examples_per_s", _SPEED)],
-        lead="Of worker 0 at each line of its log, each example predicted before it was trained on. "
-        "A model whose log loss is above that of the base rate knows less than one number.",
-        why_missing="no lines of training: one is written every train.log_every_s seconds, and at the end of "
-        "a pass",
+        lead=(
+            "Of worker 0, at each line of its log, from predictions made before training on each example. A "
+            "log loss above that of the base rate is worse than one constant prediction."
+        ),
+        why_missing=(
+            "no lines of training: they are written every train.log_every_s seconds and at the end of a pass"
+        ),
     )
 
 
@@ -84,9 +89,11 @@ def validation(runs: Runs) -> Section:
         runs,
         "valid",
         [("log_loss", "log loss"), ("auc", "AUC"), ("gauc", "GAUC"), _CALIBRATION],
-        lead="On data.valid, which the model does not learn from: where it gets worse while the log loss of "
-        "training falls, the model overfits.",
-        why_missing="no validation: set data.valid, and valid.every_steps for more than one an epoch",
+        lead=(
+            "On data.valid, which is not trained on: if it gets worse while the log loss of training falls, "
+            "the model overfits."
+        ),
+        why_missing="no validation: set data.valid, and valid.every_steps for more than one in an epoch",
     )
 
 
@@ -96,9 +103,11 @@ def passes(runs: Runs) -> Section:
         runs,
         "pass",
         [("log_loss", "log loss"), ("auc", "AUC"), _CALIBRATION],
-        lead="Of all workers, each example predicted before it was trained on: in the first pass this is "
-        "what the model would have done online; in later ones it has seen the examples before.",
-        why_missing="no pass has ended yet: train on, and report again",
+        lead=(
+            "Of all workers, from predictions made before training on each example: the first pass shows "
+            "the quality in online use; in later passes the examples are known."
+        ),
+        why_missing="no pass has ended yet: report again later",
     )
 
 
@@ -125,7 +134,7 @@ def _levels(runs: Runs, kind: str, y: str) -> list[tuple[str, float]]:
     """Returns the values, by name, that a figure is compared with."""
     if y == "log loss":
         return _base_rates(runs, kind)
-    return [("1: as many", 1.0)] if y == "calibration" else []
+    return [("1: equal", 1.0)] if y == "calibration" else []
 
 
 def _base_rates(runs: Runs, kind: str) -> list[tuple[str, float]]:
@@ -208,14 +217,16 @@ def calibrated(runs: Runs) -> Section:
             Card(
                 title="Click rate by prediction",
                 body=calibration(series),
-                note=f"{_of_what(runs, name)} Buckets of about equally many examples. Above the line clicks "
-                "are more than predicted.",
+                note=(
+                    f"{_of_what(runs, name)} Buckets of about equal numbers of examples. Above the line, "
+                    "clicks exceed the prediction."
+                ),
                 headers=headers,
                 cells=cells,
             )
         )
     return Section(
-        lead="Whether a predicted click rate is the actual one: bids and budgets rely on it.",
+        lead="Whether predicted click rates match the actual ones: bids and budgets rely on it.",
         cards=cards,
         missing=missing(
             runs,
@@ -241,13 +252,15 @@ def by_slot_value(runs: Runs) -> Section:
     slots = dict.fromkeys(slot for each in slices for slot in each)
     cards = [_card_of_slot(runs, slot, slices) for slot in slots]
     return Section(
-        lead="Whether the model is as good for each site, device or country as for all examples together. "
-        "Values are the most frequent ones; a value whose text is not known has its hash.",
+        lead=(
+            "Whether the model is equally good for each site, device or country. Shown are the most "
+            "frequent values; a value with unknown text is shown as its hash."
+        ),
         cards=[card for card in cards if card is not None],
         missing=missing(
             runs,
             lambda run: run.last("slices", EVALUATED),
-            'no figures by slot value: name slots, as by --set valid.slices=["site","device"]',
+            'no figures by slot value: name slots, such as --set valid.slices=["site","device"]',
         ),
     )
 
@@ -266,7 +279,7 @@ def _card_of_slot(runs: Runs, slot: str, slices: Sequence[Mapping[str, Any]]) ->
     return Card(
         title=slot,
         body=rows(labelled, [run.name for run in runs], x="AUC", is_bars=False, levels=levels),
-        note="From the most frequent value down. Values whose examples are of one class have no AUC.",
+        note="Most frequent values first. Values with examples of one class only have no AUC.",
         headers=["value", "run", "examples", "click rate", "AUC", "calibration"],
         cells=_cells(runs, of_runs, values, lambda each: [each.get(key) for key in keys]),
     )
@@ -313,8 +326,11 @@ def importance(runs: Runs, found: Sequence[Importance | str]) -> Section:
             )
         )
     return Section(
-        lead="What the saved model loses when the values of one slot or dense column are permuted among the "
-        "examples. Features that say the same share their importance; one near 0 is of no use to this model.",
+        lead=(
+            "The loss in quality of the saved model when the values of one slot or dense column are "
+            "permuted among the examples. Redundant features share their importance; features near 0 do not "
+            "help this model."
+        ),
         cards=cards,
         missing=[
             f"{run.name}: {each}"
@@ -355,8 +371,10 @@ def staleness(runs: Runs) -> Section:
             )
         )
     return Section(
-        lead="How many versions the parameters went on between the pull of a batch and its push, over all "
-        "workers. 0 in mode sync.",
+        lead=(
+            "Number of versions between the pull of a batch and its push, over all workers; always 0 in "
+            "mode sync."
+        ),
         cards=cards,
         missing=missing(
             runs,
@@ -379,7 +397,7 @@ def time_by_part(runs: Runs) -> Section:
     cards = []
     if parts:
         threads = [
-            f" {run.name} trains in {number_of:.0f} threads at the same time."
+            f" {run.name} trains in {number_of:.0f} threads at once."
             for run in runs
             if (number_of := run.figure("threads", ("pass",))) is not None and number_of > 1
         ]
@@ -388,14 +406,14 @@ def time_by_part(runs: Runs) -> Section:
             Card(
                 title="Milliseconds a step",
                 body=rows(labelled, [run.name for run in runs], x="milliseconds"),
-                note="Mean over the steps of worker 0, on the thread that takes them."
+                note="Mean over the steps of worker 0, on the thread that runs them."
                 + "".join(threads),
                 headers=["part", "run", "milliseconds a step"],
                 cells=_cells(runs, of_runs, parts, lambda milliseconds: [milliseconds]),
             )
         )
     return Section(
-        lead="Where worker 0 spends its time: what is largest is what to make faster.",
+        lead="Time of worker 0 by part of a step: speed up the largest part first.",
         cards=cards,
         missing=missing(
             runs, _milliseconds_by_part, "no times: they are written at the end of a pass"

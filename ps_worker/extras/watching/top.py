@@ -83,7 +83,7 @@ def _headline(look: Look) -> Text:
         return line
     in_job = max(each.num_servers for each in look.servers if isinstance(each, ServerStatus))
     if in_job > len(look.servers):
-        line.append(f" ({in_job} servers of the job, {len(look.servers)} named)", style="red")
+        line.append(f" (the job has {in_job} servers, {len(look.servers)} are named)", style="red")
     now = merge_status(statuses)
     return line.append(
         f"  version {now.version:,}  batches {now.batches:,}  examples {look.examples():,}  staleness mean "
@@ -196,9 +196,7 @@ def top(
 def _top(listed: str, every_s: float, *, once: bool) -> None:
     endpoints = [each for each in split_endpoints(listed) if each]
     if not endpoints:
-        raise UsageError(
-            f"no servers: name them, for example ps-top 127.0.0.1:7164, or set {SERVERS}"
-        )
+        raise UsageError(f"no servers: name them, such as ps-top 127.0.0.1:7164, or set {SERVERS}")
     require_endpoints(endpoints, "the list of servers")
     is_terminal = sys.stdout.isatty()
     if not (once or is_terminal):
@@ -226,8 +224,8 @@ def _require_different(endpoints: Sequence[str], look: Look) -> None:
             continue
         if other := names.get(server.server_index):
             raise UsageError(
-                f"{other} and {endpoint} are both server {server.server_index}: name each server of "
-                f"one job, once"
+                f"{other} and {endpoint} are both server {server.server_index}: name each server of one job "
+                "once"
             )
         names[server.server_index] = endpoint
 
@@ -237,7 +235,7 @@ def _require_answer(endpoints: Sequence[str], look: Look) -> None:
         return
     if all(isinstance(each, AccessError) for each in look.servers):
         raise AccessError(
-            f"all of {', '.join(endpoints)} refuse the caller: compare its token or certificate with theirs"
+            f"all of {', '.join(endpoints)} refuse this caller: compare its token or certificate with theirs"
         )
     raise TransportError(f"none of {', '.join(endpoints)} answers")
 

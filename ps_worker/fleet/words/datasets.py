@@ -60,7 +60,7 @@ class _InitLater(FileDataset):
         suffixes say. Other arguments of Paddle's may only ask for nothing.
         """
         if self._is_made:
-            raise UsageError(f"{self._name} has its columns already: init() is called once")
+            raise UsageError(f"{self._name} has its columns already: call init() once")
         if not isinstance(use_var, Schema):
             raise UsageError(
                 f"use_var of {self._name} is {_shown(use_var)}, expected a Schema of the columns: "
@@ -69,8 +69,8 @@ class _InitLater(FileDataset):
         for name, value in of_paddle.items():
             if value not in (None, "", 0) and (name, value) != ("download_cmd", "cat"):
                 raise UsageError(
-                    f"{name} of {self._name}.init() is {value!r}, and there is none here: leave it out "
-                    f"(docs/fleet.md)"
+                    f"{name} of {self._name}.init() is {value!r}, but is not supported: leave it out "
+                    "(docs/fleet.md)"
                 )
         own: dict[str, Any] = {"format": "multislot"} if pipe_command == _MULTI_SLOT else {}
         _InitLater.__init__(self, use_var, batch_size, thread_num, **own)
@@ -82,7 +82,7 @@ class _InitLater(FileDataset):
         if name in _PARTS_OF_INIT or not (self._is_made or name.startswith(("__", "set_"))):
             what = f"{name}() is" if name in _PARTS_OF_INIT else "columns are"
             raise UsageError(
-                f"{what} given by init(): dataset.init(batch_size=32, thread_num=2, use_var=schema), or "
+                f"{what} set by init(): call dataset.init(batch_size=32, thread_num=2, use_var=schema), or "
                 f"write {self._name}(schema, batch_size=32, thread_num=2)"
             )
         raise unknown_name(
@@ -114,8 +114,8 @@ class DatasetFactory:
         known = {each.__name__: each for each in (QueueDataset, InMemoryDataset)}
         if datafeed_class not in known:
             raise UsageError(
-                f"there is no dataset {datafeed_class!r}, only {', '.join(known)}: the first reads files "
-                f"while it trains, the second before"
+                f"no dataset {datafeed_class!r}, only {', '.join(known)}: the first reads files during "
+                "training, the second before it"
             )
         return known[datafeed_class]()
 

@@ -80,8 +80,8 @@ class UserDefinedRoleMaker:
             worker_num = len(worker_endpoints)
         elif worker_endpoints and len(worker_endpoints) != worker_num:
             raise RoleError(
-                f"worker_num is {worker_num}, and there are {len(worker_endpoints)} worker_endpoints: give "
-                f"worker_num alone"
+                f"worker_num is {worker_num}, but there are {len(worker_endpoints)} worker_endpoints: give "
+                "worker_num only"
             )
         if worker_num < 1:
             raise RoleError(f"worker_num is {worker_num!r}, expected at least 1")
@@ -121,5 +121,5 @@ class UserDefinedRoleMaker:
 def _refuse_collective(is_collective: bool) -> None:
     if is_collective:
         raise RoleError(
-            "is_collective=True has no counterpart: parameters are on servers here, leave it out"
+            "is_collective=True is not supported, as parameters are on servers: leave it out"
         )

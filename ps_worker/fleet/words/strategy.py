@@ -59,7 +59,7 @@ def _hint(name: str, value: Any) -> str:
     near = difflib.get_close_matches(name, [*_KNOWN, *of_modes], 1, cutoff=_LIKENESS)
     if not near:
         known = ", ".join((*StrategySection.model_fields, *FLEET_WORDS))
-        return f": it has {known}; leave out what Paddle has for collective training"
+        return f": it has {known}; leave out Paddle's options of collective training"
     (nearest,) = near
     if nearest in _KNOWN:
         return f", did you mean {nearest!r}?"

@@ -42,7 +42,7 @@ def called_as(example: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise UsageError(
-                    f"{function.__name__}() is called otherwise here, as {example}: {error}"
+                    f"{function.__name__}() has other arguments here, such as {example}: {error}"
                 ) from None
             return function(*args, **kwargs)
 

@@ -142,7 +142,7 @@ class JobCheckpoints:
             if best_in(folder) != best.checkpoint:
                 write_best(folder, best.checkpoint)
         except CheckpointError as error:
-            logger.warning("the model of the best validation is not there any more: %s", error)
+            logger.warning("the checkpoint of the best validation no longer exists: %s", error)
 
     def best(self) -> str | None:
         """Returns the url of the best validation's checkpoint; None: no validation, or nothing is saved.
@@ -243,7 +243,7 @@ def _require_folder(job: Job, run: Run) -> None:
     folder = job.checkpoint.dir
     if not folder:
         logger.warning(
-            "no checkpoint will be saved, and what the model learns is lost when %s: set checkpoint.dir",
+            "no checkpoint will be saved, so the model is lost when %s: set checkpoint.dir",
             "this run ends" if run.is_in_process else "the servers end",
         )
         return

@@ -63,9 +63,9 @@ def epochs(data: TrainingData, run: Run, *, first: int, last: int) -> Iterator[P
     """
     if run.is_replacement and run.num_workers > 1 and data.is_shuffled_globally:
         raise ProtocolError(
-            f"worker {run.worker} cannot take the place of a lost process: with data.shuffle = 'global' that "
-            f"one had rows which other workers had sent to it, and nobody has them any more; start the job "
-            f"again from its checkpoint. With data.shuffle = 'local' or 'none' a lost worker can be replaced"
+            f"worker {run.worker} cannot replace a lost process: with data.shuffle = 'global' the rows that "
+            "other workers sent to it are lost; start the job again from its checkpoint. With data.shuffle "
+            "= 'local' or 'none' a lost worker can be replaced"
         )
     for epoch in range(first, last + 1):
         name = f"epoch-{epoch}"
@@ -106,9 +106,8 @@ def _earlier_position(run: Run) -> DataPosition | None:
         return None
     if not earlier.position and earlier.step and run.is_replacement:
         raise ProtocolError(
-            f"worker {run.worker} takes the place of a lost process, of whose data the servers know no "
-            f"position: rows of several readers have no order (data.reader_num); start the job again from "
-            f"its checkpoint"
+            f"worker {run.worker} cannot replace a lost process, whose data position is unknown: rows of "
+            "several readers have no order (data.reader_num); start the job again from its checkpoint"
         )
     return DataPosition.from_json(earlier.position) if earlier.position else None
 

@@ -155,8 +155,8 @@ def _log_parts(
     logger.info("worker %d trains on %s", worker, named)
     if without_rows and (worker == 0 or worker in without_rows):
         logger.warning(
-            "%s of %d without rows to train on: %s; data.train can be divided into %s only (a file, a row "
-            "group of Parquet or a stripe of ORC is read by one worker, and so is compressed text): start "
+            "%s of %d without rows to train on: %s; data.train can be divided only into %s, as one worker "
+            "reads a file, a row group of Parquet, a stripe of ORC or compressed text as a whole: start "
             "fewer workers, or write more files or smaller row groups",
             counted(len(without_rows), "worker"),
             len(parts),
@@ -186,7 +186,7 @@ def summarize(training: Training, warm_start: WarmStart | None) -> Summary:
     # Without heter trainers, which have no data.
     lost = sorted(worker for worker in status.lost if worker < run.num_workers)
     if lost:
-        logger.warning("workers %s were lost: what was left of their data was not trained on", lost)
+        logger.warning("workers %s were lost: the rest of their data was not trained on", lost)
     best = training.checkpoints.best()
     final = Checkpoint.open(best) if best and job.valid.final_model == "best" else None
     seconds = sum(each.train_seconds for each in training.passes)
@@ -234,7 +234,7 @@ def _evaluation(training: Training, final: Checkpoint | None) -> Figures | None:
             breakdown=breakdown,
         )
     if not metrics.examples:
-        logger.warning("nothing was evaluated: the files of data.test have no rows with a label")
+        logger.warning("nothing was evaluated: files of data.test have no rows with a label")
     evaluation = figures(metrics, breakdown)
     training.metrics.write("test", evaluation)
     last = training.passes[-1] if training.passes else None

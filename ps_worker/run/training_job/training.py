@@ -193,4 +193,4 @@ class Training:
         self.stopped_early = True
         best = self.validator.best
         place = "none was better" if best is None else f"epoch {best.epoch}, step {best.step}"
-        logger.info("stopped early, as validation gets no better: best=%s", place)
+        logger.info("stopped early, as validation no longer improves: best=%s", place)

@@ -131,7 +131,7 @@ class Validator:
         )
         if self._run.num_workers > 1 and seconds > self._wait_limit_s / 2:
             logger.warning(
-                "a validation took %.0f s, and workers wait for each other at most %.0f s: raise "
+                "a validation took %.0f s, but workers wait for each other at most %.0f s: raise "
                 "cluster.wait_timeout_s, or validate on fewer rows",
                 seconds,
                 self._wait_limit_s,
@@ -147,9 +147,8 @@ class Validator:
             )
         elif self._settings.metric == "auc" and math.isnan(metrics.auc()):
             logger.warning(
-                'the validation has no AUC, so by valid.metric = "auc" it is not compared with others: the '
-                "files of data.valid have no rows %s a click; take more rows, or set valid.metric = "
-                '"log_loss"',
+                'the validation has no AUC, so valid.metric = "auc" cannot compare it: the files of '
+                'data.valid have no rows %s a click; use more rows, or set valid.metric = "log_loss"',
                 "without" if metrics.clicks else "with",
             )
 

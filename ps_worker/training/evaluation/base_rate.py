@@ -117,8 +117,8 @@ def advice_on_loss(job: Job, *, is_in_process: bool = False) -> str:
         less_stale = []
     tries = [*rates, *less_stale, f"train.batch_size above {job.train.batch_size}"]
     return (
-        f"try {', '.join(tries)}; check that labels are 1 for a click, and how the numbers of dense columns "
-        f"are scaled; while the loss still falls, train on more rows"
+        f"try {', '.join(tries)}; check that labels are 1 for a click, and how dense columns are scaled; if "
+        "the loss still falls, train on more rows"
     )
 
 
@@ -137,8 +137,8 @@ def warning_of_test(
     if log_loss is None or base_log_loss is None or log_loss <= base_log_loss:
         return ""
     finding = (
-        f"the log loss of data.test is {log_loss:.5f}, above {base_log_loss:.5f}, "
-        f"that of predicting its click rate for every example"
+        f"the log loss of data.test is {log_loss:.5f}, above {base_log_loss:.5f}, the log loss of "
+        "predicting its click rate for every example"
     )
     if not is_learnt:
         return f"{finding}: {advice_on_loss(job, is_in_process=is_in_process)}"
@@ -146,8 +146,8 @@ def warning_of_test(
     stop = [] if job.data.valid else ["data.valid with valid.patience = 1, which stops in time"]
     tries = [*fewer, *stop, "train.weight_decay", "train.dropout"]
     return (
-        f"{finding}, though that of the last pass over data.train is below: the model has probably learnt "
-        f"its training rows by heart; try {', '.join(tries)}, or check that both are of the same kind of rows"
+        f"{finding}, although the log loss of the last pass over data.train is below it: the model probably "
+        f"overfits; try {', '.join(tries)}, or check that both have rows of the same kind"
     )
 
 

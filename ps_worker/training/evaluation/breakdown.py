@@ -151,7 +151,7 @@ class ValueTexts:
                     return
         except CtrPsError as error:
             # A file of keys or a format without values: the figures are reported by key.
-            logger.info("values of slot %s have no texts: %s", slot, error)
+            logger.info("the texts of values of slot %s are unknown: %s", slot, error)
 
 
 @dataclass(slots=True)

@@ -78,7 +78,7 @@ def test_a_batch_without_any_history_will_do() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"histories": {}}, "histories is empty, and the schema has no slots that share keys"),
+        ({"histories": {}}, "histories is empty, and no slots of the schema share keys"),
         (
             {"histories": {"C2": "C1"}},
             "histories.C2 is 'C1', but equal values of the two slots have different keys",
@@ -86,9 +86,9 @@ def test_a_batch_without_any_history_will_do() -> None:
         ({"histories": {"C9": "C1"}}, "no slot 'C9', did you mean"),
         (
             {"histories": {"C3": "C4", "C4": "C1"}},
-            "histories.C3 is 'C4', which is a history itself",
+            "histories.C3 is 'C4', which is itself a history",
         ),
-        ({"histories": {"C3": "C3"}}, "histories.C3 is 'C3', which is a history itself"),
+        ({"histories": {"C3": "C3"}}, "histories.C3 is 'C3', which is itself a history"),
         (
             {"slots": {"C3": {"pooling": "max"}}},
             "slots.C3.pooling: 'C3' is a history, pooled by at",
@@ -104,5 +104,5 @@ def test_what_is_wrong_is_named(options: dict, message: str) -> None:
 
 
 def test_a_schema_without_histories_is_refused() -> None:
-    with pytest.raises(ValueError, match=r'as in shares = \{ history = "item" \}'):
+    with pytest.raises(ValueError, match=r'such as shares = { history = "item" }'):
         build_model("din", Schema.numbered(num_dense=0, num_slots=2), {})

@@ -135,7 +135,7 @@ def test_logit_of_another_loss_cannot_be_corrected() -> None:
     model = small_model("lr")
     model._loss = dataclasses.replace(model._loss, with_gradient=squared_error)
 
-    with pytest.raises(ValueError, match="has a loss of its own, whose logit cannot be corrected"):
+    with pytest.raises(ValueError, match="has its own loss, whose logit cannot be corrected"):
         with_logit_offset(model, 1.0)
 
 
@@ -383,12 +383,16 @@ def test_loss_and_predictions_of_pooled_slots_agree_with_the_oracle(name: str) -
     ("name", "options", "message"),
     [
         ("fm", {"pooling": "max"}, "model 'fm' has no option 'pooling': it multiplies the emb"),
-        ("fm", {"slots": {"C1": {"dim": 2}}}, "model 'fm' has no option 'slots': .*all have one"),
+        (
+            "fm",
+            {"slots": {"C1": {"dim": 2}}},
+            "model 'fm' has no option 'slots': .*all slots have one",
+        ),
         ("lr", {"pooling": "mean"}, "model 'lr' has no option 'pooling': it has one weight for"),
         (
             "deepfm",
             {"slots": {"C1": {"dim": 2}}},
-            "slots.C1.dim is 2, but the factorization machine multiplies .*, so all have dim = 10",
+            "slots.C1.dim is 2, but the factorization machine multiplies .*, so all must have dim = 10",
         ),
     ],
 )

@@ -136,7 +136,7 @@ def test_other_labels_must_be_there(name: str) -> None:
     case = TaskCase(name)
     case.batch = replace(case.batch, other_labels=None)
 
-    with pytest.raises(ModelInputError, match="needs 2 labels, and this batch has one"):
+    with pytest.raises(ModelInputError, match="needs 2 labels, but this batch has one"):
         case.gradient()
     assert case.predict().shape == (8, len(case.model.tasks))
 
@@ -162,7 +162,7 @@ def test_a_model_of_one_label_refuses_examples_of_several() -> None:
     case = ModelCase(build_model("lr", SCHEMA, {}), SCHEMA, seed=3, batch_size=8)
     case.batch = replace(case.batch, other_labels=np.ones((8, 1), np.float32))
 
-    with pytest.raises(ModelInputError, match="learns one label, and this batch has 2"):
+    with pytest.raises(ModelInputError, match="learns one label, but this batch has 2"):
         case.gradient()
     assert case.predict().shape == (8,)
 

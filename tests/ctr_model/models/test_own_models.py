@@ -69,7 +69,7 @@ def case_of(fault: str) -> ModelCase:
     return ModelCase(Own(SCHEMA, fault=fault), SCHEMA, seed=1)
 
 
-SHAPES = r"it was given 5 examples, dense \[5, 3\], table 'items' with rows \[\d+, 2\] of 4 slots, w \[3\]$"
+SHAPES = r"its arguments were 5 examples, dense .*, table 'items' with rows \[\d+, 2\] of 4 slots, w \[3\]$"
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,19 @@ SHAPES = r"it was given 5 examples, dense \[5, 3\], table 'items' with rows \[\d
         ),
         ("broadcast", rf"forward failed .*: ValueError: could not broadcast .* {SHAPES}"),
         ("name", rf"forward failed .*: KeyError: 'item'; {SHAPES}"),
-        ("no logits", r"forward left 5 of 5 numbers of the logits, float32\[5\], as they were"),
-        ("last logit", r"forward left 1 of 5 numbers of the logits"),
+        ("no logits", r"forward did not write 5 of 5 numbers of the logits, float32\[5\]"),
+        ("last logit", r"forward did not write 1 of 5 numbers of the logits"),
         ("rebound tensor", rf"backward failed .*TypeError: 'tuple' object does not .* {SHAPES}"),
         (
             "added to",
-            r"backward left 3 of 3 numbers of the gradient of w, float32\[3\], as they wer",
+            r"backward did not write 3 of 3 numbers of the gradient of w, float32\[3\]",
         ),
         ("wrong tensor", rf"backward failed .*: ValueError: could not broadcast .* {SHAPES}"),
         ("rebound table", rf"backward failed .*TypeError: 'mappingproxy' object does .* {SHAPES}"),
-        ("no table", r"backward left \d+ of \d+ numbers of the gradient of table 'items', float32"),
+        (
+            "no table",
+            r"backward did not write \d+ of \d+ numbers of the gradient of table 'items', float32",
+        ),
     ],
 )
 def test_a_fault_says_where_it_is_and_of_which_shapes(fault: str, message: str) -> None:

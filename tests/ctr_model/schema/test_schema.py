@@ -75,11 +75,14 @@ def test_several_labels_are_kept_and_part_of_the_fingerprint(tmp_path: Path) -> 
     [
         ({"labels": []}, "labels is empty"),
         ({"labels": "click"}, "labels"),
-        ({"labels": ["click"], "label": "click"}, "there are 'label' and 'labels'"),
+        ({"labels": ["click"], "label": "click"}, "'label' and 'labels' are both set"),
         ({"labels": ["click", "click"]}, "label 'click'"),
         ({"labels": ["click", "item"]}, "'item' is the label and a feature"),
-        ({"labels": ["click", "bought"], "weight": "bought"}, "'bought' is the weight and a label"),
-        ({"labels": ["click", "bought"], "id": "bought"}, "'bought' is the id and the label"),
+        (
+            {"labels": ["click", "bought"], "weight": "bought"},
+            "'bought' is the weight and also a label",
+        ),
+        ({"labels": ["click", "bought"], "id": "bought"}, "'bought' is the id and also the label"),
     ],
 )
 def test_wrong_labels_are_named(entries: dict[str, object], message: str) -> None:
@@ -205,7 +208,7 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
     [
         ({"slotz": ["a"]}, r"unknown key 'slotz', did you mean 'slots'\?"),
         ({"dense": [{"name": "a", "shfit": 1}]}, r"unknown key 'shfit', did you mean 'shift'\?"),
-        ({"hash_version": 2}, "feature hash version 2, this package has version 1"),
+        ({"hash_version": 2}, "feature hash version 2, but this package has version 1"),
         ({"hash_version": True}, "hash_version is True, expected a whole number"),
         ({"hash_version": None}, "hash_version is None, expected a whole number"),
         ({"slots": []}, "no slots"),
@@ -215,9 +218,9 @@ def test_unreadable_file_is_named(tmp_path: Path) -> None:
         ({"label": ""}, "label is '', expected a non-empty string"),
         ({"label": ["click"]}, r"label is \['click'\], expected a non-empty string"),
         ({"label": "item"}, "column 'item' is the label and a feature"),
-        ({"weight": "age"}, "column 'age' is the weight and a label or feature"),
-        ({"label": "x", "weight": "x"}, "column 'x' is the weight and a label or feature"),
-        ({"label": "x", "id": "x"}, "column 'x' is the id and the label or weight"),
+        ({"weight": "age"}, "column 'age' is the weight and also a label or feature"),
+        ({"label": "x", "weight": "x"}, "column 'x' is the weight and also a label or feature"),
+        ({"label": "x", "id": "x"}, "column 'x' is the id and also the label or weight"),
         ({"label": "age"}, "column 'age' is the label and a feature"),
         ({"lable": "click"}, r"unknown key 'lable', did you mean 'label'\?"),
         ({"dense": None}, "dense is None, expected a list"),
@@ -304,8 +307,8 @@ def test_number_that_float32_does_not_hold_is_told_also_where_its_logarithm_is_o
     faults = schema.overflows(numbers, schema.scale_dense(numbers))
 
     assert faults == {
-        1: "column 'age' is 1e+39, beyond the numbers of float32",
-        4: "column 'age' is -1e+39, beyond the numbers of float32",
+        1: "column 'age' is 1e+39, beyond the range of float32",
+        4: "column 'age' is -1e+39, beyond the range of float32",
     }
 
 

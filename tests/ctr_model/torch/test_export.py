@@ -163,7 +163,7 @@ def test_module_for_some_numbers_of_keys_is_refused(
 def test_module_that_decides_by_a_large_number_of_keys_is_refused(tmp_path: Path) -> None:
     model = TorchModel(SCHEMA, LimitsManyKeys)
 
-    with pytest.raises(ValueError, match=r"LimitsManyKeys .* up to 299 of them"):
+    with pytest.raises(ValueError, match=r"LimitsManyKeys .* up to 299"):
         export(model, model.initial_values, tmp_path / "model.onnx")
 
     assert not list(tmp_path.iterdir())
@@ -210,5 +210,5 @@ def test_module_that_computes_something_else_each_time_is_refused(tmp_path: Path
 
     model = TorchModel(SCHEMA, Counting)
 
-    with pytest.raises(ValueError, match="computes something else"):
+    with pytest.raises(ValueError, match="differs from the module"):
         export(model, model.initial_values, tmp_path / "model.pt2")

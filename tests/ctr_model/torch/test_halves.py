@@ -177,7 +177,10 @@ def test_what_cannot_cross_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"outputs": {}}, r"activations are of , but before the cut of OwnCut are interactions"),
+        (
+            {"outputs": {}},
+            r"activations come from the layers , but OwnCut has the layers interactions before its cut",
+        ),
         ({"labels": np.zeros(4, np.float32)}, r"4 labels and dense inputs \[5, 3\]"),
         (
             {"outputs": {"interactions": [np.zeros((4, 3), np.float32)]}},

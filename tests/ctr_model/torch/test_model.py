@@ -366,10 +366,14 @@ def net_with(name: str, part: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "part", "message"),
     [
-        ("layer", lambda: nn.BatchNorm1d(2), r"Own: layer normalizes by the batch, .*LayerNorm"),
-        ("layer", lambda: nn.BatchNorm1d(2, track_running_stats=False), r"layer normalizes by the"),
+        ("layer", lambda: nn.BatchNorm1d(2), r"Own: layer normalizes over the batch, .*LayerNorm"),
+        (
+            "layer",
+            lambda: nn.BatchNorm1d(2, track_running_stats=False),
+            r"layer normalizes over the",
+        ),
         ("layer", lambda: nn.Embedding(3, 2, max_norm=1.0), r"layer has max_norm"),
-        ("layer", counting, r"Own has the buffers \['layer.count'\]: workers would"),
+        ("layer", counting, r"Own has the buffers \['layer.count'\], which servers"),
         ("layer", lambda: nn.Linear(2, 1, device="meta"), r"layer.weight is torch.float32 on meta"),
         ("layer", lambda: 1 / 0, r"Own\(schema, ...\) failed: ZeroDivisionError: division by zero"),
         ("layer", lambda: nn.LazyLinear(1), r"layer.weight has no shape yet"),

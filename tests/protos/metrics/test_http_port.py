@@ -57,7 +57,7 @@ def test_head_has_the_length_and_no_content(port: HttpPort) -> None:
 def test_path_without_a_route_is_told_which_there_are(port: HttpPort) -> None:
     response = get(port, "/")
 
-    assert (response.status, response.read()) == (404, b"there is /echo, /fails\n")
+    assert (response.status, response.read()) == (404, b"not found; pages are /echo, /fails\n")
 
 
 def test_nothing_can_be_sent(port: HttpPort) -> None:

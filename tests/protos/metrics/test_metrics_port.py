@@ -79,7 +79,7 @@ def basic(token: str) -> str:
 
 
 def test_address_that_others_reach_is_refused_without_protection() -> None:
-    with pytest.raises(UsageError, match="may be reached from other machines"):
+    with pytest.raises(UsageError, match="is reachable from other machines"):
         opened(Credentials(), "0.0.0.0:0")
 
 
@@ -101,12 +101,12 @@ def test_format_is_the_one_that_is_asked_for() -> None:
         (f"Bearer {TOKEN}", ""),
         (f"bearer {READER}", ""),
         (basic(READER), ""),
-        ("", "asks for a token"),
-        ("Basic ????", "asks for a token"),
-        (f"Digest {TOKEN}", "asks for a token"),
-        (f"Bearer {OTHER}", "does not know the token"),
-        (basic(OTHER), "does not know the token"),
-        ("Bearer \xff\xfe-0123456789abcd", "does not know the token"),
+        ("", "needs a token"),
+        ("Basic ????", "needs a token"),
+        (f"Digest {TOKEN}", "needs a token"),
+        (f"Bearer {OTHER}", "unknown token"),
+        (basic(OTHER), "unknown token"),
+        ("Bearer \xff\xfe-0123456789abcd", "unknown token"),
     ],
 )
 def test_whoever_shows_a_known_token_may_read(authorization: str, why: str, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_certificate_says_the_access_where_there_are_no_tokens(tmp_path: Path) -
         assert port.url.startswith("https://")
         assert get(port, tls=client_context(authority, reader))[0] == 200
         status, why = get(port, tls=client_context(authority, stranger))
-        assert (status, "says no access" in why) == (403, True)
+        assert (status, "names no access" in why) == (403, True)
         with pytest.raises((ssl.SSLError, ConnectionError)):
             get(port, tls=client_context(authority, None))
 

@@ -29,5 +29,5 @@ def test_vector_that_fits_a_message_is_taken(size: int) -> None:
     ids=["float32", "integers", "matrix", "scalar", "too-many"],
 )
 def test_anything_else_is_refused(values: np.ndarray, told: str) -> None:
-    with pytest.raises(ProtocolError, match=rf"all_reduce 'auc' was given .*{told}"):
+    with pytest.raises(ProtocolError, match=rf"all_reduce 'auc' has .*{told}"):
         require_numbers("auc", values)

@@ -79,5 +79,5 @@ def test_outputs_of_one_layer_twice_are_refused() -> None:
     request = TRAIN.request.message.FromString(TRAIN.request.encode(batch_with()))
     request.outputs.add(layer="embedding")
 
-    with pytest.raises(ProtocolError, match="3 outputs of the layers"):
+    with pytest.raises(ProtocolError, match="3 outputs for the layers"):
         TRAIN.request.decode(request.SerializeToString())

@@ -226,7 +226,7 @@ def test_file_of_another_table_is_refused_by_name(tmp_path: Path) -> None:
 
     shutil.copy(right, left)
 
-    with pytest.raises(CheckpointError, match=r"table\.left.*belongs to something else"):
+    with pytest.raises(CheckpointError, match=r"table\.left.*is another file"):
         Checkpoint.open(tmp_path / "saved").verify()
 
 
@@ -236,9 +236,7 @@ def test_manifest_of_another_model_is_noticed_by_its_digest(folder: Path) -> Non
     manifest = manifest_from_json(path.read_bytes(), str(path))
     path.write_text(manifest_to_json(replace(manifest, model_digest="0" * 64)))
 
-    with pytest.raises(
-        CheckpointError, match=r"MANIFEST\.json says that the model's digest is 000"
-    ):
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json is 000"):
         Checkpoint.open(folder).verify()
 
 
@@ -280,7 +278,7 @@ def test_rows_of_another_width_than_the_table_are_refused_by_all_who_open(
     }
     exchange_table(tmp_path, replace(table, state_width=width, rows=rows))
 
-    message = rf"widths \({width}, 0\), expected \(3, 0\) by optimizer 'adagrad' of dim 3"
+    message = rf"widths \({width}, 0\) of .*, expected \(3, 0\) for optimizer 'adagrad' and dim 3"
     with pytest.raises(CheckpointError, match=message):
         Checkpoint.open(tmp_path)
     with pytest.raises(CheckpointError, match=message):
@@ -351,7 +349,7 @@ def test_what_is_outside_is_refused(root: Path, url: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://bucket/models/../x", "s3://bucket/models/%2e%2E/x"])
 def test_url_that_may_lead_out_is_refused(url: str) -> None:
-    with pytest.raises(CheckpointError, match=r"must be without '\.\.'"):
+    with pytest.raises(CheckpointError, match=r"cannot be the URL of a checkpoint"):
         Roots(["s3://bucket/models"]).require([url])
 
 

@@ -41,9 +41,11 @@ def test_server_that_sees_the_folder_accepts_the_token(tmp_path: Path) -> None:
 def test_server_that_sees_no_folder_or_another_one_says_so(tmp_path: Path) -> None:
     data, _ = open_data(LocalFolder(tmp_path / "saved"))
 
-    with pytest.raises(CheckpointError, match=r"does not see the worker's folder .*shared storage"):
+    with pytest.raises(
+        CheckpointError, match=r"does not find the worker's folder .*shared storage"
+    ):
         shared_folder(str(tmp_path / "elsewhere"), "token")
-    with pytest.raises(CheckpointError, match=r"sees another folder .*shared storage"):
+    with pytest.raises(CheckpointError, match=r"is another folder on this server .*shared storage"):
         shared_folder(data.url, "token of another save")
 
 
@@ -123,12 +125,12 @@ def write_elsewhere(url: str, _: str) -> list[Share]:
     [
         (
             write_without_last,
-            r"table 'wide' has 4 shards.* hold shards \[0, 1, 3\]; was each server",
+            r"table 'wide' has 4 shards.* hold shards \[0, 1, 3\]; did each server",
         ),
         (write_first_twice, r"table 'wide' has 4 shards.* hold shards \[0, 0, 2, 2\]"),
         (
             write_elsewhere,
-            r"table\.wide\.server-0\.arrow is part of the checkpoint, but is missing",
+            r"table\.wide\.server-0\.arrow is missing from the checkpoint",
         ),
     ],
 )

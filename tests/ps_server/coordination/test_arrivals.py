@@ -134,7 +134,7 @@ def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> N
     barriers = Barriers(2)
     barriers.leave(1)
 
-    with pytest.raises(ProtocolError, match=rf"worker {worker} came to barrier 'pass'.*\[0\]"):
+    with pytest.raises(ProtocolError, match=rf"worker {worker} called barrier 'pass'.*\[0\]"):
         barriers.arrive("pass", worker)
     with pytest.raises(ProtocolError, match=rf"worker {worker} has finished 3 steps, but .*\[0\]"):
         barriers.arrivals.clocks.advance(worker, 3, 0)
@@ -162,7 +162,7 @@ def test_worker_at_more_barriers_than_it_can_have_lost_calls_is_refused() -> Non
         barriers.arrive(f"barrier-{number}", 0)
 
     with pytest.raises(
-        ProtocolError, match="'one-more' while it waits at 8 others, as 'barrier-0'"
+        ProtocolError, match="'one-more' while it waits at 8 others, such as 'barrier-0'"
     ):
         barriers.arrive("one-more", 0)
 
@@ -228,7 +228,7 @@ def test_worker_that_is_done_holds_up_nobody() -> None:
 def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> None:
     clocks = Clocks(Membership(Members(1)))
 
-    with pytest.raises(ProtocolError, match="it would wait for itself"):
+    with pytest.raises(ProtocolError, match="it waits for itself"):
         clocks.advance(0, 3, 4)
 
     assert clocks.slowest() == 0

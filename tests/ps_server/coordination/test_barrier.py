@@ -134,7 +134,7 @@ def test_passed_barrier_is_answered_again_as_it_was() -> None:
 
 def test_other_barrier_than_the_one_passed_is_refused() -> None:
     with pytest.raises(
-        ProtocolError, match="worker 0 came to barrier 'end' as its barrier 2, which was 'pass'"
+        ProtocolError, match="worker 0 called barrier 'end' as its barrier 2, which was 'pass'"
     ):
         passed(0, "start", "pass").outcome("end", 0, 2)
 
@@ -145,7 +145,9 @@ def test_barrier_passed_too_long_ago_is_refused(monkeypatch, limit: str) -> None
     monkeypatch.setattr(f"ctr_ps.ps_server.coordination.barrier.{limit}", 2)
     barriers = passed(0, "start", "pass", "pass")
 
-    with pytest.raises(ProtocolError, match="passed its barrier 1 too long ago to come to 'start'"):
+    with pytest.raises(
+        ProtocolError, match="called barrier 'start' again as its barrier 1, whose result"
+    ):
         barriers.outcome("start", 0, 1)
     assert [barriers.outcome("pass", 0, number) is not None for number in (2, 3)] == [True, True]
 
@@ -158,7 +160,7 @@ def test_answer_with_more_numbers_than_are_kept_is_not_kept(monkeypatch) -> None
     barriers.expect(0, 3)
     barriers.note("small", [0], outcome_of(30, 2))
 
-    with pytest.raises(ProtocolError, match="too long ago"):
+    with pytest.raises(ProtocolError, match="whose result is no longer kept"):
         barriers.outcome("large", 0, 2)
     assert barriers.outcome("small", 0, 3) is not None
 

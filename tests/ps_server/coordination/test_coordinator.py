@@ -128,9 +128,9 @@ def test_pushes_that_were_acknowledged_and_are_missing_are_an_error() -> None:
 
     assert workers.admit(member(0), Acknowledged(pushes=1))
 
-    with pytest.raises(LostPushesError, match=r"acknowledged to it: 2 pushes, there: 1"):
+    with pytest.raises(LostPushesError, match=r"2 pushes acknowledged, but this server has 1"):
         workers.admit(member(0), Acknowledged(pushes=2))
-    with pytest.raises(LostPushesError, match=r"acknowledged to it: 1 push, there: 0"):
+    with pytest.raises(LostPushesError, match=r"1 push acknowledged, but this server has 0"):
         workers.admit(member(1), Acknowledged(pushes=1))
 
 
@@ -205,7 +205,7 @@ def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
 
     with pytest.raises(WaitTimeoutError, match="step 0 is still being applied; see the server's"):
         workers.pushes.at_version(1, lambda: None).result()
-    with pytest.raises(WaitTimeoutError, match="all workers came, but steps were not applied"):
+    with pytest.raises(WaitTimeoutError, match="all workers arrived, but steps were not applied"):
         workers.rendezvous.barrier("b", 0, step=1).result()
 
 
@@ -220,7 +220,7 @@ def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
         (
             MemoryError("no room"),
             NoMemoryError,
-            r"step 0 .*no memory left \(no room\): .* MiB in use",
+            r"step 0 .*out of memory \(no room\): .* MiB of memory",
         ),
     ],
 )
@@ -392,9 +392,7 @@ def test_lost_worker_ends_the_job_if_that_is_to_fail() -> None:
 
     lose(workers, 1)
 
-    with pytest.raises(
-        CtrPsError, match=r"nothing was heard of workers \[1\] for 3 s \(cluster.lease_s"
-    ):
+    with pytest.raises(CtrPsError, match=r"no call from workers \[1\] for 3 s \(cluster.lease_s"):
         barrier.result()
     assert len(failures) == 1
     assert workers.failure
@@ -442,8 +440,8 @@ def test_job_does_not_go_on_without_the_first_worker() -> None:
     lose(workers, 0)
 
     assert len(failures) == 1
-    assert "nothing was heard of workers [0]" in failures[0]
-    assert "the others cannot go on without worker 0" in failures[0]
+    assert "no call from workers [0]" in failures[0]
+    assert "and the job cannot continue without worker 0" in failures[0]
 
 
 def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None:
@@ -463,7 +461,7 @@ def test_process_in_the_place_of_a_lost_one_is_told_where_that_one_was() -> None
     assert join(workers, replacement, WorkerLoss.WAIT).result().barriers_passed == 2
     assert not workers.failure
     heard(workers, replacement)
-    with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
+    with pytest.raises(ProtocolError, match="another process has taken the place of worker 1"):
         heard(workers, member(1))
     # It comes to the same barriers again, where nobody waits for it, and then to those of the others.
     assert workers.rendezvous.barrier("start", 1, step=0, number=1).result() == 0
@@ -489,7 +487,7 @@ def test_process_in_the_place_of_one_at_a_barrier_comes_to_it_by_itself(
 
     assert not other.done()
     assert [each.worker for each in workers.waiting()] == [1]
-    with pytest.raises(ProtocolError, match="another process has taken the place of worker 0"):
+    with pytest.raises(ProtocolError, match="another process took the place of worker 0"):
         before.result()
     workers.rendezvous.all_reduce("start", 0, np.full(1, 5.0), ReduceOp.SUM, step=0, number=1)
     assert other.result().values == 6.0
@@ -626,7 +624,7 @@ def test_late_push_of_a_replaced_process_is_refused() -> None:
     )
 
     for enter in entries:
-        with pytest.raises(ProtocolError, match="worker 1 of this job is another process by now"):
+        with pytest.raises(ProtocolError, match="another process has taken the place of worker 1"):
             enter()
 
     assert not workers.pushes.begin_arrival(new), "it was applied"
@@ -649,7 +647,7 @@ def test_late_push_of_a_worker_without_which_the_others_go_on_is_refused(
         lambda: enter_part(workers, late),
         lambda: workers.admit(member(1)),
     ):
-        with pytest.raises(PlaceLostError, match="the others have gone on without it"):
+        with pytest.raises(PlaceLostError, match="and the other workers continued without it"):
             enter()
 
 
@@ -698,7 +696,7 @@ def test_process_whose_place_is_not_free_is_refused_when_the_other_is_alive() ->
     workers.pass_time(0.1)
 
     with pytest.raises(
-        ProtocolError, match="worker 1 of this job is another process, which is alive"
+        ProtocolError, match="another process, which is alive, has joined as worker 1"
     ):
         joins.result()
 
@@ -757,7 +755,7 @@ def test_heter_trainers_that_others_wait_for_are_named_as_such(
     start = coordinator.rendezvous.barrier("start", 0, step=0)
     coordinator.pass_time(6.0)
 
-    with pytest.raises(WaitTimeoutError, match=r"workers \[1\], heter trainer 0 did not come"):
+    with pytest.raises(WaitTimeoutError, match=r"workers \[1\], heter trainer 0 did not arrive"):
         start.result()
     enter_part(coordinator, push_id(worker=1))
     with pytest.raises(
@@ -777,7 +775,7 @@ def test_lost_heter_trainer_ends_the_job_by_its_name() -> None:
 
     lose(coordinator, 2)
 
-    assert coordinator.failure.startswith("nothing was heard of heter trainer 0 for 3 s")
+    assert coordinator.failure.startswith("no call from heter trainer 0 for 3 s")
     with pytest.raises(AbortedError, match="heter trainer 0"):
         coordinator.pushes.at_version(1, lambda: None)
 

@@ -151,7 +151,7 @@ def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
     mailbox.post("exchange", message(1, b"x" * 8))
 
     with pytest.raises(
-        ProtocolError, match=r"message 2 from worker 0 to 1 .* before the one before"
+        ProtocolError, match=r"message 2 from worker 0 to 1 .* before the previous one"
     ):
         mailbox.post("exchange", message(2))
 
@@ -161,7 +161,7 @@ def test_sender_that_does_not_wait_for_an_answer_is_refused() -> None:
 def test_message_that_leaves_a_number_out_or_comes_after_the_last_is_refused() -> None:
     mailbox = Mailbox(Membership(Members(2)))
     with pytest.raises(
-        ProtocolError, match=r"message 1 from worker 0 .* expected 0: was this server"
+        ProtocolError, match=r"message 1 from worker 0 .* expected message 0: was this server"
     ):
         mailbox.post("exchange", message(1))
     mailbox.post("exchange", message(0, None))
@@ -180,7 +180,7 @@ def test_receiver_that_has_what_the_server_has_not_is_refused(received: int) -> 
     mailbox.acknowledge("exchange", 1, 1)
 
     with pytest.raises(
-        ProtocolError, match=rf"worker 1 .* has {received} messages .* its 2 messages 1"
+        ProtocolError, match=rf"worker 1 acknowledged {received} messages .* expected 1 to 2"
     ):
         mailbox.acknowledge("exchange", 1, received)
 
@@ -253,7 +253,7 @@ def test_message_in_one_more_exchange_than_a_receiver_may_have_is_refused() -> N
     for number in range(MAX_EXCHANGES):
         mailbox.post(f"exchange-{number}", message(0))
 
-    with pytest.raises(ProtocolError, match="from 4 earlier ones, as 'exchange-0'"):
+    with pytest.raises(ProtocolError, match="from 4 earlier ones, such as 'exchange-0'"):
         mailbox.post("one-more", message(0))
 
     mailbox.post("exchange-0", message(1))
@@ -270,7 +270,9 @@ def test_empty_messages_are_bounded_by_their_number(monkeypatch) -> None:
     for sequence in range(3):
         mailbox.post("exchange", message(sequence, b""))
 
-    with pytest.raises(ProtocolError, match=r"message 3 .* while 3 wait for the receiver"):
+    with pytest.raises(
+        ProtocolError, match=r"message 3 .* as 3 messages already wait for the receiver"
+    ):
         mailbox.post("exchange", message(3, b""))
 
     mailbox.post("exchange", message(3, None))

@@ -76,7 +76,9 @@ def test_parts_that_wait_for_others_are_bounded(monkeypatch):
     large = PushChunk(sparse=[], dense=dense, chunk=0, num_chunks=2)
     assembler.add(push_id(0), large)
 
-    with pytest.raises(ProtocolError, match="push 1 of worker 0: chunks of incomplete pushes with"):
+    with pytest.raises(
+        ProtocolError, match="push 1 of worker 0 is refused: incomplete pushes have"
+    ):
         assembler.add(push_id(1), large)
 
     assert assembler.add(push_id(0), part(1, 2)) is not None
@@ -93,7 +95,7 @@ def test_every_number_of_a_chunk_of_state_counts(monkeypatch):
     )
     large = StateChunk(rows=[], blocks=[("tower", 0, block)], chunk=0, num_chunks=2)
 
-    with pytest.raises(ProtocolError, match="with 101 numbers wait for others, expected up to 100"):
+    with pytest.raises(ProtocolError, match="have 101 numbers in all, expected up to 100"):
         PushAssembler(WORKERS).add(push_id(0), large)
 
 
@@ -117,7 +119,7 @@ def test_incomplete_push_is_dropped_after_a_window_and_its_late_part_refused():
         assembler.add(push_id(sequence), part(0, 2))
 
     assert len(assembler.waiting()) == WINDOW
-    with pytest.raises(ProtocolError, match=f"push 0 of worker 0 .*push {WINDOW} began already"):
+    with pytest.raises(ProtocolError, match=f"push 0 of worker 0 .*push {WINDOW} has begun"):
         assembler.add(push_id(0), part(1, 2))
     assert assembler.add(push_id(1), part(1, 2)) is not None
 
@@ -134,5 +136,5 @@ def test_push_that_is_refused_late_is_forgotten():
 
     assert not assembler.is_complete(push_id(0))
     assert assembler.refusal(push_id(0)) is None
-    with pytest.raises(ProtocolError, match="comes in parts too slowly"):
+    with pytest.raises(ProtocolError, match="is incomplete, but push"):
         assembler.add(push_id(0), part(0, 2))

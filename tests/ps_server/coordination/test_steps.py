@@ -97,7 +97,7 @@ def test_worker_that_rejoins_goes_on_at_the_version() -> None:
         (0, 1, "worker 0 pushed step 1, expected 2, at version 1"),
         (0, 3, "pushes of worker 0 are lost: it pushed step 3, expected 2, at version 1"),
         (1, 2, "pushes of worker 1 are lost: it pushed step 2, expected 1, at version 1"),
-        (2, 1, "worker 2 pushed step 1 after it had left the steps"),
+        (2, 1, "worker 2 pushed step 1 after it had left synchronous training"),
         (3, 1, "worker 3 called, but this job has 3 workers"),
         (-1, 1, "worker -1 called, but this job has 3 workers"),
     ],
@@ -164,7 +164,9 @@ def test_arrival_is_refused_while_a_step_waits_for_parts() -> None:
     steps = StepAggregator(Membership(Members(2)))
     add(steps, 0, 0)
 
-    with pytest.raises(ProtocolError, match=r"worker 1 .* others have pushed steps \[0\]"):
+    with pytest.raises(
+        ProtocolError, match=r"worker 1 .* other workers pushed synchronous steps \[0\]"
+    ):
         steps.begin_arrival(1)
 
     add(steps, 1, 0)
@@ -175,7 +177,7 @@ def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:
     steps = StepAggregator(Membership(Members(2)))
     steps.begin_arrival(0)
 
-    with pytest.raises(ProtocolError, match="worker 1 pushed step 0 while another push"):
+    with pytest.raises(ProtocolError, match="worker 1 pushed synchronous step 0 during"):
         add(steps, 1, 0)
 
     steps.end_arrival(1)
@@ -251,7 +253,8 @@ def test_parts_of_the_next_steps_are_taken_while_one_is_applied() -> None:
     with pytest.raises(ProtocolError, match="worker 0 pushed step 4, expected 4, at version 0"):
         add(steps, 0, 4)
     with pytest.raises(
-        ProtocolError, match=r"on arrival, but others have pushed steps \[0, 1, 2, 3"
+        ProtocolError,
+        match=r"asynchronously, but other workers pushed synchronous steps \[0, 1, 2, 3",
     ):
         steps.begin_arrival(0)
 

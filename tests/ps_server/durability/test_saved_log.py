@@ -155,9 +155,9 @@ def test_damage_names_file_place_and_what_to_do(folder: Path) -> None:
         read_records(folder)
 
     assert str(raised.value) == (
-        f"{segment} is damaged at byte {start}: record 4 is incomplete or altered, and record 5 follows, "
-        f"before which it was acknowledged; restore the file, or start the server from a checkpoint with "
-        f"another, empty folder as its update log"
+        f"{segment} is damaged at byte {start}: record 4 is incomplete or altered, although it was "
+        f"acknowledged before record 5, which follows; restore the file, or start the server from a "
+        f"checkpoint with another, empty folder as its update log"
     )
 
 
@@ -193,7 +193,7 @@ def test_torn_tail_is_reported_once_with_its_size(
         saved.end()
 
     assert caplog.messages == [
-        f"the update log ends with an incomplete record, which is left out file={segment} bytes={torn}"
+        f"ignored an incomplete record at the end of the update log file={segment} bytes={torn}"
     ]
 
 
@@ -218,7 +218,7 @@ def test_later_record_is_found_across_the_blocks_of_the_search(
 
     for size in range(len(MARKER), 60):
         monkeypatch.setattr("ctr_ps.ps_server.durability.segments._SCAN_BYTES", size)
-        with pytest.raises(LogError, match="record 5 follows"):
+        with pytest.raises(LogError, match="record 5, which follows"):
             read_records(folder)
 
 
@@ -249,14 +249,14 @@ def test_number_out_of_order_is_damage(folder: Path) -> None:
     segment = last_segment(folder)
     rewrite(segment, 4, lambda header: replace(header, number=9))
 
-    with pytest.raises(LogError, match="record 9 is where 6 has to be"):
+    with pytest.raises(LogError, match="record 9 follows, expected 6"):
         read_records(folder)
 
 
 def test_segment_under_the_name_of_another_is_refused(folder: Path) -> None:
     shutil.copy(folder / "segment-00000001.log", folder / "segment-00000003.log")
 
-    with pytest.raises(LogError, match=r"0003.log: it is segment 1 by its header"):
+    with pytest.raises(LogError, match=r"0003.log: its header says segment 1"):
         read_records(folder)
 
 
@@ -288,7 +288,9 @@ def test_record_of_an_earlier_run_counts_as_acknowledged(folder: Path, sync: Log
 
     flip(segment, ends(segment)[-2] - 1)
 
-    with pytest.raises(LogError, match="is incomplete or altered, and record"):
+    with pytest.raises(
+        LogError, match="is incomplete or altered, although it was acknowledged before record"
+    ):
         read_records(folder, 2)
 
 
@@ -365,8 +367,8 @@ def test_file_where_the_folder_should_be_is_named(below: str, tmp_path: Path) ->
         read_log(path)
 
     assert str(refused.value) == (
-        f"cannot open the update log {path}: {tmp_path}/file is a file, expected a folder, or a path at "
-        "which one can be made"
+        f"cannot open the update log {path}: {tmp_path}/file is a file, expected a folder, or a path for a "
+        "new one"
     )
 
 
@@ -382,7 +384,7 @@ def test_folder_that_cannot_be_made_is_named_with_the_one_it_would_be_in() -> No
         read_log(Path("/proc/none/log"))
 
     assert str(refused.value) == (
-        "cannot make the folder of the update log /proc/none/log in /proc: No such file or directory; "
+        "cannot create the folder of the update log /proc/none/log in /proc: No such file or directory; "
         "expected a folder that this user may write to"
     )
 

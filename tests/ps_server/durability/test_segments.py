@@ -71,7 +71,9 @@ def test_every_flipped_bit_and_every_cut_of_a_record_header_is_noticed() -> None
     ids=["kind", "payload"],
 )
 def test_record_that_is_too_long_is_refused(header: RecordHeader) -> None:
-    with pytest.raises(LogError, match=rf"too long: at most {MAX_KIND_BYTES} and 4294967295"):
+    with pytest.raises(
+        LogError, match=rf"too long: a kind may have {MAX_KIND_BYTES} bytes, a payload 4294967295"
+    ):
         header.encode(SEED)
 
 

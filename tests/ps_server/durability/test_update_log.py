@@ -143,7 +143,7 @@ def test_folder_with_a_log_is_not_begun_again(folder: Path) -> None:
 
     with (
         closing(read_log(folder)) as saved,
-        pytest.raises(LogError, match=r"has an update log already, with segments \[1\]"),
+        pytest.raises(LogError, match=r"already has an update log, with segments \[1\]"),
     ):
         UpdateLog.create(saved, sync=LogSync.OS)
 

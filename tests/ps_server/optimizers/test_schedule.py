@@ -223,11 +223,11 @@ def test_ftrl_without_penalties_takes_steps_of_the_scheduled_rate() -> None:
         ),
         (
             ScheduleSpec(kind="linear"),
-            "total_steps of schedule 'linear' is 0, expected more than the 0",
+            "total_steps of schedule 'linear' is 0, expected more than warmup_steps = 0",
         ),
         (
             ScheduleSpec(kind="cosine", warmup_steps=9, total_steps=9),
-            "total_steps of schedule 'cosine' is 9, expected more than the 9 of warmup",
+            "total_steps of schedule 'cosine' is 9, expected more than warmup_steps = 9",
         ),
         (
             ScheduleSpec(kind="cosine", total_steps=9, end_factor=math.nan),
@@ -253,7 +253,7 @@ def test_impossible_schedule_is_refused_by_the_name_of_its_setting(
         (
             "ftrl",
             {WEIGHT_DECAY: 0.1},
-            "'ftrl' has no weight_decay: it has penalties of its own, l1",
+            "'ftrl' has no weight_decay: use its own penalties, l1",
         ),
         ("sum", {WEIGHT_DECAY: 0.1}, "'sum' has no weight_decay$"),
         (
@@ -265,7 +265,7 @@ def test_impossible_schedule_is_refused_by_the_name_of_its_setting(
         (
             "sgd",
             {"learning_rate": 0.5, WEIGHT_DECAY: 2.5},
-            "is 2.5, expected at least 0, and times the learning rate 0.5 at most 1",
+            "is 2.5, expected at least 0, and at most 1 when multiplied by the learning rate 0.5",
         ),
     ],
 )

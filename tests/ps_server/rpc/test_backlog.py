@@ -91,9 +91,12 @@ def start() -> Iterator[object]:
     [
         (
             {"max_calls": 2},
-            "2 calls with 4800[0-9]{3} bytes wait for .* takes up to 2 with 536870912",
+            "2 calls with 4800[0-9]{3} bytes wait, the limit is 2 with 536870912",
         ),
-        ({"max_bytes": 2 * LARGE_BYTES}, "takes up to 512 with 4800000: try PushGrad again in 1 s"),
+        (
+            {"max_bytes": 2 * LARGE_BYTES},
+            "the limit is 512 with 4800000: try PushGrad again in 1 s",
+        ),
     ],
     ids=["calls", "bytes"],
 )
@@ -140,7 +143,7 @@ def test_bytes_that_are_no_message_are_refused(start) -> None:
     with method as channel, pytest.raises(grpc.RpcError) as failed:
         channel.unary_unary(f"/{calls.SERVICE}/PushGrad")(b"\xff" * 9, timeout=10)
 
-    assert failed.value.details() == "9 bytes are no PushGradRequest"
+    assert failed.value.details() == "9 bytes cannot be decoded as PushGradRequest"
 
 
 def test_calls_that_move_data_are_refused_and_those_that_tell_of_a_job_never() -> None:

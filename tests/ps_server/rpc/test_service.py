@@ -131,7 +131,7 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
 
     code, details, *metadata = context.aborted
     assert code is grpc.StatusCode.INTERNAL
-    assert details == "the server failed in GetStatus; its log says why"
+    assert details == "the server failed in GetStatus: see its log"
     assert not metadata
     assert "call=GetStatus" in caplog.text
     assert "ZeroDivisionError: a secret" in caplog.text
@@ -225,7 +225,7 @@ def test_call_that_waits_too_long_says_for_whom():
 
     code, details, metadata = context.aborted
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert details.startswith("barrier 'pass': workers [1] did not come within 0.01 s")
+    assert details.startswith("barrier 'pass': workers [1] did not arrive within 0.01 s")
     assert metadata == ((METADATA_KEY, WaitTimeoutError.__name__),)
 
 

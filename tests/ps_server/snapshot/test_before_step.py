@@ -83,9 +83,9 @@ def test_nobody_reads_values_before_a_step_that_evicts() -> None:
     """It changed rows that are not among its keys, too; half applied as well as later."""
     store = new_store(max_rows=OLD_KEYS.size)
 
-    with pytest.raises(ProtocolError, match="no values of version 1 any more"):
+    with pytest.raises(ProtocolError, match="no longer has the values of version 1"):
         step_that_is_read_halfway(store, np.array([77], np.uint64))
 
     assert store.status().tables["t"].evicted > 0
-    with pytest.raises(ProtocolError, match="no values of version 1 any more"):
+    with pytest.raises(ProtocolError, match="no longer has the values of version 1"):
         rows_at(store, 1)

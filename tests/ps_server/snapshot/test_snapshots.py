@@ -112,7 +112,7 @@ def test_snapshot_is_written_once() -> None:
         pass
 
     with (
-        pytest.raises(ProtocolError, match="no snapshot 'a' to be saved"),
+        pytest.raises(ProtocolError, match="snapshot 'a' no longer exists"),
         store.snapshots.writing("a"),
     ):
         pass
@@ -131,7 +131,7 @@ def test_token_has_one_snapshot_whenever_it_is_asked_for_again() -> None:
     store.take("a")
 
     with (
-        pytest.raises(SnapshotLostError, match="no snapshot 'a' to be saved"),
+        pytest.raises(SnapshotLostError, match="snapshot 'a' no longer exists"),
         store.snapshots.writing("a"),
     ):
         pass
@@ -159,7 +159,7 @@ def test_snapshot_that_was_not_taken_here_is_refused() -> None:
     store.take("a")
 
     with (
-        pytest.raises(ProtocolError, match="no snapshot 'b' to be saved"),
+        pytest.raises(ProtocolError, match="snapshot 'b' no longer exists"),
         store.snapshots.writing("b"),
     ):
         pass
@@ -261,7 +261,7 @@ def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overd
     store = Store(clock, wait_limit_s=0.0)
     store.take("a")
     with (
-        pytest.raises(WaitTimeoutError, match="a shrink had to wait for a save"),
+        pytest.raises(WaitTimeoutError, match=r"a shrink waited more than .* s for a save"),
         store.snapshots.between_saves("a shrink"),
     ):
         pass
@@ -274,7 +274,7 @@ def test_shrink_waits_for_a_snapshot_to_be_written_but_not_for_one_that_is_overd
 def test_second_save_waits_for_the_first_in_vain() -> None:
     store = Store(wait_limit_s=0.0)
     store.take("a")
-    late = pytest.raises(WaitTimeoutError, match="a snapshot had to wait for a save")
+    late = pytest.raises(WaitTimeoutError, match=r"a snapshot waited more than .* s for a save")
 
     with store.snapshots.writing("a"), late:
         store.take("b")
@@ -315,7 +315,7 @@ def test_out_of_memory_leaves_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(tables[1], "begin_snapshot", fail)
 
-    with pytest.raises(CheckpointError, match="no memory"):
+    with pytest.raises(CheckpointError, match="not enough memory"):
         snapshot_all(tables, [DenseTable(TOWER)], Applied())
 
     assert not tables[0]._regions.snapshot.is_in_snapshot

@@ -96,7 +96,7 @@ def test_piece_of_other_shapes_is_not_restored(shapes: tuple[int, tuple[int, int
     weights, states, scalars = (np.ones(shape, np.float32) for shape in shapes)
 
     with pytest.raises(
-        CheckpointError, match=r"shapes \(\(7,\), \(2, 7\), \(2,\)\), and was saved"
+        CheckpointError, match=r"expected \(\(7,\), \(2, 7\), \(2,\)\): it has another"
     ):
         block.restore(DensePiece(0, weights, states, scalars))
 
@@ -139,7 +139,7 @@ def test_gradient_of_another_type_is_refused() -> None:
 
 @pytest.mark.parametrize("examples", [0, -1, 2**64 - 1])
 def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None:
-    with pytest.raises(GradientError, match=re.escape(f"sums over {examples:g} examples")):
+    with pytest.raises(GradientError, match=re.escape(f"is a sum over {examples:g} examples")):
         DenseTable(spec_of()).check(DenseGrad(np.zeros(7, np.float32), examples))
 
 
@@ -147,7 +147,10 @@ def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None
     ("changes", "message"),
     [
         ({"name": "a b"}, "invalid name 'a b'"),
-        ({"optimizer": OptimizerSpec(name="adagrad_row")}, "'adagrad_row', which is for rows only"),
+        (
+            {"optimizer": OptimizerSpec(name="adagrad_row")},
+            "'adagrad_row', which is for tables only",
+        ),
         ({"optimizer": OptimizerSpec(name="ada")}, "unknown optimizer 'ada'"),
         ({"seed": -1}, "seed -1"),
         (
@@ -177,7 +180,7 @@ def test_gradient_over_no_examples_or_too_many_is_refused(examples: int) -> None
         ),
         (
             {"segments": (DenseSegment(length=1, initializer=ZEROS, values=(float("nan"),)),)},
-            "no finite float32 numbers: [nan]",
+            "not finite float32 numbers: [nan]",
         ),
     ],
 )

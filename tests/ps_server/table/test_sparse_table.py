@@ -172,7 +172,7 @@ def test_key_of_another_server_is_refused() -> None:
     table = SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
     foreign = keys_of(unmix64(0))  # shard 0
 
-    with pytest.raises(WrongServerError, match="shard 0, which lives on server 0"):
+    with pytest.raises(WrongServerError, match="shard 0, which is on server 0"):
         table.pull(foreign, Missing.ZEROS)
     with pytest.raises(WrongServerError):
         table.check(ones(foreign))
@@ -419,5 +419,5 @@ def test_rows_of_another_width_are_not_written(widths: tuple[int, int, int]) -> 
 def test_rows_without_statistics_of_a_table_with_them_are_not_wider() -> None:
     table = SparseTable(spec_of(statistics=StatisticsSpec()))
 
-    with pytest.raises(CheckpointError, match=r"width 4, and 2 rows come .* shape \(2, 6\)"):
+    with pytest.raises(CheckpointError, match=r"width 4, but 2 rows have .* shape \(2, 6\)"):
         table.write(Rows(keys_of(1, 2), *(np.zeros((2, width), np.float32) for width in (2, 0, 6))))

@@ -69,7 +69,7 @@ def test_subscriber_that_the_table_does_not_know_is_refused(
     table = new_table(num_subscribers)
 
     message = (
-        f"'t' remembers changes for {num_subscribers} subscribers, not for subscriber {subscriber}"
+        f"'t' records changes for {num_subscribers} subscribers, not for subscriber {subscriber}"
     )
     with pytest.raises(ProtocolError, match=re.escape(message)):
         table.take_changed(subscriber, 1)

@@ -171,8 +171,8 @@ def test_run_goes_on_between_epochs_with_other_workers(
 @pytest.mark.parametrize(
     ("mode", "change"),
     [
-        ("sync", "a step takes 3 batches, not 2"),
-        ("async", "gradients are as stale as those of 3 workers: if the loss rises, lower the"),
+        ("sync", "a step has 3 batches, not 2"),
+        ("async", "gradients have the staleness of 3 workers: if the loss rises, lower the"),
     ],
 )
 def test_resuming_with_other_workers_says_what_changes(
@@ -231,9 +231,9 @@ def killed_in_the_middle(clicks: Path, folder: Path, *settings: str) -> str:
     ("settings", "num_workers", "error", "fault"),
     [
         (["data.train={}/test/*"], 2, JobError, "data.train.*trained on other files"),
-        (["train.seed=5"], 2, JobError, "train.seed.*is 5, and was 0 in the run"),
-        (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, and was False"),
-        ([], 3, JobError, "in the middle of epoch 1.*to 2 workers, and now the job has 3"),
+        (["train.seed=5"], 2, JobError, "train.seed.*is 5, but was 0 in the run"),
+        (["data.in_memory=true"], 2, JobError, "data.in_memory.*is True, but was False"),
+        ([], 3, JobError, "ended in epoch 1.*to 2 workers, but now the job has 3"),
         (["data.schema=criteo_min_max"], 2, JobError, "trained with another schema"),
         (["model.dim=3"], 2, CheckpointError, "saved with dim 2, but the job declares dim 3"),
     ],
@@ -260,7 +260,7 @@ def test_run_of_another_model_of_the_same_shapes_is_refused(clicks: Path, tmp_pa
     folder = tmp_path / "model"
     killed_in_the_middle(clicks, folder, f"model.name={tmp_path}/models.py:One")
 
-    with pytest.raises(JobError, match=r"model\.name: it is '.*:Other', and the run in .*:One"):
+    with pytest.raises(JobError, match=r"model\.name: it is '.*:Other', but the run in .*:One"):
         run_first(job_of(clicks, folder, f"model.name={tmp_path}/models.py:Other"))
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -281,7 +281,7 @@ def test_other_settings_than_those_of_the_run_are_named_in_one_line(
 
     (line,) = [message for message in caplog.messages if "with other settings" in message]
     assert line == (
-        f"resumes {url.rpartition('/')[0]}/epoch-2 with other settings: train.batch_size = 16, was 8, "
+        f"resuming {url.rpartition('/')[0]}/epoch-2 with other settings: train.batch_size = 16, was 8, "
         f'optimizer.sparse.learning_rate = 0.01, was not set, strategy.mode = "async", was "sync"'
     )
 
@@ -339,7 +339,7 @@ def test_files_that_have_changed_are_refused(change: str, clicks: Path, tmp_path
 
     assert f": part.gz {file.stat().st_size} bytes " in str(refused.value)
     assert f", was part.gz {was} bytes " in str(refused.value)
-    assert "Put back the files that it had; or, to start a fresh run from" in str(refused.value)
+    assert "Restore the files; or, to start a fresh run from" in str(refused.value)
 
 
 def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -> None:
@@ -349,7 +349,7 @@ def test_checkpoint_that_no_job_saved_is_refused(clicks: Path, tmp_path: Path) -
     store.load(str(latest))
     store.save(SaveRequest(url=str(latest)))
 
-    with pytest.raises(CheckpointError, match="has no progress of a run"):
+    with pytest.raises(CheckpointError, match="has no run progress"):
         run_first(job_of(clicks, tmp_path))
 
 
@@ -362,7 +362,9 @@ def test_checkpoint_that_does_not_say_how_many_batches_it_has_is_refused(
     manifest = Checkpoint.open(str(latest)).manifest
     (latest / "MANIFEST.json").write_text(manifest_to_json(replace(manifest, batches=0)))
 
-    with pytest.raises(CheckpointError, match=rf"of version {manifest.version} and does not say"):
+    with pytest.raises(
+        CheckpointError, match=rf"has version {manifest.version} but no number of batches"
+    ):
         run_first(job_of(clicks, tmp_path))
 
 
@@ -381,7 +383,7 @@ def test_run_of_several_readers_does_not_go_on_from_the_middle(
 ) -> None:
     killed_in_the_middle(clicks, tmp_path, "data.reader_num=2", "checkpoint.resume=false")
 
-    with pytest.raises(JobError, match=r"does not say where in their data workers \[0, 1\] were"):
+    with pytest.raises(JobError, match=r"has no data positions of workers \[0, 1\]"):
         run_first(job_of(clicks, tmp_path))
 
 

@@ -60,7 +60,7 @@ def test_run_that_overwrites_is_refused_before_it_meets_what_it_cannot_replace(
 
     of_another_release(tmp_path / "epoch-2")
 
-    with pytest.raises(CheckpointError, match=r"epoch-2 cannot be read and will not be replaced"):
+    with pytest.raises(CheckpointError, match=r"epoch-2 cannot be read, so it is not replaced"):
         require_free_folder(overwriting)
 
 
@@ -68,9 +68,7 @@ def test_run_that_finds_nothing_it_can_resume_does_not_start_fresh_over_it(tmp_p
     save(tmp_path, "epoch-1")
     of_another_release(tmp_path / "epoch-1")
 
-    with pytest.raises(
-        CheckpointError, match=r"no checkpoint that can be read, but epoch-1: remove"
-    ):
+    with pytest.raises(CheckpointError, match=r"only unreadable checkpoints, epoch-1: remove"):
         earlier_run(job_into(tmp_path, "checkpoint.resume=true"), num_workers=1, files="")
 
 

@@ -38,7 +38,9 @@ def test_state_survives_json() -> None:
 def test_other_validations_are_refused_by_the_name_of_the_file(each: Any) -> None:
     text = json.dumps({**json.loads(STATE.to_json()), "validations": [each]}).encode()
 
-    with pytest.raises(CheckpointError, match=r"^epoch-1/run\.json has .*: validations\.0"):
+    with pytest.raises(
+        CheckpointError, match=r"^the run progress in epoch-1/run\.json is invalid: validations\.0"
+    ):
         RunState.from_json(text, "epoch-1/run.json")
 
 
@@ -48,6 +50,6 @@ def test_state_that_does_not_say_where_the_run_was_is_refused(name: str) -> None
     del values[name]
 
     with pytest.raises(
-        CheckpointError, match=rf"run\.json has no valid progress of a run: {name}: "
+        CheckpointError, match=rf"the run progress in .*run\.json is invalid: {name}: "
     ):
         RunState.from_json(json.dumps(values).encode(), "run.json")

@@ -91,7 +91,10 @@ def test_process_that_is_alive_for_one_server_keeps_its_place_on_all() -> None:
     for store in transport.stores:
         assert not store.engine.job.pass_time(0.25)
 
-    with pytest.raises(ProtocolError, match="another process, which is alive: two processes have"):
+    with pytest.raises(
+        ProtocolError,
+        match=r"another process, which is alive, has joined as .*: two processes have",
+    ):
         joining.result()
     for store in transport.stores:
         store.engine.job.require_place(Member(0, FIRST))
@@ -107,7 +110,7 @@ def test_place_that_is_lost_on_all_servers_is_taken_on_all() -> None:
 
     for store in transport.stores:
         store.engine.job.require_place(Member(0, SECOND))
-    with pytest.raises(PlaceLostError, match="another process by now"):
+    with pytest.raises(PlaceLostError, match="another process has taken the place of"):
         first.renew(0)
 
 
@@ -279,7 +282,7 @@ def test_refused_renewal_is_told_though_another_server_is_away(refusing, monkeyp
     client = joined_client(transport)
 
     def answer(server: int) -> None:
-        raise ProtocolError("gone on without it")
+        raise ProtocolError("and the other workers continued without it")
 
     transport.answers["Renew"] = answer
     away, call = Away([]), transport.call
@@ -288,7 +291,7 @@ def test_refused_renewal_is_told_though_another_server_is_away(refusing, monkeyp
         "call",
         lambda server, *args, **of: call(server, *args, **of) if server == refusing else away,
     )
-    with pytest.raises(ProtocolError, match="gone on without it"):
+    with pytest.raises(ProtocolError, match="and the other workers continued without it"):
         client.renew(0)
 
 
@@ -492,7 +495,7 @@ def test_servers_at_different_versions_after_a_barrier_are_an_error():
     client = client_of(transport)
     transport.stores[1].push_grad(Gradients(), PUSH_ID, at=0)
 
-    with pytest.raises(ProtocolError, match=r"at different versions \[0, 1\]"):
+    with pytest.raises(ProtocolError, match=r"different versions \[0, 1\]"):
         client.barrier("end", 0, step=0).result()
 
 
@@ -505,7 +508,9 @@ def test_dense_block_whose_pieces_exceed_a_message_is_refused(num_servers, is_po
     if is_possible:
         client.create_dense(spec)
     else:
-        with pytest.raises(SpecError, match="'huge' has 4194304 elements, so 1 servers"):
+        with pytest.raises(
+            SpecError, match=r"'huge' has 4194304 elements, .* on each of 1 servers"
+        ):
             client.create_dense(spec)
 
 
@@ -526,7 +531,7 @@ def test_server_that_was_restarted_does_not_know_the_worker() -> None:
         restarted.create_table(spec)
     transport._handlers[1] = Handlers(restarted.engine)
 
-    with pytest.raises(ProtocolError, match="worker 0 has not joined this job: was this server"):
+    with pytest.raises(ProtocolError, match="worker 0 has not joined this job: if this server"):
         client.push_grad(gradients(), PUSH_ID).result()
 
 
@@ -616,7 +621,7 @@ def test_push_with_pulls_is_all_of_a_push() -> None:
     (_, _, request) = transport.calls[-1]
     chunk = replace(request, push=replace(request.push, chunk=PushChunk([], [], 0, 2)))
 
-    with pytest.raises(ProtocolError, match="PushPull has a chunk of a push"):
+    with pytest.raises(ProtocolError, match="PushPull has one chunk of a push"):
         transport.call(0, PUSH_PULL, chunk).result()
 
 

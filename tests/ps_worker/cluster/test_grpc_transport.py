@@ -204,9 +204,9 @@ def test_server_raises_its_own_errors_in_the_worker():
             with pytest.raises(UnknownTableError, match=rf"{endpoint}: no table 't'"):
                 transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()
             transport.call(0, calls.CREATE_TABLE, spec).result()
-            with pytest.raises(WrongServerError, match="server 1 of 2 was sent"):
+            with pytest.raises(WrongServerError, match="server 1 of 2 received"):
                 transport.call(0, calls.PULL_SPARSE, pull_of(t=KEYS)).result()
-            with pytest.raises(WrongServerError, match="server 1 of 2 was sent"):
+            with pytest.raises(WrongServerError, match="server 1 of 2 received"):
                 transport.call(0, calls.PUSH_GRAD, push_of(PushChunk([("t", grad)], []))).result()
             assert transport.call(0, calls.GET_STATUS, None).result().store.tables["t"].rows == 0
 

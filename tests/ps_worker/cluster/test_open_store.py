@@ -100,14 +100,14 @@ def test_worker_with_a_wrong_list_of_servers_tells_the_others(
         waiting = {each: servers.stores[each].barrier("start", 0, step=0) for each in told}
 
         with (
-            pytest.raises(ProtocolError, match="all processes need the same list"),
+            pytest.raises(ProtocolError, match="give all processes the same list"),
             open_store(role, ClusterSection()),
         ):
             pass
 
         why = (
-            rf"worker 1 aborted the job: ProtocolError: \S+ is server \d of 2, but this worker's list has it "
-            rf"as server \d of {len(listed)}"
+            rf"worker 1 aborted the job: ProtocolError: \S+ is server \d of 2, but server \d of "
+            rf"{len(listed)} in this worker's list"
         )
         for each in waiting.values():
             with pytest.raises(AbortedError, match=why):

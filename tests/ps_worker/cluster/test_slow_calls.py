@@ -259,9 +259,9 @@ def test_calls_sent_again_are_a_line_a_server_and_minute(
     log.sends_again("ps-1:1", "PullDense", "CANCELLED")
 
     assert caplog.messages == [
-        "sends again server=ps-0:1 call=PushGrad cause=UNAVAILABLE calls=1",
-        "sends again server=ps-0:1 call=PushGrad cause=UNAVAILABLE calls=3",
-        "sends again server=ps-1:1 call=PullDense cause=CANCELLED calls=1",
+        "retrying server=ps-0:1 call=PushGrad cause=UNAVAILABLE calls=1",
+        "retrying server=ps-0:1 call=PushGrad cause=UNAVAILABLE calls=3",
+        "retrying server=ps-1:1 call=PullDense cause=CANCELLED calls=1",
     ]
 
 

@@ -125,18 +125,20 @@ def test_file_of_malformed_rows_alone_is_told_with_its_probable_cause(
 
     assert rows_of(dataset).size == len(rows)
     rows_of(dataset)
-    (told,) = [each for each in caplog.messages if each.startswith("no row of a file")]
+    (told,) = [each for each in caplog.messages if each.startswith("a file has no readable row")]
     with pytest.raises(BadRowError) as beyond:
         rows_of(dataset_of(kind, name, [good, other], bad_row_limit=4))
     with pytest.raises(DataError) as alone:
         rows_of(dataset_of(kind, name, [other], bad_row_limit=9))
 
-    verdict = "all its 9 rows are malformed, so its schema or its format is probably another one"
+    verdict = "all its 9 rows are malformed: the schema or the format is probably wrong"
     assert f"file={other}: {verdict}" in told
     assert f"malformed row 5, and bad_row_limit is 4; {verdict}" in str(beyond.value)
     assert str(alone.value).startswith(f"no rows in 1 file: {other} (9 malformed rows): the schema")
     for text in (told, str(beyond.value), str(alone.value)):
-        assert re.search(rf"\(data\.schema, data\.format\), from {other}:\D*\d+: .* is '?7'?", text)
+        assert re.search(
+            rf"\(data\.schema, data\.format\); the first is {other}:\D*\d+: .* is '?7'?", text
+        )
 
 
 @formats_that_skip
@@ -324,7 +326,7 @@ def test_number_whose_scaling_float32_does_not_hold_is_a_malformed_row(
     path = write(tmp_path, name, [*rows[:2], *bad, rows[2], BEYOND, *rows[3:]])
     line = 4 + len(bad) + (name == "csv")
     place = f"row {line}" if name in ("parquet", "orc", "keys") else str(line)
-    fault = r"column 'I1' is 1000000\.0, scaled as the schema says, beyond the numbers of float32"
+    fault = r"column 'I1' is 1000000\.0, scaled as the schema says, beyond the range of float32"
 
     if name in ("generator", "pipe"):
         where = rf"{path}:{place}: " if name == "generator" else rf"{path}: .*bad line {place}, .*"

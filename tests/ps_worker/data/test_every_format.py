@@ -89,7 +89,7 @@ def test_a_file_of_keys_that_were_shared_otherwise_is_refused(
     path = write(tmp_path, "keys", ROWS, schema=written)
 
     with pytest.raises(
-        DataError, match=r"'C3' has the keys of slot . of the file, but those of slot"
+        DataError, match=r"'C3' was hashed with slot ., but 'shares' of the schema expects slot"
     ):
         rows_of(dataset_of(QueueDataset, "keys", [path], schema=read))
 

@@ -153,7 +153,7 @@ def test_rows_that_are_lost_are_an_error_for_all() -> None:
     shares = [range(1_000), range(1_000, 2_000)]
 
     for first_asked in (fleets, fleets[::-1]):
-        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle and have 1"):
+        with pytest.raises(ProtocolError, match="had 2000 rows before the shuffle, but have 1"):
             shuffle(first_asked, shares)
 
 
@@ -283,9 +283,7 @@ def test_rows_without_bytes_of_their_own_are_no_more_than_their_keys() -> None:
     """Else a message of 32 bytes would be rows by the billion."""
     header = struct.pack("<QQIIII", 2**60, 0, 0, 1, 0, 0)
 
-    with pytest.raises(
-        ProtocolError, match=f"received 0 keys, expected one for each of {2**60} x 1"
-    ):
+    with pytest.raises(ProtocolError, match=f"received 0 keys, expected {2**60} x 1"):
         unpack_rows(header, num_dense=0, num_slots=1)
 
 

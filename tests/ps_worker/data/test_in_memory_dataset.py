@@ -180,7 +180,7 @@ def test_position_of_other_shuffles_is_refused() -> None:
     *_, (_, position) = dataset.positioned()
     dataset.local_shuffle()
 
-    with pytest.raises(UsageError, match="seed 1 and 0 shuffles, and the dataset seed 1 and 1"):
+    with pytest.raises(UsageError, match="seed 1 and 0 shuffles, but the dataset has seed 1 and 1"):
         dataset.positioned(position)
     with pytest.raises(UsageError, match="seed 2 and 1 shuffles"):
         dataset.positioned(replace(position, epoch=1, seed=2))
@@ -212,7 +212,7 @@ def test_pass_ends_with_an_error_once_its_rows_are_dealt_to_others() -> None:
         return str(raised.value)
 
     for message in on_each(work, fleets_of([ParameterStore(num_workers=2)] * 2)):
-        assert "its rows were sent to other workers" in message
+        assert "whose rows are now on other workers" in message
 
 
 def test_rows_are_loaded_in_the_background() -> None:

@@ -151,7 +151,7 @@ def test_files_with_and_without_labels_are_refused_by_name(
 ) -> None:
     files[1].write_text("1\tx\n")
 
-    with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, and {files[0]} has"):
+    with pytest.raises(DataError, match=rf"{files[1]} has rows without labels, but {files[0]} has"):
         list(dataset_of(files if is_first_labelled else files[::-1]))
 
 
@@ -194,19 +194,19 @@ def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -
         next(dataset.positioned(replace(start, split=3)))
     with pytest.raises(DataError, match="beyond the end of its split by 6 rows"):
         next(dataset.positioned(replace(start, offset=0, skip=9)))
-    with pytest.raises(UsageError, match="has seed 3, and the dataset 0"):
+    with pytest.raises(UsageError, match="has seed 3, but the dataset has 0"):
         dataset.positioned(replace(start, seed=3))
     for other in (
         dataset_of(files[:1]),
         dataset_of(files[::-1]),
         dataset_of(files, shuffle_files=True),
     ):
-        with pytest.raises(UsageError, match="the files, their order or shuffle_files differ"):
+        with pytest.raises(UsageError, match="another order or another shuffle_files"):
             other.positioned(start)
 
 
 def test_positions_are_of_one_reader(files: list[Path]) -> None:
-    with pytest.raises(UsageError, match="reader_num is 2: batches only have an order"):
+    with pytest.raises(UsageError, match="reader_num is 2, but batches have an order"):
         dataset_of(files, reader_num=2).positioned()
 
 

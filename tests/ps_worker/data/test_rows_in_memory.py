@@ -92,7 +92,7 @@ def test_batch_of_more_keys_than_offsets_count_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(blocks_module, "MAX_BATCH_KEYS", 400)
 
     assert len(rows.gather(np.arange(80)).keys) < 400
-    with pytest.raises(DataError, match="100 rows have 450 keys, and a batch has at most 400"):
+    with pytest.raises(DataError, match="100 rows have 450 keys, expected up to 400 in a batch"):
         rows.gather(np.arange(100))
 
 

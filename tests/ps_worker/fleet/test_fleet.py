@@ -206,11 +206,11 @@ def test_run_is_over_after_stop_worker(local: Fleet) -> None:
     local.stop_worker()
     assert local.place is None
 
-    with pytest.raises(UsageError, match=r"stop_worker.* was called: fleet.barrier_worker"):
+    with pytest.raises(UsageError, match=r"stop_worker.* was called: call fleet.barrier_worker"):
         local.barrier_worker()
-    with pytest.raises(UsageError, match="once a run is enough"):
+    with pytest.raises(UsageError, match="call it once"):
         local.init_worker()
-    with pytest.raises(UsageError, match=r"minimize.* comes before"):
+    with pytest.raises(UsageError, match=r"call minimize.* before"):
         local.minimize(TASK)
 
 
@@ -221,14 +221,14 @@ def test_another_run_may_begin_when_one_is_over(local: Fleet) -> None:
         local.init_worker()
         with pytest.raises(UsageError, match=r"^call fleet\.stop_worker\(\) before another"):
             local.init()
-        with pytest.raises(UsageError, match="once a run is enough"):
+        with pytest.raises(UsageError, match="call it once"):
             local.init_worker()
         local.stop_worker()
 
 
 def test_servers_calls_are_refused_on_workers(worker: Fleet, local: Fleet) -> None:
     for call in ("init_server", "run_server", "server_index"):
-        with pytest.raises(RoleError, match=f"{call}.* for servers, and this process is worker 1"):
+        with pytest.raises(RoleError, match=f"{call}.* for servers, but this process is worker 1"):
             getattr(worker, call)()
         with pytest.raises(RoleError, match="is a worker without servers"):
             getattr(local, call)()
@@ -236,7 +236,7 @@ def test_servers_calls_are_refused_on_workers(worker: Fleet, local: Fleet) -> No
 
 def test_workers_calls_are_refused_on_servers(server: Fleet) -> None:
     for call in ("init_worker", "worker_index", "barrier_worker", "stop_worker"):
-        with pytest.raises(RoleError, match=f"{call}.* for workers, and this process is server 1"):
+        with pytest.raises(RoleError, match=f"{call}.* for workers, but this process is server 1"):
             getattr(server, call)()
 
 
@@ -282,7 +282,7 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
 def test_what_one_does_for_all_is_refused_on_the_others(worker: Fleet) -> None:
     calls = ("save_persistables", "save_inference_model", "load_model")
     for call, argument in (*((call, "m") for call in calls), ("shrink", 0.1)):
-        with pytest.raises(RoleError, match=f"{call}.* for worker 0, and this process is worker 1"):
+        with pytest.raises(RoleError, match=f"{call}.* for worker 0, but this process is worker 1"):
             getattr(worker, call)(argument)
 
 

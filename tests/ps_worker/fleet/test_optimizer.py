@@ -59,7 +59,7 @@ def test_arguments_are_hyper_parameters_and_the_rate_comes_first() -> None:
 
 @pytest.mark.parametrize("wrong", [0.02, "adam", optimizer.Adam, (0.001, 0.9, 0.999, 1e-8)])
 def test_what_is_no_optimizer_is_refused(wrong: object) -> None:
-    with pytest.raises(UsageError, match=r"is no optimizer: write fleet\.optimizer\."):
+    with pytest.raises(UsageError, match=r"is not an optimizer: give for example fleet.optimizer."):
         optimizer.require_optimizer(wrong)
 
 
@@ -107,16 +107,22 @@ def test_schedules_of_paddle_are_those_of_a_job(
     [
         (
             lambda: lr.StepDecay(0.5, 30).step(),
-            r"StepDecay\.step\(\) is not needed: .*remove the call",
+            r"remove the call of StepDecay\.step\(\)",
         ),
-        (lambda: lr.PolynomialDecay(0.5, 30, power=2.0), "here it is linear, once"),
+        (lambda: lr.PolynomialDecay(0.5, 30, power=2.0), "here it is linear and runs once"),
         (lambda: lr.CosineAnnealingDecay(0.5, 30, eta_min=0.75), "eta_min is 0.75, expected 0 to"),
         (lambda: lr.LinearWarmup(0.5, 30, start_lr=0.25), "from 0 to the learning rate, 0.5"),
-        (lambda: lr.LinearWarmup(lr.LinearWarmup(0.5, 3), 30), "one of them is enough"),
+        (
+            lambda: lr.LinearWarmup(lr.LinearWarmup(0.5, 3), 30),
+            "a LinearWarmup is inside a LinearWarmup",
+        ),
         (lambda: lr.StepDecay("fast", 3), "learning_rate is 'fast', expected a number"),
         (lambda: optimizer.SGD(None), r"learning_rate of fleet\.optimizer\.SGD is None"),
         (lambda: optimizer.Adam(weight_decay="L2"), "weight_decay .* is 'L2', expected a number"),
-        (lambda: optimizer.Adam(grad_clip=1.0), r"expected fleet\.optimizer\.ClipGradByGlobalNorm"),
+        (
+            lambda: optimizer.Adam(grad_clip=1.0),
+            r"expected for example fleet.optimizer.ClipGradByGlobalNorm",
+        ),
         (
             lambda: optimizer.ClipGradByGlobalNorm(0.0),
             "clip_norm is 0.0, expected a number above 0",
@@ -161,14 +167,14 @@ def test_signatures_show_the_arguments() -> None:
 def test_lazy_mode_is_what_rows_do() -> None:
     distributed_optimizer(optimizer.Adam(lazy_mode=True), dense=optimizer.Adam(lazy_mode=False))
 
-    with pytest.raises(UsageError, match=r"lazy_mode=False is not for rows.*leave it out"):
+    with pytest.raises(UsageError, match=r"lazy_mode=False is not supported.*leave it out"):
         distributed_optimizer(optimizer.Adam(lazy_mode=False))
 
 
 def test_rows_and_dense_parameters_are_clipped_by_one_norm() -> None:
     one, two = (optimizer.SGD(0.1, grad_clip=optimizer.ClipGradByGlobalNorm(n)) for n in (1, 2))
 
-    with pytest.raises(UsageError, match=r"grad_clip differs, \[1\.0, 2\.0\]"):
+    with pytest.raises(UsageError, match=r"different grad_clip, \[1\.0, 2\.0\]"):
         distributed_optimizer(one, dense=two)
 
 
@@ -208,9 +214,9 @@ def test_rows_of_adagrad_start_by_the_size_of_a_batch_unless_the_script_says(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"clip_norm": 2.0}, r"clip_norm is 2\.0, and 0\.5 by grad_clip"),
+        ({"clip_norm": 2.0}, r"clip_norm is 2\.0, but grad_clip is 0\.5"),
         ({"dropout": 1.5}, r"train\.dropout"),
-        ({"clip_norm": -1.0}, r"train\.clip_norm|by grad_clip"),
+        ({"clip_norm": -1.0}, r"train\.clip_norm|but grad_clip is"),
     ],
 )
 def test_wrong_setting_is_refused_before_a_run_begins(

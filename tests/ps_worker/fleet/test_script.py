@@ -191,7 +191,7 @@ def test_model_to_predict_with_is_read_without_servers_and_not_trained_on(tmp_pa
     assert vector_of(found) == vector_of(expected)
     fleet.init()
     executor_of(mode="sync")
-    with pytest.raises(CheckpointError, match="is of kind 'inference'"):
+    with pytest.raises(CheckpointError, match="is for inference"):
         fleet.load_model(tmp_path / "export")
 
 
@@ -333,7 +333,7 @@ def test_life_that_cannot_be_is_refused() -> None:
     fleet.init()
     optimizer = fleet.distributed_optimizer(SGD, fleet.DistributedStrategy(mode="geo"))
 
-    with pytest.raises(UsageError, match=r'life\.max_unseen: in mode "geo"'):
+    with pytest.raises(UsageError, match=r'life\.max_unseen: workers in mode "geo"'):
         optimizer.minimize(small_model(), life={"max_unseen": 1})
 
 
@@ -403,7 +403,7 @@ def test_fit_refuses_what_it_cannot_go_through_again() -> None:
     model = small_model()
     executor = fleet.distributed_optimizer(SGD).minimize(model)
 
-    with pytest.raises(UsageError, match="once only, and epoch is 2"):
+    with pytest.raises(UsageError, match="only once, but epoch is 2"):
         executor.fit(model, iter(BATCHES), epoch=2)
     with pytest.raises(UsageError, match="with the same model"):
         executor.fit(small_model(), BATCHES)

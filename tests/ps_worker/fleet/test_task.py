@@ -51,5 +51,5 @@ def test_model_that_infer_cannot_build_is_said_before_training(
     with caplog.at_level(logging.WARNING):
         Task(model=Own(SCHEMA), job=job("sync"))
 
-    assert "checkpoints will have parameters alone" in caplog.text
+    assert "checkpoints will have only parameters" in caplog.text
     assert "Own" in caplog.text

@@ -34,21 +34,21 @@ dense = {dense}
     [
         (
             "[life]\nmax_rows = 9\n[strategy]\nmode = 'geo'",
-            r'job\.toml: life\.max_rows: in mode "geo"',
+            r'job\.toml: life\.max_rows: workers in mode "geo"',
         ),
         (
             "[strategy]\nmode = 'geo'\n[life]\nstatistics = true",
-            r"job\.toml: life\.statistics: in mode",
+            r"job\.toml: life\.statistics: workers in mode",
         ),
         (
             "[strategy]\nmode = 'geo'\n[life.tables.embedding]\nttl_s = 1",
-            r"job\.toml: life\.tables\.embedding\.ttl_s: in mode",
+            r"job\.toml: life\.tables\.embedding\.ttl_s: workers in mode",
         ),
         ("[life.tables.wide]\nttl_s = 1", r"job\.toml: .* no table 'wide', only embedding"),
         ("[life]\nmax_bytes = 1", r"job\.toml: .*max_bytes 1"),
         (
             "[strategy]\nmode = 'geo'\n[life]\nadmission = { policy = 'count' }",
-            r"job\.toml: life\.admission: in mode",
+            r"job\.toml: life\.admission: workers in mode",
         ),
         ("[life]\nadmission = { policy = 'count', threshold = 0 }", r"job\.toml: .*threshold 0\.0"),
         (
@@ -139,7 +139,7 @@ def test_optimizer_that_the_model_asks_for_is_refused_as_the_models(
 
     with pytest.raises(
         JobError,
-        match=f"^net.toml: model.name: the model asks .* table '{name}', .*{fault}.*"
+        match=f"^net.toml: model.name: the optimizer that the model requests .* '{name}' .*{fault}.*"
         rf"\(optimizer\.tables\.{name} overrides it\)",
     ):
         require_optimizers(override_job({}, overrides, source="net.toml"), model)
@@ -164,7 +164,10 @@ LINEAR = "optimizer.schedule={kind='linear', total_steps=%d, warmup_steps=5}"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([LINEAR % 5], r"optimizer\.schedule\.total_steps: .* is 5, expected more than the 5"),
+        (
+            [LINEAR % 5],
+            r"optimizer\.schedule\.total_steps: .* is 5, expected more than warmup_steps = 5",
+        ),
         (
             ["optimizer.dense.schedule={kind='step', gamma=0.5}"],
             r"optimizer\.dense\.schedule\.step_size: .* is 0, expected at least 1",
@@ -183,11 +186,11 @@ LINEAR = "optimizer.schedule={kind='linear', total_steps=%d, warmup_steps=5}"
         ),
         (
             ["optimizer.sparse={name='ftrl', weight_decay=0.1}"],
-            r"optimizer\.sparse\.weight_decay: .*'ftrl' has no weight_decay: it has penalties",
+            r"optimizer\.sparse\.weight_decay: .*'ftrl' has no weight_decay: use its own penalties",
         ),
         (
             ["optimizer.sparse=ftrl", "optimizer.dense=ftrl", "train.weight_decay=0.1"],
-            r"train\.weight_decay: has no use: all optimizers are 'ftrl'",
+            r"train\.weight_decay: has no effect, as all optimizers are 'ftrl'",
         ),
     ],
 )
@@ -238,9 +241,12 @@ def test_decay_and_schedule_of_a_job_are_those_of_all_that_have_none_of_their_ow
     [
         (
             "{kind='step', total_steps=9}",
-            r"total_steps is 9, but kind is \"step\": set kind = \"linear",
+            r"total_steps is 9, but kind is \"step\", which does not use it: set kind = \"linear",
         ),
-        ("{gamma=0.5}", r"gamma is 0.5, but kind is \"constant\": set kind = \"step\", or remove"),
+        (
+            "{gamma=0.5}",
+            r"gamma is 0.5, but kind is \"constant\", which does not use it: set kind = \"step\", or remove",
+        ),
         ("{kind='cosin'}", r"kind is 'cosin', did you mean 'cosine'"),
         ("{kind='step', gamma=1.5}", r"optimizer\.schedule\.gamma is 1\.5"),
     ],
@@ -263,12 +269,12 @@ PASS = ["device.tables=pass", "device.kind=cpu", "data.in_memory=true", "strateg
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.in_memory=false"], r"data\.in_memory.*but a pass is of rows in memory"),
+        (["data.in_memory=false"], r"data\.in_memory.*but a pass needs its rows in memory"),
         (["train.thread_num=2"], r"train\.thread_num.*is 2, but a device trains in one thread"),
         (["strategy.mode=geo"], r"strategy\.mode.*is 'geo'"),
         (["strategy.mode=bounded_staleness"], r"strategy\.mode.*is 'bounded_staleness'"),
         (["cluster.on_worker_loss=wait"], r"cluster\.on_worker_loss.*is 'wait'"),
-        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, less than the 128 of a batch"),
+        (["device.pass_rows=100"], r"device\.pass_rows.*is 100, but a batch has 128 rows"),
         (["life.ttl_s=10"], r"life\.ttl_s.*keep no statistics"),
         (["life.statistics=true"], r"life\.statistics.*keep no statistics"),
         (
@@ -293,14 +299,14 @@ def test_device_of_one_worker_is_taken() -> None:
     require_one_worker(job, 1)
     with pytest.raises(JobError, match=r"the job has 2: start one"):
         require_one_worker(job, 2)
-    with pytest.raises(JobError, match=r"the job has heter trainers \(1\): start none"):
+    with pytest.raises(JobError, match=r"the job has 1 heter trainers: start none"):
         require_one_worker(job, 1, 1)
 
 
 def test_model_of_numpy_stays_on_the_host() -> None:
     job = override_job({}, PASS, source="test")
 
-    with pytest.raises(JobError, match=r"model\.name: 'ctr_dnn' is not a module of PyTorch"):
+    with pytest.raises(JobError, match=r"model\.name: 'ctr_dnn' is not a PyTorch module"):
         require_device(specs_of(small_model(), job))
 
 
@@ -310,7 +316,7 @@ def test_gpu_that_is_not_there_is_refused() -> None:
         pytest.skip("there is a GPU")
     job = override_job({}, [*PASS, "device.kind=cuda"], source="test")
 
-    with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU here"):
+    with pytest.raises(JobError, match=r"device\.kind.*PyTorch finds no GPU on this machine"):
         require_device(specs_of(OfTorch(), job))
 
 
@@ -329,7 +335,7 @@ def test_model_that_names_no_bias_cannot_start_at_a_rate() -> None:
     unnamed: Any = small_model()
     unnamed.initial_biases = None
 
-    with pytest.raises(JobError, match=r"train.base_rate: .*does not say which .* biases"):
+    with pytest.raises(JobError, match=r"train.base_rate: .*does not declare the biases"):
         require_base_rate(override_job({}, ["train.base_rate=0.03"], source="job.toml"), unnamed)
 
 

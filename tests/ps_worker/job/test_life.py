@@ -97,8 +97,8 @@ def test_stored_job_has_the_same_tables() -> None:
             "life.tables.wide.admission={counter='bloom'}",
             r"wide\.admission\.counter is 'bloom', but",
         ),
-        ("life.admission=count", r"life\.admission is 'count': expected a table of keys"),
-        ("life.tables.wide=3", r"life\.tables\.wide is 3: expected a table of keys"),
+        ("life.admission=count", r"life\.admission is 'count', expected a table of keys"),
+        ("life.tables.wide=3", r"life\.tables\.wide is 3, expected a table of keys"),
         ("life.max_row=3", r"unknown key 'life\.max_row', did you mean 'life\.max_rows'"),
     ],
 )

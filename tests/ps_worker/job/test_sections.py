@@ -30,7 +30,7 @@ ON_SERVERS = r'set device\.tables = "pass", or remove it'
         (["data.values=text"], "data.values is 'text', but files are not multi-slot text"),
         (
             ["data.negative_correction=weight"],
-            "negative_correction is 'weight', but all rows are trained on",
+            "negative_correction is 'weight', but no rows are left out of training",
         ),
         (["data.negative_rate=0"], "data.negative_rate is 0: .* greater than 0"),
         (["data.negative_rate=10"], "data.negative_rate is 10: .* equal to 1"),
@@ -50,7 +50,7 @@ ON_SERVERS = r'set device\.tables = "pass", or remove it'
         (["valid.final_model=best"], NO_ROWS),
         (
             ["valid.every_epochs=0", "data.valid=rows"],
-            r"valid\.every_epochs is 0, and so is valid\.every_steps",
+            r"valid\.every_epochs is 0, but valid\.every_steps is also 0",
         ),
         (
             ["valid.final_model=best", "data.valid=rows"],

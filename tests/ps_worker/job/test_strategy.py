@@ -216,17 +216,17 @@ def test_word_without_an_effect_is_accepted_in_every_mode_and_said(
         (
             {"mode": "async", "a_sync_configs": {"k_steps": 5}},
             "a_sync_configs.k_steps",
-            "is 5, but has no use in mode 'async'",
+            "is 5, but mode 'async' does not use it",
         ),
         (
             {"a_sync_configs": {"k_steps": 5, "max_merge_var_num": 2}},
             "a_sync_configs.max_merge_var_num",
-            "is 2, but has no use in mode 'geo': remove it",
+            "is 2, but mode 'geo' does not use it: remove it",
         ),
         (
             {"a_sync": False, "a_sync_configs": {"send_queue_size": 2}},
             "a_sync_configs.send_queue_size",
-            "is 2, but has no use in mode 'sync': remove it",
+            "is 2, but mode 'sync' does not use it: remove it",
         ),
         (
             {"async": {"send_queue_size": 1}, "a_sync_configs": {"send_queue_size": 2}},
@@ -297,6 +297,6 @@ def test_translated_word_is_found_where_it_was_written(
 
 @pytest.mark.parametrize("mode", ["sync", "half_async"])
 def test_table_of_a_mode_without_settings_is_refused(mode: str) -> None:
-    fault = f"strategy.{mode} does not exist: mode '{mode}' has no settings of its own; those with .* geo"
+    fault = f"strategy.{mode} does not exist: mode '{mode}' has no settings; modes with settings are .* geo"
     with pytest.raises(FleetWordError, match=fault):
         translated({"mode": mode, mode: {"wire_dtype": "bfloat16"}})

@@ -227,7 +227,7 @@ def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) ->
     done = run(*arguments, "--min-score", "0.5")
 
     assert done.code == 2
-    assert done.err.startswith("error: --min-score 0.5: table 'deep' keeps no statistics")
+    assert done.err.startswith("error: --min-score is 0.5, but table 'deep' keeps no statistics")
     assert not (tmp_path / "served").exists()
 
 
@@ -239,7 +239,7 @@ def test_scores_of_rows_without_statistics_are_no_option(run, tmp_path: Path) ->
         (["--format", "npy"], "npy needs --values and --slot"),
         (["--values", "x"], "--values and --slot belong together"),
         (["--slot", "ad"], "--values and --slot belong together"),
-        (["--values", "x", "--slot", "ad", "--state"], "without --state"),
+        (["--values", "x", "--slot", "ad", "--state"], "leave out --state"),
         (["--values", "x", "--slot", "ad", "--kind", "inference"], "need --kind tables"),
     ],
 )

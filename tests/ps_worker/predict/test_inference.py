@@ -109,7 +109,9 @@ def test_predictions_are_named_by_a_column(tmp_path: Path) -> None:
     assert [value for _, value in named] == [value for _, value in by_user]
     with pytest.raises(DataError, match="no column 'usr', the id of the schema, did you mean"):
         infer(model, data, output=output, id_column="usr")
-    with pytest.raises(UsageError, match="--id user: ids are written with predictions: give --out"):
+    with pytest.raises(
+        UsageError, match="--id user: ids are only written with predictions: give --out"
+    ):
         infer(model, data, id_column="user")
     assert infer(model, data)["rows"] == 10
 
@@ -142,7 +144,7 @@ def test_predictions_in_text_are_the_float32_that_were_predicted(
 
 def test_format_without_names_has_no_ids(model: str, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match="the schema names 'user' as the column of ids, but this format"
+        DataError, match="the schema names 'user' as column of ids, which this format"
     ):
         infer(model, [f"{tmp_path}/test/*"], output=tmp_path / "out", id_column="user")
 

@@ -97,7 +97,7 @@ def test_other_order_of_layers_is_refused(
     write(path, MODEL.replace(LAYERS[0], "").replace(LAYERS[1], LAYERS[1] + LAYERS[0]))
     try:
         with pytest.raises(
-            CheckpointError, match=r"saved with first.weight \[3, 3\], not second.weight \[3, 3\]"
+            CheckpointError, match=r"with first.weight \[3, 3\], not second.weight \[3, 3\]"
         ):
             USES[use](job, saved, tmp_path)
     finally:

@@ -141,7 +141,7 @@ def test_whole_numbers_and_booleans_mean_what_they_meant_in_the_data(
     assert predictor.predict_samples([as_text])[0] == pytest.approx(of_file[0], rel=1e-6)
     assert len(set(of_file.tolist())) > 40
     with pytest.raises(
-        DataError, match=r"slot 2 \('tags'\) has 7, and the model was trained on te"
+        DataError, match=r"slot 2 \('tags'\) has 7, but the model was trained on te"
     ):
         predictor.predict_samples([(None, [0], [user, ["a", 7]])])
     with pytest.raises(DataError, match="has True, expected text, bytes or a whole number"):
@@ -166,7 +166,7 @@ def test_whole_numbers_are_refused_where_the_checkpoint_does_not_say_what_they_w
 
     user = of_parquet.samples[0][2][0]
     assert predictor.predict_samples([(None, [0], [str(user), ["a"]])]).size == 1
-    with pytest.raises(DataError, match="the checkpoint does not say what whole numbers were"):
+    with pytest.raises(DataError, match="the checkpoint does not tell how whole numbers"):
         predictor.predict_samples([(None, [0], [user, ["a"]])])
 
 
@@ -228,9 +228,7 @@ def test_switches_and_goes_back(checkpoints: Path, data: Path) -> None:
 
     predictor.roll_back()
     np.testing.assert_array_equal(says(), first)
-    with pytest.raises(
-        UsageError, match=r"no model from before .*epoch-1 is kept: only the last 2"
-    ):
+    with pytest.raises(UsageError, match=r"no model before .*epoch-1 is kept, as only the last 2"):
         predictor.roll_back()
     assert not np.array_equal(first, second)
 
@@ -246,7 +244,7 @@ def test_goes_back_as_far_as_models_are_kept(checkpoints: Path) -> None:
         urls.append(Path(predictor.url).name)
 
     assert urls == ["epoch-1", "epoch-2"]
-    with pytest.raises(UsageError, match=r"no model from before .*epoch-2 is kept"):
+    with pytest.raises(UsageError, match=r"no model before .*epoch-2 is kept"):
         predictor.roll_back()
 
 

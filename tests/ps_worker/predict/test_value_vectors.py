@@ -222,7 +222,11 @@ def test_values_that_differ_have_texts_that_differ(tmp_path: Path) -> None:
     [
         ({"slot": "add"}, UsageError, "--slot: the schema has no slot 'add', did you mean 'ad'"),
         ({"files": ["no.parquet"]}, DataError, "cannot read 'no.parquet'"),
-        ({"files": ["no.svm"]}, UsageError, "no.svm: cannot take values from the format 'libsvm'"),
+        (
+            {"files": ["no.svm"]},
+            UsageError,
+            "no.svm: cannot read single columns of format 'libsvm'",
+        ),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -239,7 +243,7 @@ def test_values_without_any_row_are_an_error(folder: Path, tmp_path: Path) -> No
     other.write_text("ad\nx\ny\n")
 
     with pytest.raises(
-        UsageError, match="slot 'ad' has 2 values in 2 rows, and none has a row in table"
+        UsageError, match="slot 'ad' has 2 values in 2 rows, but none has a row in table"
     ):
         exported(folder, tmp_path / "out", files=[str(other)])
 
@@ -380,15 +384,15 @@ def test_model_begins_with_vectors_from_elsewhere(folder: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("2 3\na 1 2 3\n", {}, "it has 1 words, and says 2"),
+        ("2 3\na 1 2 3\n", {}, "it has 1 words, but its header says 2"),
         ("1 3\na 1 2\n", {}, "word 'a' has 2 numbers, expected 3"),
         ("1 3\na 1 2 x\n", {}, "could not convert"),
-        ("1 3\na 1 2 nan\n", {}, "infinite, or none"),
-        ("1 3\na 1 2 1e39\n", {}, "infinite, or none"),
+        ("1 3\na 1 2 nan\n", {}, "has infinite numbers or NaN"),
+        ("1 3\na 1 2 1e39\n", {}, "has infinite numbers or NaN"),
         ("2 3\na 1 2 3\na 1 2 3\n", {}, "2 vectors have only 1 different keys"),
-        ("1 2\na 1 2\n", {}, "rows of dim 3, and the vectors have 2 numbers"),
+        ("1 2\na 1 2\n", {}, "rows of dim 3, but the vectors have 2 numbers"),
         ("", {}, "cannot be read as vectors"),
-        ("1 3\na 1 2 3\n", {"slot": ""}, "say of which slot with --slot"),
+        ("1 3\na 1 2 3\n", {"slot": ""}, "give their slot with --slot"),
         ("1 3\na 1 2 3\n", {"slot": "adz"}, "did you mean 'ad'"),
         ("1 3\na 1 2 3\n", {"table": "embeding"}, "no table 'embeding', only embedding, linear"),
     ],

@@ -176,7 +176,7 @@ def test_lease_that_servers_do_not_hear_of_runs_out(caplog) -> None:
     with renewal(store, lease_s=3600.0) as lease:
         lease.give_up()
 
-    assert "lease not given up, it runs out: ps-0:1 is away" in caplog.text
+    assert "could not give up the lease, which will expire: ps-0:1 is away" in caplog.text
 
 
 def test_closing_ends_a_long_pause() -> None:
@@ -260,7 +260,7 @@ def test_servers_that_do_not_come_are_waited_for_a_moment(
         with pytest.raises(DataError, match="no files"):
             fail(role_of([endpoint]), DataError("no files"))
 
-    assert "worker 1 ends, and with it the job: no files" in caplog.messages
+    assert "worker 1 ends with an error, which ends the job: no files" in caplog.messages
     assert f"Join to server {endpoint} failed: DEADLINE_EXCEEDED" in caplog.messages[-1]
 
 

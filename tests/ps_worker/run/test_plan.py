@@ -19,11 +19,14 @@ def test_rows_that_are_trained_on_and_tested_on_are_told(
     generate(tmp_path, rows=100, test_rows=100, files=2, test_files=1, seed=1)
     train, test = f"{tmp_path}/train/*", f"{tmp_path}/test/*"
 
-    for patterns, told in (([train], []), ([train, test], ["1 file of data.test is trained on"])):
+    for patterns, told in (
+        ([train], []),
+        ([train, test], ["1 file of data.test is also trained on"]),
+    ):
         caplog.clear()
         settings = ["model.name=lr", f"data.train={patterns}", f"data.test={test}"]
         plan_of(override_job({}, settings, source="test"))
-        assert [each.split(" as well")[0] for each in caplog.messages] == told
+        assert [each.split(", so these")[0] for each in caplog.messages] == told
 
 
 def test_what_a_run_trains_is_derived_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

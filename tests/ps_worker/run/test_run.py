@@ -165,7 +165,7 @@ def test_checkpoint_is_loaded_as_it_was_read(tmp_path) -> None:
         token = Checkpoint.open(url).token
         worker.save(SaveRequest(url=url))
 
-    with pytest.raises(CheckpointError, match="replaced in the meantime"):
+    with pytest.raises(CheckpointError, match="was replaced during the load"):
         run_of(ParameterStore(), 0).load(url, token=token)
 
 
@@ -209,7 +209,7 @@ def test_model_is_loaded_before_training_only(tmp_path) -> None:
         worker.load(url)
         worker.start()
 
-        with pytest.raises(UsageError, match="cannot be loaded: training has begun"):
+        with pytest.raises(UsageError, match="cannot be loaded, as training has begun"):
             worker.load(url)
 
 
@@ -344,7 +344,7 @@ def test_sum_without_those_who_left_says_so(caplog: pytest.LogCaptureFixture) ->
 
     assert run_of(store, 0, SYNC).all_reduce(np.array([3.0]), ReduceOp.SUM).tolist() == [3.0]
 
-    assert "numbers of 1 worker only, 1 of 2 have left" in caplog.text
+    assert "only 1 worker contributed, 1 of 2 have left" in caplog.text
 
 
 def test_sum_that_is_repeated_says_nothing_of_those_who_left(

@@ -98,7 +98,7 @@ def test_page_shows_each_figure_under_its_name(monkeypatch: pytest.MonkeyPatch) 
         "log loss, last batches": recent.log_loss(),
         "AUC, last batches": 1.0,
         "calibration, last batches": 1.0,
-        "calls sent again": 3,
+        "calls retried": 3,
     }
     assert recent.log_loss() == pytest.approx(-math.log(0.75))
     assert {each.name: each.value for each in status.series} == {

@@ -113,7 +113,7 @@ def test_schedule_goes_on_from_a_checkpoint_that_is_resumed(
         np.testing.assert_allclose(
             found, expected[steps:] if resume else expected[:steps], rtol=1e-5
         )
-    assert (f"resume=True continues at {batches * steps}" in caplog.text) == (not resume)
+    assert (f"to continue it at step {batches * steps}" in caplog.text) == (not resume)
 
 
 def test_checkpoint_is_read_as_any_other(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_state_of_rows_that_were_not_saved_is_refused() -> None:
         tables.attach(net)
         train_net(tables, net, net_batches(1, seed=1))
 
-        with pytest.raises(UsageError, match=r"rows have changed since .*save them by Tables.save"):
+        with pytest.raises(UsageError, match=r"rows have changed since .*call Tables.save"):
             PushOptimizer(tables).state_dict()
 
 
@@ -220,7 +220,7 @@ def test_state_names_what_was_loaded_though_a_newer_checkpoint_came(tmp_path: Pa
             (folder / "LATEST").write_text("1")
         loaded.wait()
         PushOptimizer(tables).load_state_dict(states[0])
-        with pytest.raises(CheckpointError, match="the state is of the rows in"):
+        with pytest.raises(CheckpointError, match="the state belongs to the rows in"):
             PushOptimizer(tables).load_state_dict(states[1])
 
     on_cluster(work)

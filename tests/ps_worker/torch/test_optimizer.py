@@ -212,7 +212,9 @@ def test_gradients_of_equal_keys_take_bounded_memory_without_step() -> None:
 
 
 def test_gradients_of_ever_more_keys_without_step_are_an_error_that_names_the_cause() -> None:
-    with pytest.raises(UsageError, match=r"1 MB wait to be pushed, .*call PushOptimizer.step\(\)"):
+    with pytest.raises(
+        UsageError, match=r"1 MB of gradients wait to be pushed, .*call PushOptimizer.step\(\)"
+    ):
         train_without_step(is_distinct=True)
 
 
@@ -246,5 +248,5 @@ def test_gradients_that_wait_are_told_at_a_barrier_a_save_and_the_end(
         tables.barrier()
         tables.save(str(tmp_path / "rows"))
 
-    expected = "gradients of 2 keys of 'items' wait: PushOptimizer.step() pushes them"
+    expected = "gradients of 2 keys of 'items' wait: push them with PushOptimizer.step()"
     assert [expected in each for each in caplog.messages] == [True] * 3

@@ -50,7 +50,7 @@ def test_a_batch_is_asked_for_once_with_all_its_tables(
     [
         (
             torch.tensor([1]),
-            "returned a Tensor, expected its keys by table",
+            "returned a Tensor, expected keys by table",
         ),
         ({"items": [1]}, "returned a list for the table 'items', expected a tensor"),
         ({"item": torch.tensor([1])}, "keys of the table 'item', but the tables are items, words$"),

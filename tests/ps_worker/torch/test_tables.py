@@ -158,7 +158,7 @@ def test_copy_of_a_module_looks_up_in_the_same_tables() -> None:
     [
         ({"worker": 1, "num_workers": 2}, RoleError, "worker 1 of 2 has no servers"),
         ({"servers": ["a:1"], "worker": 1}, RoleError, "worker is 1, expected 0 to 0"),
-        ({"servers": []}, RoleError, "servers names no server"),
+        ({"servers": []}, RoleError, "servers has no server"),
         ({"mode": "geo"}, JobError, "mode is 'geo', expected 'sync' or 'async'"),
         ({"cluster": {"on_worker_loss": "wait"}}, JobError, "on_worker_loss is 'wait'"),
         ({"cluster": {"lease": 3}}, JobError, "cluster.lease"),

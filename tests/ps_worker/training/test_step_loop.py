@@ -199,7 +199,7 @@ def test_gradient_that_is_not_finite_is_not_counted_as_trained(store):
     progress = Progress(every_s=math.inf)
     loop = StepLoop(small_model(), worker, batch_size=BATCH.size, progress=progress)
 
-    with pytest.raises(GradientError, match=r"batch 1: .* Lower the"), np.errstate(all="ignore"):
+    with pytest.raises(GradientError, match=r"batch 1: .* lower the"), np.errstate(all="ignore"):
         loop.train([BATCH])
 
     assert progress.examples == 0

@@ -57,7 +57,9 @@ def test_pull_request_that_does_not_say_what_is_missing_is_refused() -> None:
 def test_pull_request_with_two_columns_of_a_table_is_refused() -> None:
     columns = [data_plane_pb2.KeyColumn(table="wide", keys=bytes(8)) for _ in range(2)]
 
-    with pytest.raises(ProtocolError, match=r"2 columns of keys of the tables \['wide'\]"):
+    with pytest.raises(
+        ProtocolError, match=r"2 columns of keys, expected one for each of the tables \['wide'\]"
+    ):
         PULL_SPARSE.request.decode(
             data_plane_pb2.PullSparseRequest(
                 keys=columns, missing=data_plane_pb2.MISSING_ZEROS, shard_map_epoch=1

@@ -45,7 +45,7 @@ def test_token_of_a_caller_is_the_first_of_its_file() -> None:
         (f"\nboss {LONG}\n", "tokens:2: expected a token, or one of reader, trainer, admin and a"),
         (f"{LONG} {LONG} {LONG}\n", "tokens:1: expected a token"),
         (f"{LONG}\N{BULLET}\n", "tokens:1: .* of ASCII"),
-        (f"reader {LONG}\nadmin {LONG}\n", "tokens:2: this token has a line already"),
+        (f"reader {LONG}\nadmin {LONG}\n", "tokens:2: this token is already in"),
     ],
 )
 def test_file_that_is_none_names_the_line_and_no_token(text: str, why: str) -> None:
@@ -90,11 +90,13 @@ def test_greater_access_includes_smaller() -> None:
 
     refusal = authority.refusal_of_peer(CALLS["Save"], trainer)
     assert type(refusal) is AccessError
-    assert str(refusal) == "Save needs the access 'admin', this caller has 'trainer'"
+    assert str(refusal) == "Save needs the access 'admin', but this caller has 'trainer'"
 
     refusal = authority.refusal_of_peer(CALLS["GetStatus"], {})
     assert type(refusal) is UnknownCallerError
-    assert str(refusal).startswith("GetStatus is refused: the common name of its certificate")
+    assert str(refusal).startswith(
+        "GetStatus is refused: the common name of the caller's certificate"
+    )
 
 
 def test_calls_that_change_nothing_are_for_readers_and_those_on_files_for_admins() -> None:

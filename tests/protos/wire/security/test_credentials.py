@@ -83,7 +83,7 @@ def test_other_machines_are_not_served_without_tokens_or_certificates(
     host: str, credentials: Credentials, is_refused: bool
 ) -> None:
     if is_refused:
-        with pytest.raises(UsageError, match="may be reached from other machines"):
+        with pytest.raises(UsageError, match="is reachable from other machines"):
             require_protection(host, credentials)
     else:
         require_protection(host, credentials)
@@ -91,9 +91,9 @@ def test_other_machines_are_not_served_without_tokens_or_certificates(
 
 def test_file_that_cannot_be_read_names_the_variable(tmp_path: Path) -> None:
     missing = str(tmp_path / "none")
-    with pytest.raises(UsageError, match=f"CTR_PS_TLS_CA names '{missing}', which cannot be read"):
+    with pytest.raises(UsageError, match=f"CTR_PS_TLS_CA is '{missing}', which cannot be read"):
         open_channel("127.0.0.1:1", Credentials(ca=missing))
-    with pytest.raises(UsageError, match=f"CTR_PS_TOKEN_FILE names '{missing}'"):
+    with pytest.raises(UsageError, match=f"CTR_PS_TOKEN_FILE is '{missing}'"):
         Credentials(token_file=missing).metadata()
 
 
@@ -118,7 +118,7 @@ def test_certificate_with_another_key_is_an_error(tmp_path: Path) -> None:
     one, other = authority.credentials("one"), authority.credentials("other")
     mixed = Credentials(ca=one.ca, certificate=one.certificate, key=other.key)
 
-    with pytest.raises(UsageError, match=r"are no certificate and its private key in PEM"):
+    with pytest.raises(UsageError, match=r"are not a PEM certificate and its private key"):
         open_channel("127.0.0.1:1", mixed)
     with pytest.raises(UsageError, match="CTR_PS_TLS_CA is not set"):
         open_channel("127.0.0.1:1", Credentials(certificate=one.certificate, key=one.key))
@@ -127,9 +127,7 @@ def test_certificate_with_another_key_is_an_error(tmp_path: Path) -> None:
 def test_file_without_certificates_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ca").write_text("nothing")
 
-    with pytest.raises(
-        UsageError, match=r"CTR_PS_TLS_CA names .* which has no certificates in PEM"
-    ):
+    with pytest.raises(UsageError, match=r"CTR_PS_TLS_CA is .* a file without PEM certificates"):
         open_channel("127.0.0.1:1", Credentials(ca=str(tmp_path / "ca")))
 
 
@@ -170,7 +168,7 @@ def test_files_that_cannot_be_used_are_tried_again(
     assert watched.read_again("tokens", read) is None
     assert watched.read_again("tokens", read) == "1"
     assert [each for each in caplog.messages if "cannot be used" in each] == [
-        "tokens have changed, and cannot be used: 1st"
+        "tokens have changed but cannot be used, the old ones stay in use: 1st"
     ]
 
 

@@ -88,7 +88,7 @@ def test_share_survives_json() -> None:
 
 @pytest.mark.parametrize("text", ["", "[", "{}", "[1]", '{"entries": [{"file": "x"}]}'])
 def test_other_text_is_no_share(text: str) -> None:
-    with pytest.raises(CheckpointError, match="not its share of one"):
+    with pytest.raises(CheckpointError, match="do all servers run the same release"):
         share_from_json(text)
 
 
@@ -190,9 +190,11 @@ def test_formatting_of_the_manifest_means_nothing() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        pytest.param('"seed": 0', '"seed": 1', "altered.*its own sha256", id="number"),
-        pytest.param('"ftrl"', '"sgd"', "altered.*its own sha256", id="text"),
-        pytest.param('"sha256": "', '"sha256": "0', "altered.*its own sha256", id="checksum"),
+        pytest.param('"seed": 0', '"seed": 1', "altered.*does not match its sha256", id="number"),
+        pytest.param('"ftrl"', '"sgd"', "altered.*does not match its sha256", id="text"),
+        pytest.param(
+            '"sha256": "', '"sha256": "0', "altered.*does not match its sha256", id="checksum"
+        ),
         pytest.param('"seed": 0', '"seed": 0, "extra": 0', "altered", id="additional"),
         pytest.param('"format_version": 3', '"format_version": 1', "version 1; .*3", id="version"),
         pytest.param('"format_version"', '"version"', "version None", id="no-version"),
@@ -258,9 +260,9 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        pytest.param((WIDE,), "'mlp' has 10 elements.*hold pieces []", id="no-piece"),
-        pytest.param((WIDE, piece(0, 9)), "hold pieces [(0, 9)]", id="end-missing"),
-        pytest.param((WIDE, piece(1, 10)), "hold pieces [(1, 10)]", id="start-missing"),
+        pytest.param((WIDE,), "'mlp' has 10 elements.*hold the ranges []", id="no-piece"),
+        pytest.param((WIDE, piece(0, 9)), "hold the ranges [(0, 9)]", id="end-missing"),
+        pytest.param((WIDE, piece(1, 10)), "hold the ranges [(1, 10)]", id="start-missing"),
         pytest.param((WIDE, piece(0, 4), piece(5, 10)), "(0, 4), (5, 10)", id="gap"),
         pytest.param((WIDE, piece(0, 6), piece(5, 10)), "(0, 6), (5, 10)", id="overlap"),
         pytest.param((WIDE, MLP, MLP), "(0, 10), (0, 10)", id="piece-twice"),
@@ -268,33 +270,35 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         pytest.param((WIDE, WIDE, MLP), "hold shards [0, 0]", id="shard-twice"),
         pytest.param(
             (WIDE, MLP, replace(WIDE, table="deep", file="deep.arrow")),
-            "['deep.arrow'] belong to tables or blocks without a spec",
+            "['deep.arrow'] belong to tables or dense blocks that the manifest does not declare",
             id="undeclared-table",
         ),
         pytest.param(
             (WIDE, MLP, replace(MLP, block="wide", file="odd.arrow")),
-            "['odd.arrow'] belong to tables or blocks without a spec",
+            "['odd.arrow'] belong to tables or dense blocks that the manifest does not declare",
             id="undeclared-block",
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), state_width=3), MLP),
-            "rows of table 'wide' in table.wide.server-0.arrow have state and statistics of widths (3, 0), "
-            "expected (2, 0) by optimizer 'ftrl' of dim 1",
+            "rows of table 'wide' in table.wide.server-0.arrow have widths (3, 0) of state and statistics, "
+            "expected (2, 0) for optimizer 'ftrl' and dim 1",
             id="state-widths",
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), statistics_width=4), MLP),
-            "have state and statistics of widths (2, 4), expected (2, 0)",
+            "have widths (2, 4) of state and statistics, expected (2, 0)",
             id="statistics-widths",
         ),
         pytest.param(
             (WIDE, MLP, replace(CANDIDATES, statistics_width=5)),
-            "candidates of table 'wide' in candidates.wide.server-0.arrow have state and statistics of "
-            "widths (0, 5), expected (0, 4)",
+            "candidates of table 'wide' in candidates.wide.server-0.arrow have "
+            "widths (0, 5) of state and statistics, expected (0, 4)",
             id="widths-of-candidates",
         ),
         pytest.param(
-            (replace(WIDE, dtype="float16"), MLP), "weights of float16, which only", id="dtype"
+            (replace(WIDE, dtype="float16"), MLP),
+            "weights of float16, expected float32",
+            id="dtype",
         ),
         pytest.param(
             (replace(WIDE, batches=(ShardBatch(shard=0, rows=2**40, xxh3="ab" * 16),)), MLP),
@@ -316,12 +320,12 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, MLP, replace(COUNTERS, table="deep", file="odd.arrow")),
-            "['odd.arrow'] belong to tables or blocks without a spec",
+            "['odd.arrow'] belong to tables or dense blocks that the manifest does not declare",
             id="undeclared-counters",
         ),
         pytest.param(
             (WIDE, piece(0, 5), replace(piece(5, 10), scalars=())),
-            "has 2 states of an element and 0 scalars, and optimizer 'adam' of dense block 'mlp' has (2, 2)",
+            "0 scalars, expected (2, 2) for optimizer 'adam' of dense block 'mlp'",
             id="scalars",
         ),
     ],
@@ -371,8 +375,8 @@ def test_block_that_no_job_could_declare_is_refused() -> None:
     shrunk = (*block.segments, replace(block.segments[0], length=-4), block.segments[0])
     for changed, message in [
         (replace(block, segments=shrunk), "tensor '' with -4 elements"),
-        (replace(block, optimizer=OptimizerSpec(name="adagrad_row")), "which is for rows only"),
-        (replace(block, name="wide"), "several tables or dense blocks have one name"),
+        (replace(block, optimizer=OptimizerSpec(name="adagrad_row")), "which is for tables only"),
+        (replace(block, name="wide"), "tables and dense blocks have equal names"),
     ]:
         with pytest.raises(CheckpointError, match=message):
             require_whole(replace(MANIFEST, blocks=(changed,)), "x")

@@ -315,7 +315,7 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": "rank"}, "by 'rank', expected one of count, probability, score"),
+        ({"policy": "rank"}, "with policy 'rank', expected one of count, probability, score"),
         ({"counter": "sketch"}, "counter 'sketch', expected one of exact, bloom"),
         ({"threshold": 0.5}, "by count with threshold 0.5, expected occurrences from 1 to"),
         ({"threshold": float("nan")}, "with threshold nan, expected occurrences"),
@@ -325,10 +325,10 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
         ({"policy": "score", "threshold": -1.0}, "threshold -1.0, expected a score from 0"),
         ({"default_value": float("inf")}, "default_value inf, expected a finite float32"),
         ({"default_value": 1e39}, "default_value 1e+39, expected a finite float32"),
-        ({"table": "wide"}, "by count of table 'wide': only a score can be of another table"),
-        ({"policy": "score", "table": "t"}, "by the score of itself: leave the name out"),
-        ({"expected_keys": 5}, "expected_keys 5, which an exact counter does not use"),
-        ({"counter": "bloom"}, "expected_keys 0: give the number of keys"),
+        ({"table": "wide"}, "by count of table 'wide': only policy 'score' may use another table"),
+        ({"policy": "score", "table": "t"}, "leave out the table's name"),
+        ({"expected_keys": 5}, "expected_keys 5, which counter 'exact' does not use"),
+        ({"counter": "bloom"}, "expected_keys 0: set expected_keys to the number of keys"),
         ({"counter": "bloom", "expected_keys": 2**40}, "1099511627776, too many for 4 shards"),
         (
             {"counter": "bloom", "expected_keys": 9, "threshold": 65536},
@@ -344,7 +344,7 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
         ),
         (
             {"counter": "bloom", "expected_keys": 9, "policy": "score", "table": "wide"},
-            "counter 'bloom': it uses the counts of that table, leave the counter out",
+            "counter 'bloom': leave out the counter",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_table_without_candidates_takes_none() -> None:
     )
 
     for spec in (replace(EXACT, admission=None), BLOOM):
-        with pytest.raises(SpecError, match="'t' counts no keys one by one"):
+        with pytest.raises(SpecError, match="'t' has no exact counts of keys without a row"):
             SparseTable(spec).write_candidates(rows)
     with pytest.raises(SpecError, match="'t' has no counters"):
         SparseTable(EXACT).write_counters(0, np.zeros(9, np.uint8))
@@ -151,7 +151,7 @@ def test_candidates_of_another_width_are_not_written(widths: tuple[int, int, int
 
 @pytest.mark.parametrize("size", [0, 8, 9, 10**6])
 def test_counters_of_another_size_are_not_written(size: int) -> None:
-    with pytest.raises(CheckpointError, match=f"shard 0 comes with {size}"):
+    with pytest.raises(CheckpointError, match=f"shard 0 was saved with {size}"):
         SparseTable(BLOOM).write_counters(0, np.zeros(size, np.uint8))
 
 
@@ -301,7 +301,5 @@ def test_next_job_may_leave_less_room_for_candidates() -> None:
 def test_limit_without_room_for_a_row_beside_the_counters_is_refused() -> None:
     for admission, count_bytes in ((EXACT.admission, 1000), (BLOOM.admission, 19_172)):
         spec = replace(EXACT, admission=admission, expiry=ExpirySpec(max_bytes=4000))
-        with pytest.raises(
-            SpecError, match=f"no room .* beside {count_bytes} bytes for keys without one"
-        ):
+        with pytest.raises(SpecError, match=f"too few .* beside {count_bytes} bytes of counts"):
             SparseTable(spec)

@@ -340,11 +340,11 @@ def test_share_of_a_shard_is_rounded_up(expiry: ExpirySpec, rows: int) -> None:
 def test_limit_without_room_for_a_row_in_each_shard_is_refused() -> None:
     least = 4 * (8 * 64 + 32) - 3  # a part of a byte is rounded up
     limited = replace(LIMITED, num_shards=4, expiry=ExpirySpec(max_bytes=2000))
-    fault = f"'t' has max_bytes 2000, which leaves no room .* set {least} or more"
+    fault = f"'t' has max_bytes 2000, too few .* set at least {least}"
     with pytest.raises(SpecError, match=fault):
         SparseTable(limited)
     assert max_rows_of_shard(replace(limited, expiry=ExpirySpec(max_bytes=least))) == 1
-    with pytest.raises(SpecError, match=f"set {least} or more"):
+    with pytest.raises(SpecError, match=f"set at least {least}"):
         SparseTable(replace(limited, expiry=ExpirySpec(max_bytes=least - 1)))
 
 

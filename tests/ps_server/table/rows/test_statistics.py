@@ -91,7 +91,7 @@ GOOD = counts_of(KEYS, 0)
         (GOOD.astype(np.int64), r"counts int64\[4, 2\]"),
         (
             np.array([[1, 1], [2, 3], [1, 0], [0, 0]], np.uint32),
-            "key 1 occurred 2 times and was clicked 3 times",
+            "more clicks than shows of key 1: 3 clicks, 2 shows",
         ),
     ],
     ids=["none", "too-few", "too-narrow", "signed", "more-clicks-than-occurrences"],

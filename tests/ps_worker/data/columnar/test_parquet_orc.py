@@ -80,11 +80,11 @@ def test_file_of_keys_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("metadata", "kind", "message"),
     [
-        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', the schema has 1: convert"),
+        ({"ctr_ps.hash_version": "2"}, pa.uint64(), "hash version '2', but the schema has 1: convert"),
         (
             {"ctr_ps.slots": '["item", "user"]'},
             pa.uint64(),
-            "'user' is slot 1 of the schema, but its keys were made with .*'item'",
+            "'user' is slot 1 of the schema, but keys were hashed with .*'item'",
         ),
         ({}, pa.int64(), "'user' is of type int64, expected keys as uint64"),
         ({}, pa.list_(pa.int64()), "'user' is of type list<.*int64>, expected keys as uint64"),
@@ -107,7 +107,9 @@ def test_keys_that_are_not_those_of_the_schema_are_refused(
 def test_keys_cannot_name_predictions(tmp_path: Path, slot: str) -> None:
     path = write_keys(tmp_path / "a.parquet", KEYS_OF_FILE)
 
-    with pytest.raises(DataError, match=rf"a\.parquet: column '{slot}' holds keys .* ids need"):
+    with pytest.raises(
+        DataError, match=rf"a\.parquet: column '{slot}' holds keys, .* cannot be the id"
+    ):
         read_keys(path, replace(SCHEMA, id=slot, is_for_prediction=True))
 
 

@@ -260,11 +260,11 @@ def test_column_that_is_there_twice_is_refused(tmp_path: Path, suffix: str) -> N
         ("label", [1.0, 0.5, 0.0, 1.0], "the label is '?0.5'?, expected 0 or 1"),
         ("age", [1.5, math.inf, 1e3, 0.25], "column 'age' is '?inf'?, expected a finite number"),
         ("age", [1.5, -math.inf, 1e3, 0.25], "column 'age' is '?-inf'?, expected a finite number"),
-        ("age", [1.5, 1e39, 1e3, 0.25], r"column 'age' is 1e\+39, beyond the numbers of float32"),
+        ("age", [1.5, 1e39, 1e3, 0.25], r"column 'age' is 1e\+39, beyond the range of float32"),
         (
             "age",
             [1.5, -1e300, 1e3, 0.25],
-            r"column 'age' is -1e\+300, beyond the numbers of float32",
+            r"column 'age' is -1e\+300, beyond the range of float32",
         ),
     ],
 )

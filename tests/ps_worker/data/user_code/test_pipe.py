@@ -123,7 +123,7 @@ def test_offset_may_be_the_end(split: FileSplit) -> None:
 def test_a_file_is_one_split(long_split: FileSplit) -> None:
     assert reader("cat").splits(long_split.path, 8) == [long_split]
 
-    with pytest.raises(UsageError, match="is not a whole file"):
+    with pytest.raises(UsageError, match="is a part of a file"):
         next(reader("cat").blocks(FileSplit(long_split.path, 10)))
 
 
@@ -192,7 +192,7 @@ def test_command_that_does_nothing_is_told(long_split: FileSplit) -> None:
 def test_command_that_closes_its_output_has_to_end(split: FileSplit) -> None:
     message = failure("cat >/dev/null; exec >&-; sleep 60", split, 0.2)
 
-    assert "closed its output, but did not end for 0.2 s" in message
+    assert "closed its output, but did not exit within 0.2 s" in message
 
 
 def test_bad_line_is_told_with_its_number_text_and_fault(long_split: FileSplit) -> None:

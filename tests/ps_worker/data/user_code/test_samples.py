@@ -95,7 +95,7 @@ def test_last_batch_is_what_is_left() -> None:
         (7, r"sample 2: it is 7, expected \(label, dense, slots\)"),
         ((2, *GOOD[1:]), "sample 2: the label is 2, expected 0, 1 or None"),
         (("1", *GOOD[1:]), "sample 2: the label is '1'"),
-        ((None, *GOOD[1:]), "sample 2: the label is None, and that of the previous sample 1"),
+        ((None, *GOOD[1:]), "sample 2: the label is None, but that of the previous sample is 1"),
         ((1, [1], GOOD[2]), "sample 2: it has 1 dense numbers, expected 2"),
         ((1, 5, GOOD[2]), "sample 2: its dense numbers are 5, expected a list of 2"),
         ((1, [1, "x"], GOOD[2]), "sample 2: dense column 'n' is 'x', expected a number"),
@@ -107,7 +107,7 @@ def test_last_batch_is_what_is_left() -> None:
         ((1, [1, 2], ["a", -1, "c"]), r"slot 2 \('ad'\) has -1"),
         ((1, [1, 2], [2**64, "b", "c"]), r"slot 1 \('user'\) has 18446744073709551616"),
         ((1, [float("inf"), 1], GOOD[2]), "dense column 'age' is inf; an unknown number is None"),
-        ((1, [1, 1e39], GOOD[2]), r"sample 2: column 'n' is 1e\+39, beyond the numbers of float32"),
+        ((1, [1, 1e39], GOOD[2]), r"sample 2: column 'n' is 1e\+39, beyond the range of float32"),
         ((1, [1, 10**400], GOOD[2]), "dense column 'n' has a number too large for a float64"),
         (
             (1, [1, 2], ["\ud800", "b", "c"]),
@@ -138,7 +138,7 @@ def test_loader_takes_a_list_of_samples() -> None:
 
 
 def test_loader_of_what_can_be_read_once_is_refused() -> None:
-    with pytest.raises(UsageError, match="only be iterated once: pass the function"):
+    with pytest.raises(UsageError, match="can be iterated only once: pass the function"):
         SampleLoader(iter([GOOD]), SCHEMA, batch_size=2)
 
 

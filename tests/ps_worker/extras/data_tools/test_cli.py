@@ -206,7 +206,7 @@ def test_profile_without_a_clear_label_takes_none(tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.output
     assert "300 rows, no labels" in result.output
-    assert "no label: the label may be 'click' or 'label': say which with --label" in result.output
+    assert "no label: the label may be 'click' or 'label': choose one with --label" in result.output
     assert Schema.load(out) == Schema(dense=(), slots=("who",))
 
     result = runner.invoke(app, ["profile", str(path), "--out", str(out), "--label", "click"])
@@ -259,8 +259,8 @@ def test_commands_that_init_names_for_a_test_can_be_run(
     result = runner.invoke(app, ["init", "my rows.txt", *options])
 
     assert result.exit_code == 0, result.output
-    assert "you asked for it (--ignore)" in result.output
-    assert "none to test, so no AUC" in result.output
+    assert "left out by --ignore" in result.output
+    assert "none to test on, so no AUC" in result.output
     assert result.output.endswith("next: ps-worker train job.toml\n")
     (commands,) = re.findall(r"for a test: ps-data (.*), then ps-data (.*)", result.output)
     for command in commands:

@@ -95,7 +95,7 @@ def test_other_scaling_may_read_the_keys_and_another_order_may_not(tmp_path: Pat
     other_scaling = Schema(dense=(DenseColumn(name="age", scale=2.0),), slots=SCHEMA.slots)
 
     assert rows(files, other_scaling) == rows([tmp_path / "a.tsv"], other_scaling)
-    with pytest.raises(DataError, match="'item' is slot 1 of the schema, but its keys were made"):
+    with pytest.raises(DataError, match="'item' is slot 1 of the schema, but keys were hashed"):
         rows(files, Schema(dense=SCHEMA.dense, slots=("item", "user")))
 
 
@@ -196,7 +196,7 @@ def test_number_beyond_float32_is_malformed_where_numbers_are_written_as_such(
 
     as_text = convert([str(path)], tmp_path / "text", SCHEMA)
     with pytest.raises(
-        BadRowError, match=r"a\.csv:3: column 'age' is -1e\+39, beyond the numbers of"
+        BadRowError, match=r"a\.csv:3: column 'age' is -1e\+39, beyond the range of"
     ):
         convert([str(path)], tmp_path / "none", SCHEMA, keys=True)
     as_keys = convert([str(path)], tmp_path / "keys", SCHEMA, keys=True, bad_row_limit=1)
@@ -233,7 +233,7 @@ def test_file_appears_when_it_is_whole(tmp_path: Path) -> None:
     [
         ({"rows_per_file": 0}, UsageError, "rows_per_file is 0, expected at least 1"),
         ({"row_group_rows": 0}, UsageError, "row_group_rows is 0, expected at least 1"),
-        ({"format_in": "libsvm"}, UsageError, "cannot take values from the format 'libsvm', only"),
+        ({"format_in": "libsvm"}, UsageError, "cannot read single columns of format 'libsvm', only"),
         ({"files": ["empty.tsv"]}, DataError, "no rows to convert in 1 file"),
         ({"files": ["a.tsv", "b.tsv"]}, DataError, r"b\.tsv has columns age: .*convert them separately"),
         ({"files": ["none.tsv"]}, DataError, r"cannot read .*none\.tsv"),

@@ -135,7 +135,7 @@ def test_files_with_and_without_labels_are_refused_by_name(tmp_path: Path) -> No
     with_labels.write_text(ROWS)
     without.write_text("3\t4\ta\tb\n")
 
-    with pytest.raises(DataError, match=f"{without} has rows without labels, and {with_labels}"):
+    with pytest.raises(DataError, match=f"{without} has rows without labels, but {with_labels}"):
         profile_files([str(with_labels), str(without)], TWO)
 
 

@@ -87,7 +87,11 @@ CASES = {
     ),
     "bytes": (cycle([b"\xff", b"\x00"]), SLOT, "text"),
     "few whole numbers": (cycle([-3, 0, 7, None]), SLOT, "only 3 values"),
-    "user_id": (pa.array(RNG.integers(0, 150, ROWS)), SLOT, "names by the name of the column"),
+    "user_id": (
+        pa.array(RNG.integers(0, 150, ROWS)),
+        SLOT,
+        "read as ids because of the column's name",
+    ),
     "counts": (pa.array(RNG.geometric(0.01, ROWS) * 3), NUMBER, "standardised"),
     "long tail": (pa.array([*(RNG.geometric(0.01, ROWS - 1) * 3), 10**9]), NUMBER, "logarithms"),
     "whole names": (pa.array(RNG.integers(10**6, 10**6 + 150, ROWS)), SLOT, "spread evenly"),
@@ -164,7 +168,7 @@ def test_ids_that_are_no_integers_are_left_out_and_said(
     found = role_in(proposal_of(tmp_path, columns, suffix), "user_id")
 
     assert isinstance(found, Ignored)
-    assert f"an id by its name, but no slot takes {shown}" in found.why
+    assert f"an id by its name, but a slot cannot read {shown}" in found.why
     assert "write it as integers or text" in found.why
 
 
@@ -223,7 +227,7 @@ def test_other_columns_named_like_labels_are_left_out(tmp_path: Path, label: str
     assert found.label.name == "label"
     assert found.schema().features == ("slot",)
     for name in others:
-        assert "named like a label" in role_in(found, name).why
+        assert "its name is that of a label" in role_in(found, name).why
 
 
 AFTER_CLICK = ["purchase", "conversion", "convert", "cvr", "buy", "pay", "order", "cart", "like"]
@@ -236,8 +240,11 @@ def test_what_follows_a_click_is_a_label_of_its_own_or_nothing(tmp_path: Path, n
     amounts = proposal_of(tmp_path, {name: cycle([0, 5, 7]), "slot": cycle(["p", "q", "r"])})
 
     assert found.schema().features == amounts.schema().features == ("slot",)
-    assert f'a label of its own, as labels = ["click", "{name}"]' in role_in(found, name).why
-    assert "named like what follows a click; add it to" in role_in(amounts, name).why
+    assert (
+        f'to learn it as a second label, set labels = ["click", "{name}"]'
+        in role_in(found, name).why
+    )
+    assert "its name is that of an event after a click; add it to" in role_in(amounts, name).why
 
 
 def test_names_with_such_words_in_them_are_features(tmp_path: Path) -> None:
@@ -326,7 +333,7 @@ def test_whole_numbers_like_counts_are_names_if_few_and_each_comes_often(
         (["007", "012", "123"], SLOT, "digits with leading zeros, 3 distinct values"),
         (["0.50", "007"], NUMBER, "from 0.5 to 7"),
         (["12.0", "7.0", ""], NUMBER, "from 7 to 12"),
-        (["1", "2", "3", "4"] * 10 + ["NA"], SLOT, "numbers but for 'NA'"),
+        (["1", "2", "3", "4"] * 10 + ["NA"], SLOT, "numbers except 'NA'"),
         (["a, b", 'say "x"'], SLOT, "text"),
     ],
 )
@@ -381,8 +388,12 @@ def read(path: Path, out: Path) -> tuple[int, int, float]:
 @pytest.mark.parametrize(
     ("columns", "options", "fault"),
     [
-        ({}, {}, r"say --label 'a' or 'b'$"),
-        ({"Click": [0, 1], "label": [0, 1]}, {}, r"the label may be 'Click' or 'label': say which"),
+        ({}, {}, r"choose --label 'a' or 'b'$"),
+        (
+            {"Click": [0, 1], "label": [0, 1]},
+            {},
+            r"the label may be 'Click' or 'label': choose one",
+        ),
         ({"click": ["yes", "no"]}, {}, r"'click' has the values 'yes', 'no', expected 0 and 1"),
         ({"click": [0, 1]}, {"label": "clik"}, r"no column 'clik', did you mean 'click'\?"),
         ({"click": [0, 1]}, {"ignore": ["bb"]}, r"no column 'bb', did you mean 'b'\?"),
@@ -517,7 +528,7 @@ def test_file_of_the_test_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("click,a\n" + "0,x\n1,y\n1,x\n0,y\n" * 50)
     (tmp_path / "2.csv").write_text("click,a\n")
 
-    with pytest.raises(UsageError, match=r"2\.csv, to test on, has no row"):
+    with pytest.raises(UsageError, match=r"2\.csv, a file to test on, has no row"):
         write_first_job([f"{tmp_path}/*.csv"], tmp_path / "out")
 
 
@@ -529,7 +540,7 @@ def test_rows_without_a_label_do_not_allow_any_number_of_malformed_ones(tmp_path
 
     text = (tmp_path / "out/job.toml").read_text()
     assert tomllib.loads(text)["data"]["bad_row_limit"] == 2 * ROWS // 4 + 100
-    assert "25.0% of the rows have no label and are passed over" in text
+    assert "25.0% of the rows have no label and are skipped" in text
 
 
 @pytest.mark.parametrize(("keys", "is_in_memory"), [(2, True), (200, False)])
@@ -575,7 +586,7 @@ def test_files_without_names_of_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.tsv").write_text("1\ta\n")
 
     with pytest.raises(
-        UsageError, match=r"rows\.tsv: files of format 'criteo' do not name their columns"
+        UsageError, match=r"rows\.tsv: files of format 'criteo' have no names of columns"
     ):
         write_first_job([str(tmp_path / "rows.tsv")], tmp_path)
 
@@ -618,11 +629,11 @@ def test_paths_with_the_characters_of_patterns_are_read(tmp_path: Path) -> None:
         ("ts", [1.6e9, 1.7e9], "since 1970"),
         ("EVENT_TIME", [1.6e12, 1.7e12], "since 1970"),
         ("created_at", [1.6e9, 1.7e9, 1.7e9 + 0.5, 1.65e9, 0], "since 1970"),  # 0 is unknown
-        ("hour", [14102100, 14102123], "in digits, as 14102100"),
-        ("dt", [20240101, 20241231], "in digits"),
-        ("eventDate", [2024010123, 2024123100], "in digits"),
-        ("day", [90101, 91231], "in digits"),  # of 2009
-        ("datetime", [20240101235959, 20240101000000], "in digits"),
+        ("hour", [14102100, 14102123], "as digits, such as 14102100"),
+        ("dt", [20240101, 20241231], "as digits"),
+        ("eventDate", [2024010123, 2024123100], "as digits"),
+        ("day", [90101, 91231], "as digits"),  # of 2009
+        ("datetime", [20240101235959, 20240101000000], "as digits"),
         ("hour", range(24), ""),
         ("day", range(1, 32), ""),
         ("dt", [20241301, 20240132], ""),  # no month 13, no day 32
@@ -643,8 +654,8 @@ def test_numbers_of_times_are_told_and_those_that_come_again_or_measure_are_none
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
-        ("day", ["20240101", "20240102"], "in digits"),
-        ("DATE", ["20240101"] * 9 + ["unknown"], "in digits"),
+        ("day", ["20240101", "20240102"], "as digits"),
+        ("DATE", ["20240101"] * 9 + ["unknown"], "as digits"),
         ("ts", ["1600000000", "1600000001"], "since 1970"),
         ("when", ["2026-01-01 10:00"] * 9 + ["unknown"], "times"),
         ("day", ["Monday", "Tuesday"], ""),

@@ -176,7 +176,7 @@ def test_empty_file_is_passed_over_with_a_warning(
 def test_set_without_a_row_is_refused(tmp_path: Path, num_rows: int) -> None:
     file = write(tmp_path / "rows.tsv", lines_of(num_rows))
 
-    with pytest.raises(DataError, match=f"would be empty: {num_rows} rows are too few"):
+    with pytest.raises(DataError, match=f"would be empty, as {num_rows} rows are too few"):
         split_rows([file], tmp_path / "out")
 
     assert bytes_below(tmp_path / "out") == {}
@@ -215,7 +215,7 @@ def test_files_that_an_earlier_call_did_not_write_are_not_touched(
     write(tmp_path / "validation" / name, ["mine"])
     before = bytes_below(tmp_path)
 
-    with pytest.raises(UsageError, match=f"{name}' would be taken for a file of the set 'valid"):
+    with pytest.raises(UsageError, match=f"{name}' would be read as a file of the set 'valid"):
         split_rows([file], tmp_path, seed=2)
 
     assert bytes_below(tmp_path) == before
@@ -298,5 +298,5 @@ def test_files_that_name_their_columns_are_split_as_lines_are(tmp_path: Path, su
 def test_csv_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.csv").write_bytes(content)
 
-    with pytest.raises(DataError, match="would be empty: 0 rows are too few"):
+    with pytest.raises(DataError, match="would be empty, as 0 rows are too few"):
         split_rows([str(tmp_path / "a.csv")], tmp_path / "sets")

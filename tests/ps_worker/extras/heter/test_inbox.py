@@ -64,7 +64,7 @@ def test_an_answer_that_has_arrived_is_forgotten() -> None:
             train_one(inbox, number)
             assert call.result(LIMIT_S).loss == number
 
-    with pytest.raises(ProtocolError, match="sent batch 0 again, although it had its answer"):
+    with pytest.raises(ProtocolError, match="sent batch 0 again after its answer"):
         inbox.train(batch(0, 0))
 
 
@@ -243,7 +243,7 @@ def test_otherwise_what_is_there_is_joined_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize(
     ("worker", "message"),
-    [(0, r"second batch .* train\.thread_num = 1"), (3, r"serves the workers \[0, 1\]")],
+    [(0, r"second batch .* train\.thread_num = 1"), (3, r"serves only the workers \[0, 1\]")],
 )
 def test_batch_that_breaks_the_step_is_refused(worker: int, message: str) -> None:
     joining: Joining[str] = Joining([0, 1], is_sync=True, max_joined=1)

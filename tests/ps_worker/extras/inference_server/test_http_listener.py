@@ -108,7 +108,9 @@ def test_connection_gives_way_to_none_while_its_request_is_answered(
             assert await get(port, "/live") == "live"
 
     run(body())
-    assert caplog.messages == [f"{MOST} connections are open, all with requests: more are closed"]
+    assert caplog.messages == [
+        f"{MOST} connections are open, all with requests: further ones are closed"
+    ]
 
 
 def test_first_request_has_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

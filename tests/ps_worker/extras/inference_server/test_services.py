@@ -326,7 +326,7 @@ def with_tensor(request: dict[str, Any], tensor: dict[str, Any]) -> dict[str, An
         ("ctr/versions/9/infer", lambda request: request, 404, "version '9' of 'ctr' is not"),
         ("ctr/nothing", lambda request: request, 404, "Not Found"),
         ("ctr/infer", lambda request: without(request, "C3"), 400, "missing: C3"),
-        ("ctr/infer", lambda request: [request], 400, "is list, expected an object of JSON"),
+        ("ctr/infer", lambda request: [request], 400, "is list, expected a JSON object"),
         ("ctr/infer", lambda request: {"inputs": 5}, 400, "'inputs' is int, expected a list"),
         ("ctr/infer", lambda request: {"inputs": [{}]}, 400, "'name' is missing in an input"),
         ("ctr/infer", lambda request: {"inputs": [5]}, 400, "an input is int, expected an object"),
@@ -349,7 +349,7 @@ def with_tensor(request: dict[str, Any], tensor: dict[str, Any]) -> dict[str, An
                 {"name": "C1", "datatype": "INT64", "shape": [NUM_ROWS], "data": [1] * NUM_ROWS},
             ),
             400,
-            "slot 1 ('C1') has 1, and the model was trained on text",
+            "slot 1 ('C1') has 1, but the model was trained on text",
         ),
         ("ctr/infer", lambda request: {**request, "parameters": 5}, 400, "'parameters' is int"),
         ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),
@@ -404,27 +404,27 @@ def test_values_are_flat_or_nested_as_the_shape(shape: list[Any], data: Any) -> 
     ],
 )
 def test_values_that_are_nested_otherwise_are_refused(shape: list[Any], data: Any) -> None:
-    with pytest.raises(DataError, match="tensor 'C1' has 'data' that is not nested as shape"):
+    with pytest.raises(DataError, match="tensor 'C1' has 'data' that does not fit shape"):
         tensor_of(shape, data)
 
 
 @pytest.mark.parametrize(
     ("content", "length", "why"),
     [
-        (b"{", None, "no JSON"),
-        (b"[" * 100_000, None, "no JSON"),
-        (b'{"id": ' + b"9" * 5_000 + b"}", None, "no JSON"),
+        (b"{", None, "not JSON"),
+        (b"[" * 100_000, None, "not JSON"),
+        (b'{"id": ' + b"9" * 5_000 + b"}", None, "not JSON"),
         (b'{"id": 5}', None, "'id' is int, expected text"),
         (b"{}", "9" * 5_000, "expected a number of bytes"),
-        (b"\xff\xfe{}", None, "no JSON"),
-        (b"{}", "5", "is 5, and the request has 2 bytes"),
+        (b"\xff\xfe{}", None, "not JSON"),
+        (b"{}", "5", "is 5, but the request has 2 bytes"),
         (b"{}", "-1", "expected a number of bytes"),
-        (b"{}abc", "2", "3 bytes after the last binary tensor are of none"),
+        (b"{}abc", "2", "3 bytes after the last binary tensor belong to no tensor"),
         (
             b'{"inputs": [{"name": "a", "datatype": "FP32", "shape": [1], '
             b'"parameters": {"binary_data_size": 9}}]}',
             None,
-            "binary_data_size 9, but the body has only 0 more bytes",
+            "binary_data_size 9, but only 0 bytes of the body are left",
         ),
     ],
 )
@@ -468,7 +468,7 @@ def test_request_has_up_to_sixteen_mib_and_four_of_json(
 @pytest.mark.parametrize(
     ("encoding", "content", "status", "why"),
     [
-        ("gzip", gzip.compress(b"{}"), 400, "Content-Encoding is 'gzip': send the body as it is"),
+        ("gzip", gzip.compress(b"{}"), 400, "Content-Encoding is 'gzip': send the body unencoded"),
         ("identity", b" " * (MAX_MESSAGE_BYTES + 1), 413, "a request has up to 16 MiB"),
     ],
     ids=["compressed", "large"],
@@ -624,7 +624,7 @@ def test_body_that_does_not_come_gives_its_place_back(
             answer = await reader.readuntil(b"}")
             writer.close()
             assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"the body did not come within 0.2 s" in answer
+            assert b"the request body did not arrive within 0.2 s" in answer
             response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
             assert response.status == 200
 
@@ -675,7 +675,7 @@ def test_damaged_checkpoint_is_told_once_and_the_one_before_goes_on(
 
     assert model.current.version == "epoch-1"
     assert model.counts.failed_reloads == 1
-    assert sum("still version=epoch-1" in each for each in caplog.messages) == 1
+    assert sum("still serving version=epoch-1" in each for each in caplog.messages) == 1
     shutil.rmtree(folder / "epoch-2")
     trained.publish(3, folder)
     assert model.reload()
@@ -748,7 +748,7 @@ def test_storage_that_is_away_again_is_told_again(
         assert model.counts.failed_reloads == number
         folder.with_name("away").rename(folder)
         assert not model.reload()
-    assert sum("still version=epoch-1" in each for each in caplog.messages) == 2
+    assert sum("still serving version=epoch-1" in each for each in caplog.messages) == 2
 
 
 def test_fault_that_comes_again_after_a_newer_model_is_told_again(
@@ -908,13 +908,13 @@ def test_page_and_metrics_show_each_figure_under_its_name(model: ServedModel) ->
     assert [samples[f"{name}_bucket", le] for le in ("0.01", "0.025", "+Inf")] == [0, 1, 1]
 
     figures = {**status.figures}
-    figures.pop("seconds since it was loaded")
+    figures.pop("seconds since the model was loaded")
     assert figures == {
         "version": "epoch-1",
         "rows": 70,
         "reloads": 5,
         "reloads that failed": 3,
-        "requests that wait": 1,
+        "requests waiting": 1,
     }
     series = {each.name: each.value for each in status.series}
     assert series == {"requests a second": 1, "rows a second": 70}

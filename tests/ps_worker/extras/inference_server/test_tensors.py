@@ -85,7 +85,7 @@ def test_number_of_float64_that_a_model_does_not_hold_is_refused_with_its_row() 
     rows = samples_of(tensors, SCHEMA, max_rows=2, values=SlotValues())
 
     with pytest.raises(
-        DataError, match=r"^sample 2: column 'price' is 1e\+39, beyond the numbers of"
+        DataError, match=r"^sample 2: column 'price' is 1e\+39, beyond the range of"
     ):
         list(batches_of_samples(rows, SCHEMA, batch_size=2))
 
@@ -187,7 +187,7 @@ GOOD = {"user": texts("user", b"a", b"b"), "tags": texts("tags", b"a", b"b"), "p
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"user": None}, "missing: user: a request has a tensor for each column"),
+        ({"user": None}, "missing: user: send one tensor for each column"),
         ({"other": texts("other", b"a", b"b")}, "unknown: other"),
         ({"again": texts("user", b"a", b"b")}, "there twice: user"),
         ({"user": texts("user", b"a")}, "different numbers of rows"),
@@ -242,10 +242,15 @@ def test_request_without_rows_or_with_too_many_is_refused(num_rows: int) -> None
     [
         ("FP32", [2], b"1234", "has 4 bytes, expected 8"),
         ("FP16", [2], b"1234", "datatype 'FP16', expected one of BYTES, INT8"),
-        ("BYTES", [2], raw_texts([b"a"]), "not the lengths and bytes of 2 texts"),
-        ("BYTES", [1], raw_texts([b"a", b"b"]), "not the lengths and bytes of 1 texts"),
-        ("BYTES", [1], struct.pack("<I", 2**31) + b"a", "not the lengths and bytes of 1 texts"),
-        ("BYTES", [10**7], b"", "not the lengths and bytes"),
+        ("BYTES", [2], raw_texts([b"a"]), "expected the lengths and bytes of 2 texts"),
+        ("BYTES", [1], raw_texts([b"a", b"b"]), "expected the lengths and bytes of 1 texts"),
+        (
+            "BYTES",
+            [1],
+            struct.pack("<I", 2**31) + b"a",
+            "expected the lengths and bytes of 1 texts",
+        ),
+        ("BYTES", [10**7], b"", "expected the lengths and bytes of"),
         ("BOOL", [2], b"\1\2", "has a byte that is neither 0 nor 1"),
         ("FP32", [-1], b"", "expected up to 3 lengths from 0 to"),
         ("FP32", ["2"], b"", "expected up to 3 lengths from 0 to"),

@@ -73,7 +73,7 @@ def test_log_says_how_many_predictions_there_are_and_how_far_it_is(
     measured(runs[0].parent, batches_of(runs[0].parent), rows=100, size=50)
 
     first, *lines = [each for each in caplog.messages if "feature importance" in each]
-    assert "100 rows predicted 4 times" in first
+    assert "predicting 100 rows 4 times" in first
     assert "--importance-rows 0" in first
     assert len(lines) == 4 * 2
     assert [lines[0], lines[-1]] == [

@@ -237,8 +237,8 @@ def test_model_of_another_run_has_no_importance_here(
     assert result["runs_with_importance"] == 1
     said = Page((tmp_path / "page.html").read_text()).texts["feature-importance"]
     model = job["checkpoint"]["dir"]
-    assert f"other: not measured: the model in {model} is of another run, with run.dir" in said
-    assert f"later: not measured: the model in {model} is of another run: it is older" in said
+    assert f"other: not measured: the model in {model} belongs to another run, with run.dir" in said
+    assert f"later: not measured: the model in {model} belongs to another run: it is older" in said
 
 
 def test_run_that_has_just_begun_has_a_page(tmp_path: Path) -> None:
@@ -359,11 +359,11 @@ def test_runs_of_the_same_folder_name_are_told_apart(tmp_path: Path) -> None:
 
 def test_what_cannot_be_reported_is_refused(tmp_path: Path, runs: tuple[Path, Path]) -> None:
     output = tmp_path / "page.html"
-    with pytest.raises(UsageError, match=r"metrics\.jsonl' cannot be read: No such file.*run\.dir"):
+    with pytest.raises(UsageError, match=r"cannot read .*metrics\.jsonl'?: No such file.*run\.dir"):
         report([tmp_path / "none"], output, importance_rows=0)
     with pytest.raises(UsageError, match="is given twice"):
         report([runs[0], runs[0]], output, importance_rows=0)
-    with pytest.raises(UsageError, match="--importance-rows -1"):
+    with pytest.raises(UsageError, match="--importance-rows is -1"):
         report(runs, output, importance_rows=-1)
     with pytest.raises(UsageError, match="--output: cannot write"):
         report(runs, tmp_path / "none/page.html", importance_rows=0)

@@ -93,7 +93,7 @@ def test_job_that_has_more_servers_than_were_named_is_told() -> None:
 
     shown = text_of(["ps-0:1"], [Look(0.0, [found])])
 
-    assert "1 of 1 servers answer (2 servers of the job, 1 named)" in shown
+    assert "1 of 1 servers answer (the job has 2 servers, 1 are named)" in shown
 
 
 def test_workers_are_shown_by_state() -> None:
@@ -192,7 +192,7 @@ def top(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ((), 2, "no servers: name them"),
         (("--once", "127.0.0.1:1"), 4, "none of 127.0.0.1:1 answers"),
         (("--once", "127.0.0.1"), 2, "has '127.0.0.1', expected host:port"),
-        (("--once", "127.0.0.1:1,127.0.0.1:1"), 2, "names 127.0.0.1:1 more than once"),
+        (("--once", "127.0.0.1:1,127.0.0.1:1"), 2, "has 127.0.0.1:1 more than once"),
         (("127.0.0.1:1",), 2, "not a terminal: use --once"),
     ],
 )
@@ -221,7 +221,7 @@ def test_caller_that_every_server_refuses_is_told_so() -> None:
         done = top("--once", ",".join(servers.endpoints), CTR_PS_TOKEN="another-0123456789")
 
     assert done.returncode == 15
-    assert "refuse the caller" in done.stderr.splitlines()[-1]
+    assert "refuse this caller" in done.stderr.splitlines()[-1]
 
 
 def read_from(terminal: int) -> str:

@@ -64,19 +64,19 @@ def test_files_may_be_read_by_their_suffix(tmp_path: Path) -> None:
             lambda it: it.set_filelist(["a"]) or list(it),
             r"init\(batch_size=32, thread_num=2, use_var",
         ),
-        (lambda it: it.set_use_var([1]), r"set_use_var\(\) is given by init\(\)"),
-        (lambda it: it.set_batch_size(3), r"set_batch_size\(\) is given by init\(\)"),
+        (lambda it: it.set_use_var([1]), r"set_use_var\(\) is set by init\(\)"),
+        (lambda it: it.set_batch_size(3), r"set_batch_size\(\) is set by init\(\)"),
         (
             lambda it: it.init(use_var=[SimpleNamespace(name="user"), SimpleNamespace(name="ad")]),
             r"use_var of fleet\.QueueDataset is a list of user, ad, expected a Schema",
         ),
         (
             lambda it: it.init(use_var=SCHEMA, fs_name="hdfs://x"),
-            "fs_name .* none here: leave it out",
+            "fs_name .* not supported: leave it out",
         ),
         (
             lambda it: it.init(use_var=SCHEMA, input_type=1),
-            "input_type of .* is 1, and there is none here",
+            "input_type of .* is 1, but is not supported",
         ),
         (lambda it: it.init(use_var=SCHEMA, batch_size=0), "batch_size is 0"),
         (
@@ -93,7 +93,7 @@ def test_what_is_missing_or_wrong_names_the_way(call: Any, message: str) -> None
 def test_dataset_is_made_once() -> None:
     dataset = fleet.QueueDataset(SCHEMA, 4)
 
-    with pytest.raises(UsageError, match=r"has its columns already: init\(\) is called once"):
+    with pytest.raises(UsageError, match=r"has its columns already: call init\(\) once"):
         dataset.init(use_var=SCHEMA)
     with pytest.raises(AttributeError, match=r"no 'set_fields': there are .*set_filelist, "):
         dataset.set_fields()

@@ -40,10 +40,10 @@ def test_script_makes_the_role_of_a_worker() -> None:
         ({"current_id": -1}, "current_id is -1"),
         ({"current_id": 3, "role": Role.WORKER}, "expected 0 to 2: the job has 3 workers"),
         ({"worker_num": 0}, "worker_num is 0, expected at least 1"),
-        ({"server_endpoints": []}, "server_endpoints names no server"),
+        ({"server_endpoints": []}, "server_endpoints has no server"),
         ({"server_endpoints": ["ps-0"]}, "server_endpoints has 'ps-0', expected host:port"),
-        ({"server_endpoints": ["a:1", "a:1"]}, "names a:1 more than once"),
-        ({"is_collective": True}, "is_collective=True has no counterpart"),
+        ({"server_endpoints": ["a:1", "a:1"]}, "has a:1 more than once"),
+        ({"is_collective": True}, "is_collective=True is not supported"),
     ],
 )
 def test_wrong_argument_is_refused_by_name(changes: dict[str, object], message: str) -> None:
@@ -62,7 +62,7 @@ def test_endpoints_of_workers_say_how_many_there_are() -> None:
     role = UserDefinedRoleMaker(worker_endpoints=["a:1", "b:2"], **settings).role()
 
     assert role.num_workers == 2
-    with pytest.raises(RoleError, match="worker_num is 3, and there are 2 worker_endpoints"):
+    with pytest.raises(RoleError, match="worker_num is 3, but there are 2 worker_endpoints"):
         UserDefinedRoleMaker(worker_num=3, worker_endpoints=["a:1", "b:2"], **settings)
     with pytest.raises(RoleError, match="worker_num is 0, expected at least 1"):
         UserDefinedRoleMaker(**settings)

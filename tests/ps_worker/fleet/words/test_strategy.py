@@ -45,7 +45,9 @@ def test_misspelt_setting_is_refused_at_once() -> None:
 
 
 def test_name_that_is_like_no_other_suggests_none() -> None:
-    names = "it has mode, async_, geo, bounded_staleness, a_sync, a_sync_configs; leave out what"
+    names = (
+        "it has mode, async_, geo, bounded_staleness, a_sync, a_sync_configs; leave out Paddle's"
+    )
 
     for name in ("turbo", "amp", "recompute_configs"):
         with pytest.raises(UsageError, match=f"no '{name}': {names}"):

@@ -120,7 +120,7 @@ def test_rows_that_other_workers_sent_are_gone_with_a_process() -> None:
     run = SimpleNamespace(worker=1, num_workers=2, is_replacement=True)
 
     with pytest.raises(
-        ProtocolError, match=r"worker 1 cannot take .* data\.shuffle = 'global'.*'local'"
+        ProtocolError, match=r"worker 1 cannot replace .* data\.shuffle = 'global'.*'local'"
     ):
         next(epochs(data, run, first=1, last=2))  # type: ignore[arg-type]
 

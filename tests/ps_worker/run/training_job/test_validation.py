@@ -201,7 +201,9 @@ def test_all_workers_stop_when_validation_gets_no_better(
     inferred = infer(f"{tmp_path}/model/BEST", [f"{data}/test.tsv"])
     assert inferred["model_digest"] == once.model_digest
     assert inferred["auc"] == first.auc
-    assert "stopped early, as validation gets no better: best=epoch 1, step 12" in caplog.messages
+    assert (
+        "stopped early, as validation no longer improves: best=epoch 1, step 12" in caplog.messages
+    )
     lines = [line for line in caplog.messages if line.startswith("validation ")]
     assert len(lines) == 3
     base = infer(f"{tmp_path}/model", [f"{data}/contrary.tsv"])["base_log_loss"]
@@ -447,7 +449,7 @@ def test_best_checkpoint_that_was_removed_is_said(
         job_of(data, *saves, "train.epochs=3", "checkpoint.resume=true", "valid.final_model=best")
     )
 
-    assert "model of the best validation is not there any more" in caplog.text
+    assert "the checkpoint of the best validation no longer exists" in caplog.text
     assert summary.best is not None
     assert summary.best["checkpoint"] is None
     assert summary.log_loss is not None
@@ -510,7 +512,7 @@ def test_training_goes_on_while_validations_have_no_auc(
     assert [each["epoch"] for each in summary.validations] == [1, 2, 3]
     assert not summary.stopped_early
     lacking = "without" if label else "with"
-    assert 'by valid.metric = "auc" it is not compared' in caplog.text
+    assert 'so valid.metric = "auc" cannot compare it' in caplog.text
     assert f"data.valid have no rows {lacking} a click" in caplog.text
 
 

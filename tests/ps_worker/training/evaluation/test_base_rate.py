@@ -134,11 +134,11 @@ def test_test_loss_above_the_base_rate_is_overfitting_only_if_training_went_well
     once = override_job({}, ["train.epochs=1"], source="test")
     in_one_pass = warning_of_test(once, log_loss=0.2, base_log_loss=0.1, is_learnt=True)
 
-    assert "by heart" in overfit
+    assert "probably overfits" in overfit
     assert "train.epochs below 3" in overfit
     assert "train.epochs" not in in_one_pass
     assert "valid.patience" in overfit
-    assert "by heart" not in unlearnt
+    assert "probably overfits" not in unlearnt
     assert unlearnt.endswith(advice_on_loss(job))
 
 
