@@ -46,7 +46,7 @@ class SparseGrad:
         """Returns a copy of the rows at `positions` int32[n]."""
         counts = None if self.counts is None else self.counts.take(positions, axis=0)
         return SparseGrad(
-            self.keys[positions], self.values.take(positions, axis=0), self.examples, counts
+            self.keys.take(positions), self.values.take(positions, axis=0), self.examples, counts
         )
 
     def stretch(self, rows: slice) -> "SparseGrad":

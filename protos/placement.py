@@ -29,10 +29,15 @@ def shard_of(key: np.uint64, num_shards: int) -> np.uint64:
 
 
 @kernel
-def _count_by_shard(keys: Keys, num_shards: int, counts: NDArray[np.int64]) -> None:
+def _count_by_shard(keys: Keys, num_servers: int, server: int, counts: NDArray[np.int64]) -> int:
+    """Overwrites `counts` by shard; returns a shard of another server that has keys, or -1."""
     counts[:] = 0
     for key in keys:
-        counts[shard_of(key, num_shards)] += 1
+        counts[shard_of(key, counts.size)] += 1
+    for shard in range(counts.size):
+        if counts[shard] and shard % num_servers != server:
+            return shard
+    return -1
 
 
 @kernel
@@ -110,17 +115,13 @@ class ShardMap:
         """
         require_uint64(keys)
         counts = np.empty(num_shards, np.int64)
-        _count_by_shard(keys, num_shards, counts)
-        if self.num_servers > 1:
-            strangers = np.flatnonzero(counts)
-            strangers = strangers[strangers % self.num_servers != server]
-            if strangers.size:
-                shard = int(strangers[0])
-                raise WrongServerError(
-                    f"server {server} of {self.num_servers} received {counted(int(counts[shard]), 'key')} "
-                    f"of shard {shard}, which is on server {self.server_of(shard)}: give client and server "
-                    "the same list of servers"
-                )
+        shard = _count_by_shard(keys, self.num_servers, server, counts)
+        if shard >= 0:
+            raise WrongServerError(
+                f"server {server} of {self.num_servers} received {counted(int(counts[shard]), 'key')} "
+                f"of shard {shard}, which is on server {self.server_of(shard)}: give client and server "
+                "the same list of servers"
+            )
         return counts
 
     def require_epoch(self, epoch: int, server: int) -> None:

@@ -47,8 +47,14 @@ class Staleness:
         """Returns the histogram with `batches` more of one staleness, which is not negative."""
         if not batches:
             return self
-        one = (0,) * _bucket_of(staleness) + (batches,)
-        return self.merge(type(self)(counts=one, total=staleness * batches, largest=staleness))
+        bucket = _bucket_of(staleness)
+        counts = [*self.counts, *[0] * (bucket + 1 - len(self.counts))]
+        counts[bucket] += batches
+        return type(self)(
+            counts=tuple(counts),
+            total=self.total + staleness * batches,
+            largest=max(self.largest, staleness),
+        )
 
     def merge(self, other: Self) -> Self:
         """Returns the histogram of what either has counted."""

@@ -9,7 +9,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -193,17 +192,22 @@ class Handlers:
             self._kernels.prepare_loading()
 
     def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
-        engine = self.engine
-        with ExitStack() as held:
-            # In this order, which is that of a snapshot: it has its turn before it has the journal alone.
-            if isinstance(argument, Load | Shrink):
-                held.enter_context(engine.snapshots.between_saves(f"a {call.name.lower()}"))
-            is_dry_run = isinstance(argument, Shrink) and argument.dry_run
-            if call.is_logged and engine.keeps_log and not is_dry_run:
-                record = call.request.encode(argument) if payload is None else payload
-                held.enter_context(engine.journal.written(call.name, record))
-            answer = self._handlers[call.name](argument)
+        if isinstance(argument, Load | Shrink):
+            # First, as for a snapshot: it has its turn before it has the journal alone.
+            with self.engine.snapshots.between_saves(f"a {call.name.lower()}"):
+                answer = self._log_and_handle(call, argument, payload)
+        else:
+            answer = self._log_and_handle(call, argument, payload)
         return answer if isinstance(answer, WaitingFuture | Answered) else Answered(answer)
+
+    def _log_and_handle(self, call: Call[Any, Any], argument: Any, payload: bytes | None) -> Any:
+        handler, engine = self._handlers[call.name], self.engine
+        is_dry_run = isinstance(argument, Shrink) and argument.dry_run
+        if not (call.is_logged and engine.keeps_log) or is_dry_run:
+            return handler(argument)
+        record = call.request.encode(argument) if payload is None else payload
+        with engine.journal.written(call.name, record):
+            return handler(argument)
 
     def replay(self, name: str, request: bytes) -> None:
         """Carries out a logged call once more; nobody waits for its answer.

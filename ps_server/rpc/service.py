@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -250,12 +249,12 @@ class Service:
         self.counts[call.name].touched(argument)
         if self.hot_keys is not None and isinstance(argument, PullSparse):
             self.hot_keys.pulled(argument.keys)
-        start = partial(self._handlers.start, call, argument, payload)
+        start = self._handlers.start
         if self._handlers.work(call, argument) <= self._inline_values:
-            answer = start()
+            answer = start(call, argument, payload)
         else:
             with self._backlog.holding(num_bytes):
-                answer = await asyncio.to_thread(start)
+                answer = await asyncio.to_thread(start, call, argument, payload)
         answered = await answering.settled(answer)
         if call.is_logged:
             await answering.settled(self.engine.journal.durable(), is_shared=True)

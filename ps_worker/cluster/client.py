@@ -210,7 +210,7 @@ class ClusterClient:
         at: Version | None,
     ) -> requests.PullSparse:
         return requests.PullSparse(
-            keys={table: keys[table][where] for table, where in positions.items()},
+            keys={table: keys[table].take(where) for table, where in positions.items()},
             missing=missing,
             at=at,
             shard_map_epoch=self._shard_map.epoch,

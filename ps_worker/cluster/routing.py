@@ -37,8 +37,9 @@ Positions = NDArray[np.int32]
 def scatter_rows(rows: Values, positions: Positions, out: Values) -> None:
     """Writes row `i` of `rows` float32[n, D] to row `positions[i]` of `out` float32[N, D]."""
     for i in range(positions.size):
+        row = positions[i]  # read once: the compiler cannot know that `out` does not overlap
         for j in range(rows.shape[1]):
-            out[positions[i], j] = rows[i, j]
+            out[row, j] = rows[i, j]
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,44 +80,29 @@ class Frame:
 
     def bytes_of(self, fields: Mapping[str, Any]) -> bytes:
         """Returns a message of the arguments of its class; columns are views, messages with columns dicts."""
-        parts: list[Part] = []
-        self._write(fields, parts)
-        return b"".join(parts)
+        return b"".join(self._parts_of(fields))
 
-    def _write(self, fields: Mapping[str, Any], parts: list[Part]) -> int:
-        """Appends the parts of a message; returns their number of bytes."""
-        others, num_bytes = {}, 0
+    def _parts_of(self, fields: Mapping[str, Any]) -> list[Part]:
+        parts: list[Part] = []
+        others = {}
         for name, value in fields.items():
             if isinstance(value, memoryview):
-                num_bytes += _write_head(self._tags[name], len(value), parts) + len(value)
-                parts.append(value)
+                parts += self._tags[name] + _varint(len(value)), value
             elif name in self._within and value is not None:
-                for each in [value] if isinstance(value, Mapping) else value:
-                    num_bytes += self._write_within(name, each, parts)
+                for each in [value] if isinstance(value, dict) else value:
+                    within = self._within[name]._parts_of(each)
+                    parts += self._tags[name] + _varint(sum(map(len, within))), *within
             else:
                 others[name] = value
         if others:
             parts.append(self._class(**others).SerializeToString())
-            num_bytes += len(parts[-1])
-        return num_bytes
-
-    def _write_within(self, name: str, fields: Mapping[str, Any], parts: list[Part]) -> int:
-        at = len(parts)
-        length = self._within[name]._write(fields, parts)
-        head: list[Part] = []
-        num_bytes = _write_head(self._tags[name], length, head) + length
-        parts[at:at] = head
-        return num_bytes
-
-
-def _write_head(tag: bytes, length: int, parts: list[Part]) -> int:
-    head = tag + _varint(length)
-    parts.append(head)
-    return len(head)
+        return parts
 
 
 def _varint(number: int) -> bytes:
     """Encodes a number in groups of seven bits, the lowest first."""
+    if number <= 0x7F:
+        return number.to_bytes()
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

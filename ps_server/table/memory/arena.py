@@ -21,7 +21,14 @@ from numpy.typing import DTypeLike, NDArray
 
 logger = logging.getLogger(__name__)
 
-RESERVED_REGION_BYTES = 16 * 2**30
+STAGGER_BYTES = 37 * 2**12
+"""By which a shard's rows and index begin later than another's, in the lower bits of their addresses.
+
+Processors cache translations of addresses by the lower bits of the page: at equal distances of powers of two
+all shards would share a few places. 1,800 of as many rows were then read in 106 µs instead of 55.
+"""
+
+RESERVED_REGION_BYTES = 16 * 2**30 + STAGGER_BYTES
 """Address space of a region. 64 regions are 1/128 of a process's address space on x86-64."""
 
 SMALL_REGION_BYTES = 2**16  # first size of a region where address space cannot be reserved
@@ -50,13 +57,17 @@ class Arena:
         self._width = width
         self._row_bytes = width * self._dtype.itemsize
         self.region_rows = region_bytes // self._row_bytes
-        self._mapping = _reserved(num_regions * self.region_rows * self._row_bytes)
+        num_rows = num_regions * self.region_rows
+        # Linux begins mappings of whole huge pages at one, and no others.
+        num_huge_pages = -(-num_rows * self._row_bytes // _HUGE_PAGE)
+        self._mapping = _reserved(num_huge_pages * _HUGE_PAGE)
         if self._mapping is None:
             _tell_of_copying()
             self.region_rows = min(self.region_rows, SMALL_REGION_BYTES // self._row_bytes)
             self.array = self._zeros(self.region_rows)
         else:
-            self.array = np.frombuffer(self._mapping, self._dtype).reshape(-1, width)
+            numbers = np.frombuffer(self._mapping, self._dtype, count=num_rows * width)
+            self.array = numbers.reshape(-1, width)
 
     def _zeros(self, region_rows: int) -> NDArray[Any]:
         return np.zeros((self._num_regions * region_rows, self._width), self._dtype)

@@ -23,7 +23,7 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty_before_move,
     move_dirty_bit,
 )
-from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES, Arena
+from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES, STAGGER_BYTES, Arena
 from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
@@ -45,6 +45,12 @@ NEARLY_FULL_PERCENT = MAX_LOAD_PERCENT * 9 // 10
 
 HUGE_PAGES_FROM_BYTES = 8 * 2**20
 """From this size of its rows a shard grows by huge pages, of which the last is partly unused."""
+
+RESERVED_INDEX_BYTES = 4 * 2**30
+"""Address space of a region of the index, of whole huge pages."""
+
+SMALL_INDEX_BYTES = 2**20
+"""Up to this size an index begins anywhere in a huge page; larger ones begin with one."""
 
 NO_LIMIT = 2**62
 """A limit of rows that no shard reaches."""
@@ -78,11 +84,16 @@ class RowRegions:
         self.tombstones = Tombstones()
         # Two regions a shard: a growing index moves from one to the other.
         self._index = Arena(
-            np.uint64, num_regions=2 * num_shards, width=1, region_bytes=region_bytes // 4
+            np.uint64,
+            num_regions=2 * num_shards,
+            width=1,
+            region_bytes=min(region_bytes // 4, RESERVED_INDEX_BYTES),
         )
         self._index.reserve(INITIAL_SLOTS)
         self._index_side = np.zeros(num_shards, np.int64)
         self._num_slots = np.full(num_shards, INITIAL_SLOTS, np.int64)
+        # Where in its region the index of a shard begins.
+        self._index_starts = self._starts_of_indexes(range(num_shards), INITIAL_SLOTS)
         self.num_rows = np.zeros(num_shards, np.int64)
         self._max_rows = NO_LIMIT
         self.arrays = self._view()
@@ -206,7 +217,7 @@ class RowRegions:
         regions = 2 * np.arange(self._num_shards) + self._index_side
         return TableArrays(
             slots=self._index.array.reshape(-1),
-            slot_starts=regions * self._index.region_rows,
+            slot_starts=regions * self._index.region_rows + self._index_starts,
             num_slots=self._num_slots,
             num_rows=self.num_rows,
             max_rows=self._max_rows,
@@ -233,17 +244,25 @@ class RowRegions:
     def _resize_indexes(self, shards: Sequence[int], slots: Sequence[int]) -> None:
         """Rebuilds the indexes of shards with new numbers of slots; does not update `arrays`."""
         self._index.reserve(max(slots))
-        old_regions = [2 * shard + int(self._index_side[shard]) for shard in shards]
+        old_starts = self._view().slot_starts[shards].tolist()
         old_slots = self._num_slots[shards].tolist()
         self._num_slots[shards] = slots
         self._index_side[shards] ^= 1
+        self._index_starts[shards] = self._starts_of_indexes(shards, self._num_slots[shards])
         view = self._view()
-        for shard, region, size in zip(shards, old_regions, old_slots, strict=True):
+        for shard, start, size in zip(shards, old_starts, old_slots, strict=True):
             first_slot = int(view.slot_starts[shard])
             self._index.expect(first_slot, first_slot + int(self._num_slots[shard]))
             rebuild_index(view, shard)
-            start = region * self._index.region_rows
             self._index.release(start, start + size)
+
+    def _starts_of_indexes(
+        self, shards: Sequence[int], slots: NDArray[np.int64] | int
+    ) -> NDArray[np.int64]:
+        """Returns where in their regions indexes of so many slots begin."""
+        starts = np.array(shards) * STAGGER_BYTES % SMALL_INDEX_BYTES // SLOT_BYTES
+        has_room = starts + slots <= min(self._index.region_rows, SMALL_INDEX_BYTES // SLOT_BYTES)
+        return np.where(has_room, starts, 0)
 
 
 @kernel

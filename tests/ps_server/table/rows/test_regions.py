@@ -92,6 +92,16 @@ def test_shards_grow_together(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (table.pull(keys, Missing.ZEROS) == -1.0).all()
 
 
+def test_shards_begin_in_pages_with_different_lower_bits() -> None:
+    """Or a processor has few places for the translations of their addresses."""
+    table = new_table()
+    arrays = table._arrays
+    rows = np.arange(64) * arrays.region_rows * arrays.slab.shape[1] * 4
+
+    for starts in (rows, arrays.slot_starts * SLOT_BYTES):
+        assert len(set((starts // 2**12 % 128).tolist())) > 48
+
+
 def test_index_is_never_larger_than_is_said_of_new_rows() -> None:
     """By which a server knows its memory before a push; an empty index apart."""
     table, keys = new_table(), random_keys(60_000)
