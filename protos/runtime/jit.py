@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
@@ -79,29 +79,6 @@ def read_only(array: NDArray[ScalarT]) -> NDArray[ScalarT]:
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
-
-
-class FixedTypes(Generic[R]):
-    """A kernel whose arguments have the same types at every call.
-
-    Numba looks at the types of all arguments at every call, which takes 10 µs for the arrays of a table. Here
-    it does so at the first call alone: arrays of other types or dimensions would be read as if they were of
-    those, so the caller checks them.
-    """
-
-    def __init__(self, kernel: Callable[..., R]) -> None:
-        self._kernel = kernel
-        self._code: Callable[..., R] | None = None
-
-    def __call__(self, *args: Any) -> R:
-        """Runs the kernel."""
-        if self._code is not None:
-            return self._code(*args)
-        result = self._kernel(*args)
-        overloads = getattr(self._kernel, "overloads", {})  # none where kernels run as Python
-        found = overloads.get(tuple(map(numba.typeof, args)))
-        self._code = self._kernel if found is None else found.entry_point
-        return result
 
 
 def default_lock_path() -> Path:

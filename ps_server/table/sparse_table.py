@@ -19,7 +19,7 @@ from ctr_ps.protos.errors import CheckpointError, GradientError, ProtocolError, 
 from ctr_ps.protos.gradients import NUM_COUNTS, SparseGrad, Values, require_counts, require_examples
 from ctr_ps.protos.keys import Keys, require_unique
 from ctr_ps.protos.placement import ONE_SERVER, ShardMap, shard_of
-from ctr_ps.protos.runtime.jit import FixedTypes, read_only
+from ctr_ps.protos.runtime.jit import read_only
 from ctr_ps.protos.spec import StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Missing, Shrunk, TableStatus
 from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state
@@ -110,7 +110,6 @@ class SparseTable:
         self._max_rows = max_rows_of_shard(spec)
         self.spec, self._tuning, self._initial_state = spec, tuning, state
         self._initializer = initializer
-        self._gather_rows, self._apply_rows = FixedTypes(gather_rows), FixedTypes(apply_rows)
         self._candidates = candidates_of(
             spec, self.shards, region_bytes=self._region_bytes, known=self._candidates
         )
@@ -191,7 +190,7 @@ class SparseTable:
         reads_initial = self.spec.admission is None and missing is Missing.INITIAL
         default = np.float32(self.spec.default_value)
         with self._locked_for(keys):
-            self._gather_rows(
+            gather_rows(
                 self._arrays, self._initializer, read_only(keys), reads_initial, default, out
             )
         return out
@@ -268,7 +267,7 @@ class SparseTable:
         """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
         initializer, state = self._initializer, self._initial_state
         if self._candidates is None:
-            return self._apply_rows(self._arrays, initializer, state, hyper, push, start)
+            return apply_rows(self._arrays, initializer, state, hyper, push, start)
         admit, counts, rule = self._candidates.admission
         stop = admit(self._arrays, initializer, state, counts, rule, push, start)
         counted = push._replace(
@@ -277,7 +276,7 @@ class SparseTable:
             counts=push.counts[:stop],
             admitted=push.admitted[:stop],
         )
-        return self._apply_rows(self._arrays, initializer, state, hyper, counted, start)
+        return apply_rows(self._arrays, initializer, state, hyper, counted, start)
 
     def write(self, rows: Rows) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint.

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.errors import UsageError, WaitTimeoutError
-from ctr_ps.protos.runtime.jit import FixedTypes, compile_lock, kernel
+from ctr_ps.protos.runtime.jit import compile_lock, kernel
 from tests.support.needs import IN_CI
 
 
@@ -24,28 +24,6 @@ def test_lock_is_free_again_after_the_block(tmp_path):
     for _ in range(2):
         with compile_lock(path):
             assert path.exists()
-
-
-def test_kernel_of_fixed_types_looks_at_them_once():
-    looked = []
-
-    class Dispatcher:
-        overloads = numba.njit("int64(uint64[::1], int64)")(lambda a, b: a.size * b).overloads
-
-        def __call__(self, numbers, factor):
-            looked.append(numbers.dtype)
-            return numbers.size * factor
-
-    scaled = FixedTypes(Dispatcher())
-
-    assert [scaled(np.zeros(size, np.uint64), 2) for size in (1, 0, 3)] == [2, 0, 6]
-    assert looked == [np.uint64]
-
-
-def test_kernel_of_fixed_types_may_run_as_python():
-    scaled = FixedTypes(lambda number, factor: number * factor)
-
-    assert [scaled(number, 2) for number in (1, 2)] == [2, 4]
 
 
 def messages(caplog) -> list[str]:
