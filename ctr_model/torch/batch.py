@@ -112,7 +112,7 @@ class Unchanged:
         ]
         if names := changed or replaced:
             raise ModelInputError(
-                f"{type(self._module).__name__}.forward changed {', '.join(names)} in place: batch and "
+                f"{type(self._module).__name__}.forward changed {', '.join(names)}: batch and "
                 "parameters belong to the trainer, and each thread has its own buffers, which are not "
                 "saved. Compute new tensors, and use LayerNorm instead of running means"
             )

@@ -357,7 +357,7 @@ def test_numbers_that_no_worker_reaches_are_refused(open_job: OpenJob) -> None:
         lambda: store.advance(0, 2**64 - 1, at_least=0).result(),
     ):
         with pytest.raises(
-            ProtocolError, match=f"worker 0 says (step|clock) {2**64 - 1}, expected up"
+            ProtocolError, match=f"worker 0 reports (step|clock) {2**64 - 1}, expected up"
         ):
             call()
 

@@ -155,8 +155,8 @@ def test_message_that_is_not_the_next_is_refused(open_job: OpenJob) -> None:
     (store,) = open_job()
 
     with pytest.raises(
-        ProtocolError, match="message 3 from worker 0 to 0 of exchange 'exchange' came"
+        ProtocolError, match="message 3 from worker 0 to 0 of exchange 'exchange' arrived"
     ):
         store.post("exchange", Message(sender=0, receiver=0, sequence=3, content=b"a")).result()
-    with pytest.raises(ProtocolError, match="has 1 messages of exchange 'exchange'"):
+    with pytest.raises(ProtocolError, match="acknowledged 1 messages of exchange 'exchange'"):
         store.take("exchange", 0, received=1).result()

@@ -46,7 +46,7 @@ def test_only_the_settings_of_the_transform_are_written() -> None:
         ({"shift": "1"}, "shift is '1', expected a number"),
         ({"missing": True}, "missing is True, expected a number"),
         ({"missing_indicator": 1}, "missing_indicator is 1, expected true or false"),
-        ({"min": 1.0}, "min is 1.0, but transform 'none' takes shift and scale"),
+        ({"min": 1.0}, "min is 1.0, but transform 'none' uses only shift and scale"),
         (
             {"transform": "log1p", "boundaries": [1]},
             r"boundaries is \(1.0,\), but transform 'log1p'",

@@ -97,7 +97,7 @@ def test_format_without_a_place_for_weights_is_refused() -> None:
     check = RowColumnCheck(replace(SCHEMA, weight="w"))
 
     with pytest.raises(
-        DataError, match=r"a\.tsv: the schema names 'w' as the column of weights, but"
+        DataError, match=r"a\.tsv: the schema names 'w' as column of weights, which"
     ):
         check.require("a.tsv", rows_of([(1, 1)]))
 

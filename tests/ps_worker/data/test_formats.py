@@ -72,7 +72,7 @@ def test_file_of_an_unknown_suffix_that_is_no_text_is_refused(tmp_path: Path) ->
     dataset.set_filelist([path])
 
     with pytest.raises(
-        DataError, match=r"rows\.npz: '\.npz' is no known suffix .*, and it is no text"
+        DataError, match=r"rows\.npz: '\.npz' is no known suffix .*, and its content is not text"
     ):
         next(iter(dataset))
 

@@ -203,7 +203,9 @@ def test_rows_with_and_without_labels_are_an_error_for_all() -> None:
     def work(fleet: StoreFleet) -> None:
         rows = RowsInMemory(NUM_DENSE, NUM_SLOTS)
         rows.extend(numbered_rows(range(10), labels=fleet.worker == 0), source=0)
-        with pytest.raises(DataError, match="rows of 1 worker have labels, and those of 1"):
+        with pytest.raises(
+            DataError, match="rows of 1 worker have labels, but rows of 1 have none"
+        ):
             shuffle_globally(rows, fleet.peers(), np.random.default_rng(0))
         assert rows.size == 10
 

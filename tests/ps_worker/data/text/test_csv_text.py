@@ -91,9 +91,9 @@ def test_missing_number_is_empty_or_nan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        (b"1", "not 2 fields separated by ',' as in the header: '1'"),
-        (b"1,a,b", "not 2 fields separated by ',' as in the header: '1,a,b'"),
-        (b"", "not 2 fields separated by ',' as in the header: ''"),
+        (b"1", "not 2 fields separated by ',', as in the header: '1'"),
+        (b"1,a,b", "not 2 fields separated by ',', as in the header: '1,a,b'"),
+        (b"", "not 2 fields separated by ',', as in the header: ''"),
         (b'1,"a', "a quote is not closed; values with line breaks .*: '1,\"a'"),
         (b"1,a\rb", r"a carriage return inside the line: '1,a\\rb'"),
         (b"x,a", "column 'age' is 'x', expected a finite number"),

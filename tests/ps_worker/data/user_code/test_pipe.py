@@ -184,8 +184,9 @@ def test_command_that_leaves_input_unread_is_told(
 
 
 def test_command_that_does_nothing_is_told(long_split: FileSplit) -> None:
-    assert "did nothing for 0.2 s; it was still running and was killed" in failure(
-        "sleep 60", long_split, 0.2
+    assert (
+        "printed nothing and read nothing for 0.2 s; it was still running and was killed"
+        in failure("sleep 60", long_split, 0.2)
     )
 
 
