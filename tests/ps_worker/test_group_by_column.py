@@ -156,5 +156,5 @@ def test_format_without_names_is_refused_before_training(tmp_path: Path, suffix:
 def test_output_of_a_command_has_no_columns_to_group_by(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", table_of(users_of(["ann"])))
 
-    with pytest.raises(JobError, match=r"valid\.group_by: .*a\.csv is not read as one of these"):
+    with pytest.raises(JobError, match=r"valid\.group_by: .*a\.csv has none of these formats"):
         plan_of(job_of(tmp_path, path, "valid.group_by=user", "data.pipe_command=exit 9"))

@@ -190,7 +190,7 @@ class _DisturbedChannel:
         return _DisturbedMethod(name, send, self._fates, self._delays)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)  # to close it, and to see when it is ready
+        return getattr(self._channel, name)
 
 
 class _DisturbedMethod:

@@ -188,9 +188,8 @@ def test_request_over_the_bounds_leaves_no_trace(
     assert resident_bytes("VmHWM") < 1.1 * resident
 
 
-def test_messages_in_exchanges_that_nobody_takes_from_are_refused(
-    server: Cluster, transport: GrpcTransport
-) -> None:
+def test_messages_in_exchanges_that_nobody_takes_from_are_refused(server: Cluster) -> None:
+    transport = GrpcTransport(server.endpoints, stream=False)  # for calls in their order
     posts = [
         Post(exchange=f"exchange-{number}", message=message(), member=member())
         for number in range(20)
@@ -206,6 +205,7 @@ def test_messages_in_exchanges_that_nobody_takes_from_are_refused(
     coming = transport.call(0, calls.TAKE, take)
     transport.call(0, calls.POST, posts[-1]).result()
     assert coming.result() == [message()]
+    transport.close()
 
 
 def test_answers_that_fit_a_message_come(transport: GrpcTransport) -> None:

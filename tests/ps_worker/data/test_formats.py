@@ -107,7 +107,7 @@ def test_values_are_taken_from_formats_whose_readers_have_columns(name: str) -> 
 
     assert has_columns == has_named_columns("rows", name)
     if not has_columns and name != "criteo":
-        with pytest.raises(UsageError, match=f"cannot take values from the format '{name}'"):
+        with pytest.raises(UsageError, match=f"cannot read single columns of format '{name}'"):
             columns_of("rows", ONE_SLOT, BadRows(), format=name)
 
 

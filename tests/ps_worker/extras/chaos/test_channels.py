@@ -258,12 +258,6 @@ def test_cancelled_call_is_over_at_once(server, transport_with, faults):
     assert rpc.exception().code() is grpc.StatusCode.CANCELLED
 
 
-def test_server_can_be_waited_for_without_a_call(server, transport_with):
-    (channel,) = transport_with(["drop", "calls", 1.0]).connection.channels
-
-    grpc.channel_ready_future(channel).result(LIMIT_S)
-
-
 def test_without_the_variable_there_are_no_faults():
     assert faults_of({}) is None
 
