@@ -25,7 +25,7 @@ from ctr_ps.protos.wire.calls import Call
 from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
 from ctr_ps.protos.wire.security.authorization import Authority
 from ctr_ps.protos.wire.security.credentials import Credentials, tls_contexts
-from ctr_ps.protos.wire.security.tls_layer import TlsLayer
+from ctr_ps.protos.wire.security.tls_layer import PIECE_BYTES, TlsLayer
 from ctr_ps.protos.wire.stream import (
     CANCEL,
     HEAD,
@@ -57,8 +57,10 @@ MAX_INCOMPLETE_BYTES = 32 * MAX_MESSAGE_BYTES
 
 _SCRATCH_BYTES = 64 * 2**10
 
-_ARRIVED_BYTES = 256 * 2**10
-"""Of a stream with TLS, received at once."""
+_HANDSHAKE_PIECE_BYTES = 4 * 2**10
+
+_MAX_HANDSHAKE_BYTES = 64 * 2**10
+"""Of TLS, from a caller of whom nothing is known yet: ample for a chain of certificates."""
 
 
 class _Context:
@@ -102,13 +104,15 @@ class StreamPort:
             BindError: If the address cannot be bound.
         """
         name = host.strip("[]")
-        listener = socket.socket(socket.AF_INET6 if ":" in name else socket.AF_INET)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((name, port))
-            listener.listen()
+            if name in ("0.0.0.0", "::") and socket.has_dualstack_ipv6():  # gRPC takes both, too
+                listener = socket.create_server(
+                    ("::", port), family=socket.AF_INET6, dualstack_ipv6=True
+                )
+            else:
+                family = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0][0]
+                listener = socket.create_server((name, port), family=family)
         except OSError as error:
-            listener.close()
             raise BindError(
                 f"cannot bind {host}:{port} for the stream: {error.strerror}"
             ) from error
@@ -120,14 +124,17 @@ class StreamPort:
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # the client is gone again, or descriptors are short
-            accepted, _ = listener.accept()
-            if len(self._connections) >= self._max_connections:
+            accepted, address = listener.accept()
+            try:
+                if len(self._connections) >= self._max_connections:
+                    raise OSError("there are too many connections")
+                accepted.setblocking(False)
+                for option in SOCKET_OPTIONS:
+                    accepted.setsockopt(*option)
+            except OSError:
                 accepted.close()
-                return
-            accepted.setblocking(False)
-            for option in SOCKET_OPTIONS:
-                accepted.setsockopt(*option)
-            connection = _Connection(self, accepted)
+                raise
+            connection = _Connection(self, accepted, address)
             task = self._loop.create_task(connection.serve())
             self._connections[task] = connection
             task.add_done_callback(self._closed)
@@ -205,17 +212,22 @@ class _TlsLink(_Link):
 
     async def open(self) -> None:
         """See _Link."""
+        left = _MAX_HANDSHAKE_BYTES
         try:
             while self._tls.shakes_hands():
                 await self._loop.sock_sendall(self.socket, self._tls.leaving())
-                if not await self._receive():
+                if left <= 0:
+                    raise ProtocolError(f"its handshake has over {_MAX_HANDSHAKE_BYTES} bytes")
+                arrived = await self._receive(_HANDSHAKE_PIECE_BYTES)
+                if not arrived:
                     raise ConnectionResetError
+                left -= len(arrived)
         finally:  # where it failed, this says why
             await self._loop.sock_sendall(self.socket, self._tls.leaving())
         self.peer = self._tls.peer()
 
-    async def _receive(self) -> bytes:
-        arrived = await self._loop.sock_recv(self.socket, _ARRIVED_BYTES)
+    async def _receive(self, size: int = PIECE_BYTES) -> bytes:
+        arrived = await self._loop.sock_recv(self.socket, size)
         self._tls.arrived(arrived)
         return arrived
 
@@ -234,8 +246,9 @@ class _TlsLink(_Link):
 class _Connection:
     """The stream of one client."""
 
-    def __init__(self, port: StreamPort, accepted: socket.socket) -> None:
+    def __init__(self, port: StreamPort, accepted: socket.socket, address: Any) -> None:
         self._port = port
+        self._address = address
         self._link = _TlsLink(accepted, port.tls()) if port.tls else _Link(accepted)
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, asyncio.Task[None]] = {}  # that its client may cancel
@@ -253,17 +266,19 @@ class _Connection:
 
     async def serve(self) -> None:
         """Answers calls until the client closes the connection, or breaks the rules."""
-        peer = self._link.socket.getpeername()
         try:
-            async with asyncio.timeout(HELLO_S):
-                await self._link.open()
-                metadata = await self._hello()
+            try:
+                async with asyncio.timeout(HELLO_S):
+                    await self._link.open()
+                    metadata = await self._hello()
+            except TimeoutError as error:
+                raise ProtocolError("no hello came") from error
             while True:
                 await self._take_request(metadata)
-        except TimeoutError:
-            logger.warning("stream closed peer=%s: no hello came", peer)
+                # Others have a turn, where requests come faster than they are answered.
+                await asyncio.sleep(0)
         except (ProtocolError, ssl.SSLError) as error:
-            logger.warning("stream closed peer=%s: %s", peer, error)
+            logger.warning("stream closed peer=%s: %s", self._address, error)
         except OSError:  # the client is gone
             return
         finally:
@@ -312,8 +327,6 @@ class _Connection:
         for tasks in (self._tasks, self._port.calls):
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-        # Others have a turn, where requests come faster than they are answered.
-        await asyncio.sleep(0)
 
     def _refusal(self, call: Call[Any, Any], metadata: Metadata) -> CtrPsError | None:
         """Returns why a call is refused before its request is read."""

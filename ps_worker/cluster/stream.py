@@ -22,11 +22,12 @@ from typing import Any, cast
 
 import grpc
 
+from ctr_ps.protos.errors import ProtocolError, UsageError
 from ctr_ps.protos.limits import MAX_MESSAGE_BYTES
 from ctr_ps.protos.store import StreamOffer
 from ctr_ps.protos.wire.calls import GET_STATUS
 from ctr_ps.protos.wire.security.credentials import Credentials, caller_context
-from ctr_ps.protos.wire.security.tls_layer import TlsLayer
+from ctr_ps.protos.wire.security.tls_layer import PIECE_BYTES, TlsLayer
 from ctr_ps.protos.wire.stream import (
     CANCEL,
     HEAD,
@@ -54,15 +55,14 @@ FAILURES_TO_TELL = 3
 
 _ASK_S = 5.0
 _OPEN_S = 10.0
+_CLOSE_S = 1.0
+"""For the thread's end: it may still wait for an address that does not answer, for up to `_OPEN_S`."""
+
 _SEND_S = 30.0
 """A server that takes no byte for so long is gone: it reads whatever comes."""
 
 _LOOK_S = 0.25
 """Between looks at the deadlines of calls."""
-
-
-_ARRIVED_BYTES = 256 * 2**10
-"""Of a stream with TLS, received at once."""
 
 
 class StreamCall(futures.Future[bytes]):
@@ -93,7 +93,7 @@ class _TlsSocket:
         self._tls = TlsLayer(context, server_name=server_name)
         self._lock = threading.Lock()  # of the layer
         self._unsent = b""  # of a frame that did not wait
-        self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
+        self._arrived = memoryview(bytearray(PIECE_BYTES))
         while self._tls.shakes_hands():
             plain.sendall(self._tls.leaving())
             if not self._receive():
@@ -141,37 +141,48 @@ class _TlsSocket:
 class _Stream:
     """One connection. Its reader thread calls `read`; all else is thread-safe."""
 
-    def __init__(
-        self, host: str, offer: StreamOffer, metadata: Metadata, secure: Secure | None
-    ) -> None:
-        """Opens it.
+    def __init__(self, host: str, offer: StreamOffer) -> None:
+        """Connects.
 
         Raises:
-            OSError: If the server is not there, or does not take the hello.
+            OSError: If nobody listens.
         """
         self._name = f"{host}:{offer.port}"
-        plain = socket.create_connection((host, offer.port), timeout=_OPEN_S)
-        self._socket: Any = plain
+        self._key = offer.key
+        self._socket: Any = socket.create_connection((host, offer.port), timeout=_OPEN_S)
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._calls: dict[int, StreamCall] = {}  # one operation each: threads need no lock
         self._is_lost = False
         self._next_look = 0.0
+
+    def open(self, metadata: Metadata, secure: Secure | None) -> None:
+        """Shakes hands and says hello; the socket is closed if that fails.
+
+        Raises:
+            OSError: If the server does not take the hello, or `close` was called.
+        """
+        plain = self._socket
+        limit = threading.Timer(_OPEN_S, self.close)  # of all of it: each receive has as long again
+        limit.daemon = True
+        limit.start()
         try:
             for option in SOCKET_OPTIONS:
                 plain.setsockopt(*option)
             if secure is not None:
                 self._socket = secure(plain)
-            self._socket.sendall(hello_of(offer.key, metadata))
-            if HEAD.unpack(self._receive(HEAD.size))[3] != offer.key:
+            self._socket.sendall(hello_of(self._key, metadata))
+            if HEAD.unpack(self._receive(HEAD.size))[3] != self._key:
                 raise ConnectionError(f"{self._name} is no stream of this server")
             plain.settimeout(None)
             for name, seconds in ((socket.SO_RCVTIMEO, _LOOK_S), (socket.SO_SNDTIMEO, _SEND_S)):
-                limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-                plain.setsockopt(socket.SOL_SOCKET, name, limit)
-        except OSError:
+                timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+                plain.setsockopt(socket.SOL_SOCKET, name, timeout)
+        except BaseException:
             plain.close()
             raise
+        finally:
+            limit.cancel()
 
     def send(self, kind: int, request: bytes, timeout_s: float) -> StreamCall:
         """Sends a call; its answer is read by the reader thread."""
@@ -287,15 +298,12 @@ class StreamChannel:
         self._channel = channel
         self._host = endpoint.rpartition(":")[0].strip("[]")
         self._metadata = metadata
-        context = caller_context(credentials)
-        name = credentials.server_name or self._host
-        self._secure: Secure | None = None
-        if context is not None:
-            self._secure = partial(_TlsSocket, context=context, server_name=name)
+        self._credentials = credentials
         self._get_status = channel.unary_unary(GET_STATUS.path)
         self._closed = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._opening: _Stream | None = None
         self.stream: _Stream | None = None
 
     def unary_unary(self, path: str, **options: Any) -> Any:
@@ -315,14 +323,14 @@ class StreamChannel:
         while not self._closed.is_set():
             try:
                 offer = self._ask()
-            except (grpc.RpcError, ValueError):  # it is away, or the channel was closed
+            except (grpc.RpcError, ValueError, ProtocolError):  # away, or the channel was closed
                 self._closed.wait(PAUSE_S)
                 continue
             if offer is None:
                 return
             try:
-                self.stream = _Stream(self._host, offer, self._metadata, self._secure)
-            except OSError as error:
+                self.stream = self._open(offer)
+            except (OSError, ValueError, UsageError) as error:
                 failures += 1
                 if failures == FAILURES_TO_TELL:
                     logger.warning(
@@ -335,12 +343,22 @@ class StreamChannel:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
             failures, pause_s = 0, PAUSE_S
-            if self._closed.is_set():
-                self.stream.close()
             try:
                 self.stream.read()
             finally:
                 self.stream = None
+
+    def _open(self, offer: StreamOffer) -> _Stream:
+        secure: Secure | None = None
+        context = caller_context(self._credentials)  # of the files as they are now
+        if context is not None:
+            name = self._credentials.server_name or self._host
+            secure = partial(_TlsSocket, context=context, server_name=name)
+        stream = self._opening = _Stream(self._host, offer)
+        if self._closed.is_set():  # `close` has seen the one before
+            stream.close()
+        stream.open(self._metadata, secure)
+        return stream
 
     def _ask(self) -> StreamOffer | None:
         answer = self._get_status(b"", timeout=_ASK_S, metadata=self._metadata)
@@ -349,13 +367,13 @@ class StreamChannel:
     def close(self) -> None:
         """See grpc.Channel."""
         self._closed.set()
-        if (stream := self.stream) is not None:
-            stream.close()
+        if self._opening is not None:  # it may be open by now
+            self._opening.close()
         self._channel.close()
         with self._starting:
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(_CLOSE_S)
 
 
 class _Method:

@@ -189,10 +189,9 @@ def caller_context(credentials: Credentials) -> ssl.SSLContext | None:
     if not credentials.ca:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the server's name and certificate
-    context.load_verify_locations(cadata=_authorities(credentials.ca, TLS_CA).decode())
+    _trust(context, credentials.ca, TLS_CA)
     if credentials.certificate:
-        _pair(credentials)
-        context.load_cert_chain(credentials.certificate, credentials.key)
+        _load_pair(context, credentials)
     return context
 
 
@@ -267,13 +266,10 @@ def tls_contexts(credentials: Credentials) -> Callable[[], ssl.SSLContext] | Non
     watched = WatchedFiles(credentials.files())
 
     def context() -> ssl.SSLContext:
-        _pair(credentials)
-        made = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        made.load_cert_chain(credentials.certificate, credentials.key)
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _load_pair(made, credentials)
         if credentials.client_ca:
-            made.load_verify_locations(
-                cadata=_authorities(credentials.client_ca, TLS_CLIENT_CA).decode()
-            )
+            _trust(made, credentials.client_ca, TLS_CLIENT_CA)
             made.verify_mode = ssl.CERT_REQUIRED
             # A session that is resumed is not verified again, though its authority may be gone by now.
             made.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -342,25 +338,33 @@ class WatchedTokens:
 
 def _pair(credentials: Credentials) -> tuple[bytes, bytes]:
     key, chain = _read(credentials.key, TLS_KEY), _read(credentials.certificate, TLS_CERT)
+    # gRPC says nothing of a key of another certificate but in its log, at each handshake.
+    _load_pair(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), credentials)
+    return key, chain
+
+
+def _load_pair(context: ssl.SSLContext, credentials: Credentials) -> None:
     try:
-        # gRPC says nothing of a key of another certificate but in its log, at each handshake.
         # A password would be asked for at the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            credentials.certificate, credentials.key, password=lambda: b""
-        )
+        context.load_cert_chain(credentials.certificate, credentials.key, password=lambda: b"")
     except (ssl.SSLError, OSError) as error:
         raise UsageError(
             f"{TLS_CERT} {credentials.certificate!r} and {TLS_KEY} {credentials.key!r} are not a PEM "
             f"certificate and its private key: {error}"
         ) from error
-    return key, chain
 
 
 def _authorities(path: str, variable: str) -> bytes:
+    # gRPC takes a file without one, and then believes nobody.
+    return _trust(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), path, variable)
+
+
+def _trust(context: ssl.SSLContext, path: str, variable: str) -> bytes:
+    """Trusts the authorities of a file, and returns the file."""
     found = _read(path, variable)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: also authorities in between
     try:
-        # gRPC takes a file without one, and then believes nobody.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=found.decode("ascii"))
+        context.load_verify_locations(cadata=found.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{variable} is {path!r}, a file without PEM certificates: {error}"

@@ -4,6 +4,9 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
+PIECE_BYTES = 64 * 2**10
+"""Of what goes in at once: OpenSSL keeps buffers as large as the largest piece, for each connection."""
+
 
 class TlsLayer:
     """TLS of one connection, over bytes that its owner receives and sends.
@@ -57,12 +60,17 @@ class TlsLayer:
 
     def write(self, head: bytes, body: bytes) -> bytes:
         """Returns what is to be sent for a frame."""
-        if len(head) + len(body) <= _RECORD_BYTES:
+        if len(head) + len(body) <= PIECE_BYTES:
             self._tls.write(head + body)
-        else:
-            self._tls.write(head)
-            self._tls.write(body)
-        return self.leaving()
+            return self.leaving()
+        self._tls.write(head)
+        leaving = [self.leaving()]
+        rest = memoryview(body)
+        while rest:
+            self._tls.write(rest[:PIECE_BYTES])
+            leaving.append(self.leaving())
+            rest = rest[PIECE_BYTES:]
+        return b"".join(leaving)
 
     def peer(self) -> Mapping[str, list[bytes]]:
         """Returns the common names of the peer's certificate, as gRPC's `auth_context` does."""
@@ -75,7 +83,3 @@ class TlsLayer:
                 if name == "commonName"
             ]
         }
-
-
-_RECORD_BYTES = 16 * 2**10
-"""Of one record: a small frame takes one alone."""

@@ -58,7 +58,7 @@ class Arena:
         self._row_bytes = width * self._dtype.itemsize
         self.region_rows = region_bytes // self._row_bytes
         num_rows = num_regions * self.region_rows
-        # Linux begins mappings of whole huge pages at one, and no others.
+        # Linux (from 6.7 on) begins mappings of whole huge pages at one, and no others.
         num_huge_pages = -(-num_rows * self._row_bytes // _HUGE_PAGE)
         self._mapping = _reserved(num_huge_pages * _HUGE_PAGE)
         if self._mapping is None:

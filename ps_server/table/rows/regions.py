@@ -50,7 +50,7 @@ RESERVED_INDEX_BYTES = 4 * 2**30
 """Address space of a region of the index, of whole huge pages."""
 
 SMALL_INDEX_BYTES = 2**20
-"""Up to this size an index begins anywhere in a huge page; larger ones begin with one."""
+"""An index that fits begins anywhere within this much; larger ones begin with their region."""
 
 NO_LIMIT = 2**62
 """A limit of rows that no shard reaches."""

@@ -1,11 +1,16 @@
 """The port of the stream, from outside: what strangers, refused callers and slow clients get and cost."""
 
+import asyncio
+import mmap
 import socket
 import ssl
+import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -116,6 +121,10 @@ def push(rows: int = 4) -> requests.PushGrad:
     keys = np.arange(rows, dtype=np.uint64)
     chunk = PushChunk([("wide", SparseGrad(keys, np.ones((rows, 1), np.float32), 1))], [])
     return requests.PushGrad(chunk=chunk, push_id=push_id(0), shard_map_epoch=FIRST_EPOCH)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def num_ended(servers: Cluster, call: str, status: str) -> int:
@@ -386,6 +395,73 @@ def test_token_is_asked_for_over_tls_too(tmp_path):
         assert knows.answer()[:2] == (1, 0)
         guesses.hello("another").send(calls.PULL_SPARSE, pull())
         assert guesses.failure()[1].code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_handshake_has_a_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "HELLO_S", 3600.0)
+    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    with serving(credentials=own) as (_, offer), closing(Client(offer)) as client:
+        record = b"\x16\x03\x01\x40\x00" + bytes(2**14)  # of a client's hello of 130,000 bytes
+        with suppress(OSError):
+            client.socket.sendall(record[:5] + b"\x01\x01\xfb\xd0" + record[9:] + 7 * record)
+        assert client.is_closed()
+
+
+def test_answers_over_tls_leave_small_buffers(tmp_path):
+    own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+    caller = Credentials(ca=own.ca)
+    request = pull(keys=np.arange(500_000, dtype=np.uint64))
+    with serving(credentials=own) as (_, offer), ExitStack() as stack:
+        clients = [stack.enter_context(closing(Client(offer, caller))).hello() for _ in range(20)]
+        clients[0].send(calls.PULL_SPARSE, request)
+        assert clients[0].answer()[:2] == (1, 0)
+        before = resident_bytes()
+        for client in clients[1:]:
+            client.send(calls.PULL_SPARSE, request)
+            assert client.answer()[:2] == (1, 0)
+        assert resident_bytes() - before < 2**20 * len(clients)  # of answers of 2 MiB
+
+
+def test_frames_that_only_cancel_leave_others_their_turn(connect, server):
+    client = connect().hello()
+    endless = HEAD.pack(0, CANCEL, 0, 9) * 20_000
+    is_over = threading.Event()
+
+    def send() -> None:
+        with suppress(OSError):
+            while not is_over.is_set():
+                client.socket.sendall(endless)
+
+    with ExitStack() as stack:
+        sender = threading.Thread(target=send)
+        sender.start()
+        stack.callback(sender.join)
+        stack.callback(is_over.set)
+        other = connect().hello()
+        start = time.monotonic()
+        for number in range(20):
+            other.send(calls.PULL_SPARSE, pull(), number=number)
+            assert other.answer()[:2] == (number, 0)
+        assert time.monotonic() - start < 5.0
+
+
+def test_all_interfaces_are_those_of_grpc(server):
+    """IPv6 among them, where there is any."""
+    service = server.servers[0]._service
+
+    async def start() -> int:
+        port = stream.StreamPort(service, Credentials(), max_connections=4)
+        offer = port.start("0.0.0.0", 0)
+        hosts = ["127.0.0.1", *(["::1"] if socket.has_dualstack_ipv6() else [])]
+        for host in hosts:
+            reader, writer = await asyncio.open_connection(host, offer.port)
+            writer.write(hello_of(offer.key, ()))
+            assert HEAD.unpack(await reader.readexactly(HEAD.size))[3] == offer.key
+            writer.close()
+        await port.stop(0.0)
+        return len(hosts)
+
+    assert asyncio.run(start())
 
 
 def test_who_does_not_shake_hands_is_cut_off(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,7 +240,7 @@ def test_server_whose_certificate_has_another_name_gets_no_call(tmp_path, monkey
         servers.start_server(store, credentials=credentials)
         with closing(GrpcTransport(servers.endpoints, credentials=credentials)) as transport:
             channel = transport.connection.channels[0]
-            channel._secure.keywords["server_name"] = "another"
+            channel._credentials = replace(credentials, server_name="another")
             assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].size == 4
             until = time.monotonic() + LIMIT_S
             while "cannot reach port" not in caplog.text:
@@ -293,6 +293,52 @@ def test_other_service_at_the_port_gets_no_call(servers, monkeypatch):
     hello, after = received
     assert hello == hello_of(7, ()) or hello.startswith(TLS_HANDSHAKE)
     assert after == b""
+
+
+@pytest.mark.parametrize("drips", [False, True], ids=["silent", "dripping"])
+def test_port_that_never_answers_holds_up_no_end(servers, monkeypatch, drips: bool):
+    """As one behind a firewall, or one that sends a byte now and then."""
+    with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as stack:
+        offer = StreamOffer(port=other.getsockname()[1], key=7)
+        monkeypatch.setattr(StreamChannel, "_ask", lambda _: offer)
+        is_over = threading.Event()
+        with transport_to(servers) as (_, channel):
+            accepted = stack.enter_context(other.accept()[0])
+            if drips:
+                drip = threading.Thread(target=lambda: drip_into(accepted, is_over))
+                drip.start()
+                stack.callback(drip.join)
+                stack.callback(is_over.set)
+            start = time.monotonic()
+        assert time.monotonic() - start < 5.0
+        channel._thread.join(LIMIT_S)
+        assert not channel._thread.is_alive()
+
+
+def drip_into(accepted: socket.socket, is_over: threading.Event) -> None:
+    with suppress(OSError):
+        for byte in b"\x16\x03\x03\x40\x00" + bytes(1000):
+            accepted.sendall(bytes([byte]))
+            if is_over.wait(0.1):
+                return
+
+
+def test_files_that_were_exchanged_are_those_of_the_next_stream(tmp_path):
+    """Without a call that failed in between."""
+    credentials = CertificateAuthority(tmp_path).credentials("both", common_name="ctr-ps-trainer")
+    store = joined(ParameterStore())
+    declare(store)
+    with cluster(num_servers=0) as servers:
+        servers.start_server(store, credentials=credentials)
+        with transport_to(servers, credentials=credentials) as (_, channel):
+            before = open_stream(channel)
+            newer = CertificateAuthority(tmp_path)  # the same files
+            newer.credentials("both", common_name="ctr-ps-trainer")
+            before.close()
+            until = time.monotonic() + LIMIT_S
+            while channel.stream in (None, before):
+                assert time.monotonic() < until
+                time.sleep(0.01)
 
 
 def test_deadline_passes_while_another_call_cannot_be_sent(servers):

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trustme
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.wire.security.credentials import (
@@ -12,9 +13,11 @@ from ctr_ps.protos.wire.security.credentials import (
     Credentials,
     WatchedFiles,
     WatchedTokens,
+    caller_context,
     open_channel,
     require_protection,
     server_context,
+    tls_contexts,
 )
 from tests.support.certificates import CertificateAuthority
 
@@ -204,6 +207,23 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
         with suppress(ssl.SSLWantReadError):
             end.do_handshake()
     assert ends[0].version() is not None
+
+
+def test_authority_between_root_and_certificate_may_be_trusted_alone(tmp_path: Path) -> None:
+    """As over gRPC."""
+    between = trustme.CA().create_child_ca()
+    issued = between.issue_cert("127.0.0.1")
+    ca, certificate, key = (tmp_path / name for name in ("ca", "certificate", "key"))
+    between.cert_pem.write_to_path(ca)
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(key)
+    both = Credentials(ca=str(ca), client_ca=str(ca), certificate=str(certificate), key=str(key))
+
+    contexts, client = tls_contexts(both), caller_context(both)
+
+    assert contexts is not None
+    assert client is not None
+    shake_hands(contexts(), client)
 
 
 def test_one_context_of_a_server_shows_the_newest_certificate(tmp_path: Path) -> None:
