@@ -265,7 +265,7 @@ def test_server_that_fails_to_start_ends_with_its_exit_code(tmp_path: Path) -> N
     done = launch(tmp_path, SCRIPT + loads + TRAIN, "async")
 
     assert done.returncode == 5
-    assert "not a checkpoint" in done.stderr
+    assert "neither a checkpoint nor a folder of checkpoints" in done.stderr
 
 
 def test_servers_begin_with_a_model_that_workers_trained_in_sync(tmp_path: Path) -> None:
