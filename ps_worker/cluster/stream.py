@@ -94,7 +94,10 @@ class _TlsSocket:
         self._lock = threading.Lock()  # of the layer
         self._unsent = b""  # of a frame that did not wait
         self._arrived = memoryview(bytearray(PIECE_BYTES))
+        until = time.monotonic() + _OPEN_S
         while self._tls.shakes_hands():
+            if time.monotonic() > until:
+                raise TimeoutError("the handshake does not end")
             plain.sendall(self._tls.leaving())
             if not self._receive():
                 raise ConnectionResetError("the server has closed it")
@@ -163,9 +166,6 @@ class _Stream:
             OSError: If the server does not take the hello, or `close` was called.
         """
         plain = self._socket
-        limit = threading.Timer(_OPEN_S, self.close)  # of all of it: each receive has as long again
-        limit.daemon = True
-        limit.start()
         try:
             for option in SOCKET_OPTIONS:
                 plain.setsockopt(*option)
@@ -181,8 +181,6 @@ class _Stream:
         except BaseException:
             plain.close()
             raise
-        finally:
-            limit.cancel()
 
     def send(self, kind: int, request: bytes, timeout_s: float) -> StreamCall:
         """Sends a call; its answer is read by the reader thread."""
