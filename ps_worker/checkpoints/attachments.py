@@ -123,7 +123,7 @@ def require_consent(
                 f"checkpoint {url} names code to run, {key} = {value!r}: if you trust everybody who can "
                 "write to it, allow it with --allow-code, in Python allow_code=True"
             )
-        logger.info("runs code: %s = %r", key, value)
+        logger.info("the checkpoint runs code: %s = %r", key, value)
 
 
 def model_of_checkpoint(checkpoint: Checkpoint, job: Job, schema: Schema) -> Model:

@@ -108,4 +108,4 @@ def _abort(store: Coordination, worker: int) -> None:
     try:
         store.abort(worker, "it was told to stop (SIGTERM)")
     except CtrPsError as failure:
-        logger.warning("other workers could not be told: %s", failure)
+        logger.warning("could not tell other workers of the end: %s", failure)

@@ -199,7 +199,7 @@ def _record(
     optional = frozenset(name for name in names if _without_none(hints[name]) != hints[name])
     present = [name for name in names if described[name].has_presence]
     for name in optional.difference(present):
-        raise TypeError(f"{described[name].full_name} is not optional, as in {record}")
+        raise TypeError(f"{described[name].full_name} is not optional, but is in {record}")
 
     def encode(value: T) -> dict[str, Any]:
         found = {name: getattr(value, name) for name in names}
