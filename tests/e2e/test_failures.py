@@ -183,16 +183,17 @@ def test_worker_told_to_stop_ends_the_other_with_its_reason(
     assert "Traceback" not in logs[0] + logs[1]
 
 
-def test_worker_that_was_restarted_is_refused(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_worker_that_was_restarted_is_refused(mode: str, data: Path, tmp_path: Path) -> None:
     """It would train from the start again, and the other one without it: a mixture of two runs."""
     # The job must not end for want of the killed one before the other has started.
     patient = [f"cluster.lease_s={LIMIT_S}"]
     with (
-        running(data, tmp_path, "sync", wait_s=LIMIT_S, settings=patient) as (_, workers, ports),
+        running(data, tmp_path, mode, wait_s=LIMIT_S, settings=patient) as (_, workers, ports),
         ExitStack() as stack,
     ):
         workers[1].process.kill()
-        again = Worker(data, ports, 1, "sync", settings=patient)
+        again = Worker(data, ports, 1, mode, settings=patient)
         stack.callback(again.close)
         log = again.wait()
 

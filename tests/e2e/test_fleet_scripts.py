@@ -132,15 +132,8 @@ print("fitted", flush=True)
         assert "fitted" in (tmp_path / f"log/{name}.log").read_text()
 
 
-@pytest.mark.parametrize(
-    ("ending", "at"),
-    [
-        ("sys.exit()", "after training"),
-        ("sys.exit('no rows for today')", "after training"),
-        ("sys.exit()", "before joining"),
-        ("sys.exit(3)", "before joining"),
-    ],
-)
+@pytest.mark.parametrize("at", ["after training", "before joining"])
+@pytest.mark.parametrize("ending", ["sys.exit()", "sys.exit('no rows for today')", "sys.exit(3)"])
 def test_worker_that_ends_without_stop_worker_ends_all(
     ending: str, at: str, tmp_path: Path
 ) -> None:

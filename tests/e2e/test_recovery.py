@@ -284,8 +284,9 @@ def test_killed_processes_lose_no_examples(mode: str, data: Path, tmp_path: Path
 # Workers that are lost for good
 
 
-def test_others_continue_without_a_lost_worker(data: Path, tmp_path: Path) -> None:
-    with RunningJob(tmp_path, training(settings_of(data, "async", "continue"))) as job:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_others_continue_without_a_lost_worker(mode: str, data: Path, tmp_path: Path) -> None:
+    with RunningJob(tmp_path, training(settings_of(data, mode, "continue"))) as job:
         job.wait_for_steps()
 
         job.kill("worker.1")

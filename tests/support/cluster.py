@@ -24,6 +24,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import wait_for_servers
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines, GrpcTransport
+from ctr_ps.ps_worker.cluster.stream import StreamChannel
 from ctr_ps.ps_worker.extras.chaos import faults_of
 from tests.support.stores import INCARNATION
 
@@ -119,20 +120,21 @@ class Cluster:
         client = self._stack.enter_context(ClusterClient(transport, chunk_bytes=chunk_bytes))
         wait_for_servers(transport, LIMIT_S)
         if stream:
-            wait_for_streams(transport)
+            for channel in transport.connection.channels:
+                open_stream(channel)
         for worker in range(self.stores[0].engine.members.total if joins else 0):
             client.join(worker, INCARNATION, terms={}).result()
         return client
 
 
-def wait_for_streams(transport: GrpcTransport) -> None:
-    """Opens the streams to all servers."""
+def open_stream(channel: StreamChannel) -> Any:
+    """Waits until the stream of a channel is open, and returns it."""
+    channel.open_soon()
     until = time.monotonic() + LIMIT_S
-    for channel in transport.connection.channels:
-        channel.open_soon()
-        while channel.stream is None:
-            assert time.monotonic() < until, "no stream was opened"
-            time.sleep(0.005)
+    while channel.stream is None:
+        assert time.monotonic() < until, "no stream was opened"
+        time.sleep(0.005)
+    return channel.stream
 
 
 @contextmanager

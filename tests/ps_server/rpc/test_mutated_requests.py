@@ -5,10 +5,8 @@ What a store accepts is sent to another one, too: in the end both hold the same.
 """
 
 import gc
-import mmap
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from ctr_ps.protos.wire.requests import PushGrad, PushState
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import through
+from tests.support.process_figures import resident_bytes
 from tests.support.requests import DIM, fill
 from tests.support.stores import joined, push_id
 
@@ -46,10 +45,6 @@ def columns_of(argument: Any) -> list[Keys]:
     if isinstance(argument, PushState):
         return [rows.keys for _, rows in argument.chunk.rows]
     return []
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def new_store(root: str) -> ParameterStore:

@@ -285,7 +285,9 @@ def test_rows_without_bytes_of_their_own_are_no_more_than_their_keys() -> None:
     """Else a message of 32 bytes would be rows by the billion."""
     header = struct.pack("<QQIIII", 2**60, 0, 0, 1, 0, 0)
 
-    with pytest.raises(ProtocolError, match=f"received 0 keys, expected {2**60} x 1"):
+    with pytest.raises(
+        ProtocolError, match=f"received 0 keys, expected {2**60} x 1: one for each row"
+    ):
         unpack_rows(header, num_dense=0, num_slots=1)
 
 

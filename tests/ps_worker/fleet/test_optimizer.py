@@ -107,7 +107,7 @@ def test_schedules_of_paddle_are_those_of_a_job(
     [
         (
             lambda: lr.StepDecay(0.5, 30).step(),
-            r"remove the call of StepDecay\.step\(\)",
+            r"remove the call of StepDecay\.step\(\): servers count",
         ),
         (lambda: lr.PolynomialDecay(0.5, 30, power=2.0), "here it is linear and runs once"),
         (lambda: lr.CosineAnnealingDecay(0.5, 30, eta_min=0.75), "eta_min is 0.75, expected 0 to"),

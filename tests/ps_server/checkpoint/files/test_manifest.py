@@ -325,7 +325,8 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, piece(0, 5), replace(piece(5, 10), scalars=())),
-            "0 scalars, expected (2, 2) for optimizer 'adam' of dense block 'mlp'",
+            "has 2 state values per element and 0 scalars, expected (2, 2) for optimizer 'adam' of dense "
+            "block 'mlp'",
             id="scalars",
         ),
     ],

@@ -344,7 +344,7 @@ def test_score_of_a_key_is_that_of_its_row() -> None:
         ),
         (
             {"counter": "bloom", "expected_keys": 9, "policy": "score", "table": "wide"},
-            "counter 'bloom': leave out the counter",
+            "counter 'bloom': leave out the counter, as the counts of that table are used",
         ),
     ],
 )
