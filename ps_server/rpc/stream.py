@@ -125,9 +125,10 @@ class StreamPort:
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):  # the client is gone again, or descriptors are short
             accepted, address = listener.accept()
+            if len(self._connections) >= self._max_connections:
+                accepted.close()
+                return
             try:
-                if len(self._connections) >= self._max_connections:
-                    raise OSError("there are too many connections")
                 accepted.setblocking(False)
                 for option in SOCKET_OPTIONS:
                     accepted.setsockopt(*option)
@@ -214,8 +215,8 @@ class _TlsLink(_Link):
         """See _Link."""
         left = _MAX_HANDSHAKE_BYTES
         try:
-            while self._tls.shakes_hands():
-                await self._loop.sock_sendall(self.socket, self._tls.leaving())
+            while not self._tls.do_handshake():
+                await self._loop.sock_sendall(self.socket, self._tls.data_to_send())
                 if left <= 0:
                     raise ProtocolError(f"its handshake has over {_MAX_HANDSHAKE_BYTES} bytes")
                 arrived = await self._receive(_HANDSHAKE_PIECE_BYTES)
@@ -223,12 +224,12 @@ class _TlsLink(_Link):
                     raise ConnectionResetError
                 left -= len(arrived)
         finally:  # where it failed, this says why
-            await self._loop.sock_sendall(self.socket, self._tls.leaving())
-        self.peer = self._tls.peer()
+            await self._loop.sock_sendall(self.socket, self._tls.data_to_send())
+        self.peer = self._tls.auth_context()
 
     async def _receive(self, size: int = PIECE_BYTES) -> bytes:
         arrived = await self._loop.sock_recv(self.socket, size)
-        self._tls.arrived(arrived)
+        self._tls.receive_data(arrived)
         return arrived
 
     async def receive_into(self, view: memoryview) -> int:

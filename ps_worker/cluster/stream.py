@@ -50,7 +50,7 @@ PAUSE_S = 0.5
 
 LONGEST_PAUSE_S = 30.0
 
-FAILURES_TO_TELL = 3
+FAILURES_BEFORE_WARNING = 3
 """A server that restarts fails once or twice."""
 
 _ASK_S = 5.0
@@ -93,20 +93,20 @@ class _TlsSocket:
         self._tls = TlsLayer(context, server_name=server_name)
         self._lock = threading.Lock()  # of the layer
         self._unsent = b""  # of a frame that did not wait
-        self._arrived = memoryview(bytearray(PIECE_BYTES))
+        self._buffer = memoryview(bytearray(PIECE_BYTES))
         until = time.monotonic() + _OPEN_S
-        while self._tls.shakes_hands():
+        while not self._tls.do_handshake():
             if time.monotonic() > until:
                 raise TimeoutError("the handshake does not end")
-            plain.sendall(self._tls.leaving())
+            plain.sendall(self._tls.data_to_send())
             if not self._receive():
                 raise ConnectionResetError("the server has closed it")
-        plain.sendall(self._tls.leaving())
+        plain.sendall(self._tls.data_to_send())
 
     def _receive(self) -> int:
-        count = self._plain.recv_into(self._arrived)
+        count = self._plain.recv_into(self._buffer)
         with self._lock:
-            self._tls.arrived(self._arrived[:count])
+            self._tls.receive_data(self._buffer[:count])
         return count
 
     def recv_into(self, view: memoryview) -> int:
@@ -330,7 +330,7 @@ class StreamChannel:
                 self.stream = self._open(offer)
             except (OSError, ValueError, UsageError) as error:
                 failures += 1
-                if failures == FAILURES_TO_TELL:
+                if failures == FAILURES_BEFORE_WARNING:
                     logger.warning(
                         "cannot reach port %d of %s, calls use gRPC: %s",
                         offer.port,

@@ -1,4 +1,4 @@
-"""TLS without a socket: what arrives goes in, what is to be sent comes out."""
+"""TLS without a socket: its owner receives and sends the bytes."""
 
 import ssl
 from collections.abc import Mapping
@@ -9,23 +9,23 @@ PIECE_BYTES = 64 * 2**10
 
 
 class TlsLayer:
-    """TLS of one connection, over bytes that its owner receives and sends.
+    """TLS of one connection.
 
     Its calls never wait. Not thread-safe: not even reading beside writing.
     """
 
     def __init__(self, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
-        """Begins a connection: of a client if it has the name that the server's certificate must have."""
-        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        """Prepares one side: with `server_name`, which the server's certificate must have, the client's."""
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
-            self._arrived,
-            self._leaving,
+            self._incoming,
+            self._outgoing,
             server_side=server_name is None,
             server_hostname=server_name,
         )
 
-    def shakes_hands(self) -> bool:
-        """Goes on with the handshake; False: it is done. What leaves is to be sent in any case.
+    def do_handshake(self) -> bool:
+        """Continues the handshake, and returns whether it is done; there may be data to send in any case.
 
         Raises:
             ssl.SSLError: If it fails, as of a certificate that is not trusted.
@@ -33,19 +33,19 @@ class TlsLayer:
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            return True
-        return False
+            return False
+        return True
 
-    def arrived(self, data: bytes | memoryview) -> None:
-        """Takes bytes that arrived."""
-        self._arrived.write(data)
+    def receive_data(self, data: bytes | memoryview) -> None:
+        """Takes bytes from the peer."""
+        self._incoming.write(data)
 
-    def leaving(self) -> bytes:
-        """Returns what is to be sent, and forgets it."""
-        return self._leaving.read()
+    def data_to_send(self) -> bytes:
+        """Returns the bytes for the peer since the last call."""
+        return self._outgoing.read()
 
     def read_into(self, view: memoryview) -> int:
-        """Reads into `view`, and returns how many bytes; 0: more must arrive first.
+        """Reads into `view`, and returns how many bytes; 0: more must be received first.
 
         Raises:
             ssl.SSLError: If it is no TLS.
@@ -59,21 +59,20 @@ class TlsLayer:
             raise ConnectionResetError("the peer has ended it") from None
 
     def write(self, head: bytes, body: bytes) -> bytes:
-        """Returns what is to be sent for a frame."""
+        """Returns the bytes for the peer of a frame."""
         if len(head) + len(body) <= PIECE_BYTES:
             self._tls.write(head + body)
-            return self.leaving()
+            return self.data_to_send()
         self._tls.write(head)
-        leaving = [self.leaving()]
-        rest = memoryview(body)
-        while rest:
-            self._tls.write(rest[:PIECE_BYTES])
-            leaving.append(self.leaving())
-            rest = rest[PIECE_BYTES:]
-        return b"".join(leaving)
+        sent = [self.data_to_send()]
+        view = memoryview(body)
+        for start in range(0, len(body), PIECE_BYTES):
+            self._tls.write(view[start : start + PIECE_BYTES])
+            sent.append(self.data_to_send())
+        return b"".join(sent)
 
-    def peer(self) -> Mapping[str, list[bytes]]:
-        """Returns the common names of the peer's certificate, as gRPC's `auth_context` does."""
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """Returns the common names in the peer's certificate, as gRPC's contexts do."""
         certificate: Mapping[str, Any] = self._tls.getpeercert() or {}
         return {
             "x509_common_name": [
