@@ -310,7 +310,7 @@ import importlib, importlib.util, sys
 from tests.import_map import modules
 extras = {"torch", "device_pass"}
 if importlib.util.find_spec("ray") is None:
-    extras.add("ray")
+    extras.add("ray_engine")
 for module in modules():
     if not extras & set(module.split(".")):
         importlib.import_module(module)

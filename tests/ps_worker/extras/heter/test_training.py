@@ -106,17 +106,22 @@ def trained(
     several_keys: bool = False,
     **cluster: Any,
 ) -> tuple[Parameters, HeterCluster, list[float]]:
-    """Returns the parameters after two epochs, and the mean loss of each worker."""
+    """Returns the parameters after two epochs, and each worker's mean loss of the second.
+
+    Of asynchronous training the first epoch shows how late its first gradients are, which is chance.
+    """
     found, losses = Parameters(build()), [0.0] * len(num_batches)
 
     def work(run: Run, index: int) -> None:
         data = batches_of(index, num_batches[index], several_keys=several_keys)
         for _ in range(2):
+            before = run.progress.counts()
             run.train(data)
             run.barrier()
+        after = run.progress.counts()
         assert run.all_reduce(np.array([1.0]), ReduceOp.SUM) == len(num_batches)
         assert run.all_reduce(np.array([-1.0 * index]), ReduceOp.MAX) == 0.0
-        losses[index] = run.progress.mean_loss
+        losses[index] = (after.loss - before.loss) / (after.weight - before.weight)
         if index == 0:
             found.read(run.store)
 
@@ -184,7 +189,7 @@ def test_other_modes_learn_no_less(
 
     # Fresh dense parameters for each step: where the job without merges dense gradients, this learns sooner.
     assert np.mean(found) < np.mean(losses) + 0.02
-    assert np.mean(found) < 0.55  # untrained: 0.69
+    assert np.mean(found) < 0.4  # untrained: 0.69
     assert sum(each["batches"] for each in job_.figures) == 240
 
 
