@@ -95,7 +95,7 @@ class LinearWarmup(LRScheduler):
                 f"0 to the learning rate, {after.base_lr!r}: leave both out"
             )
         if "warmup_steps" in after.schedule:
-            raise UsageError("a LinearWarmup is inside a LinearWarmup: use one")
+            raise UsageError("a LinearWarmup is inside a LinearWarmup: use only one")
         schedule = {**after.schedule, "warmup_steps": warmup_steps}
         if "total_steps" in schedule:
             schedule["total_steps"] += warmup_steps
