@@ -247,7 +247,7 @@ def require_work(heter_endpoints: Sequence[str], num_workers: int, source: str) 
     if len(heter_endpoints) > num_workers:
         raise RoleError(
             f"{source} has {len(heter_endpoints)} heter trainers, but the job has only "
-            f"{counted(num_workers, 'worker')}: list one heter trainer for each worker, or fewer"
+            f"{counted(num_workers, 'worker')}: list at most one heter trainer for each worker"
         )
 
 

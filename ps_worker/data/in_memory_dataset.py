@@ -210,7 +210,7 @@ class InMemoryDataset(FileDataset):
             if rows.are_released:
                 raise UsageError(
                     "dataset.global_shuffle() was called in the middle of this pass and sent its rows to "
-                    "other workers: finish a pass before the shuffle, or begin a new one after it"
+                    "other workers: finish a pass before the shuffle, or begin a new pass after it"
                 )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)

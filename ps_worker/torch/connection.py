@@ -113,9 +113,7 @@ def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> Wo
         return WorkerRole(endpoints=endpoints, worker_index=worker, num_workers=num_workers)
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
-        raise RoleError(
-            "TRAINING_ROLE makes this process no worker, but only workers open tables: set it to TRAINER"
-        )
+        raise RoleError("TRAINING_ROLE is not TRAINER, but only workers open tables")
     if role.heter_endpoints:
         raise RoleError(
             "this job has heter trainers, which your own training loop cannot use: start none"
