@@ -176,7 +176,7 @@ def _load_class(name: str) -> ModelClass:
         raise ValueError(f'model {name!r}: expected "path/of/file.py:ClassName"')
     if not Path(path).is_file():
         raise ValueError(
-            f"model {name!r}: no file {path!r} in {str(Path.cwd())!r}; paths are relative to it, as in "
+            f"model {name!r}: no file {path!r} in {str(Path.cwd())!r}; give a path relative to this folder: "
             f"--set model.name=PATH.py:{class_name}"
         )
     # A unique, stable module name per file: dataclasses and numba's disk cache look modules up by name.

@@ -62,7 +62,7 @@ def ray_engine(
     try:
         _require_listener(address)
     except ValueError as error:
-        raise AddressError(f"expected HOST:PORT or auto: {error}") from error
+        raise AddressError("expected HOST:PORT or auto") from error
     except OSError as error:
         raise AddressError(f"no Ray cluster answers: {error}") from error
     try:
@@ -120,7 +120,7 @@ def _require_listener(address: str) -> None:
         return
     found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)
     if found is None or int(found[2]) > 65535:
-        raise ValueError(f"{address!r} is not one of them")
+        raise ValueError(f"{address!r} is no address")
     socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
 
 

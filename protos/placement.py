@@ -128,8 +128,9 @@ class ShardMap:
         """Raises WrongServerError unless a request to `server` was placed by this map."""
         if epoch != self.epoch:
             raise WrongServerError(
-                f"the client has the shard map of epoch {epoch}, server {server} of {self.num_servers} that "
-                f"of epoch {self.epoch}: connect again, with the current list of servers"
+                f"the client's shard map is of epoch {epoch}, but the map of server {server} of "
+                f"{self.num_servers} is of epoch {self.epoch}: connect again, with the current list of "
+                "servers"
             )
 
 

@@ -163,8 +163,8 @@ def role_from_environment(environ: Mapping[str, str]) -> Role | None:
     if ROLE not in environ:
         if leftover := sorted({SERVERS, NUM_WORKERS, WORKER_INDEX, PORT} & environ.keys()):
             raise RoleError(
-                f"{', '.join(leftover)} set, but {ROLE} is not: set it to PSERVER, TRAINER or "
-                "HETER_TRAINER; to train on this machine alone, unset the others"
+                f"{', '.join(leftover)} set without {ROLE}: set {ROLE} to PSERVER, TRAINER or "
+                f"HETER_TRAINER; to train on this machine alone, unset {', '.join(leftover)}"
             )
         return None
     role = environ[ROLE].strip().upper()
@@ -247,7 +247,7 @@ def require_work(heter_endpoints: Sequence[str], num_workers: int, source: str) 
     if len(heter_endpoints) > num_workers:
         raise RoleError(
             f"{source} has {len(heter_endpoints)} heter trainers, but the job has only "
-            f"{counted(num_workers, 'worker')}: list one heter trainer for each worker, or fewer"
+            f"{counted(num_workers, 'worker')}: list at most one heter trainer for each worker"
         )
 
 
@@ -267,7 +267,9 @@ def _required(environ: Mapping[str, str], name: str, expected: str) -> str:
     value = environ.get(name, "").strip()
     if not value:
         state = "is empty" if name in environ else "is not set"
-        raise RoleError(f"{name} {state}, but {ROLE} is {environ[ROLE]!r}: set it to {expected}")
+        raise RoleError(
+            f"{name} {state}, but {ROLE} is {environ[ROLE]!r}: set {name} to {expected}"
+        )
     return value
 
 

@@ -222,7 +222,9 @@ class ParameterStore:
     def digest(self) -> str:
         """See `protos.store.Store`; for a store that holds everything."""
         if self.engine.shard_map.num_servers > 1:
-            raise ProtocolError("one server of several has only its own shards: ask the client")
+            raise ProtocolError(
+                "this server has only its own shards, not all of the model: get the digest from a client"
+            )
         parameters = self.engine.parameters
         return model_digest(parameters.dense_vectors(), parameters.shard_digests())
 

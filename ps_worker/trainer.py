@@ -225,8 +225,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         )
         if not attachments:
             logger.warning(
-                "%s has only parameters, for load(): neither the class %s of the model nor its arguments "
-                "can be saved",
+                "%s has only parameters, for load(): the model's class, %s, and arguments cannot be saved",
                 folder,
                 type(self.model).__qualname__,
             )
@@ -344,7 +343,7 @@ def _schema_of(
     origin = origin_of(model)
     if origin is None and not isinstance(schema, Schema):
         raise UsageError(
-            f"{type(model).__name__} does not tell the schema that it was made for: give it as schema="
+            f"{type(model).__name__} does not store the schema that it was made for: give schema="
         )
     if origin is not None and schema is not None and schema != origin.schema:
         raise UsageError("schema= differs from the schema of the model: leave out schema=")

@@ -200,7 +200,8 @@ class BackHalf:
             for output in outputs:
                 if output.shape[:1] != (part.size,):
                     raise ModelInputError(
-                        f"{name} returned {list(output.shape)} for {part.size} examples"
+                        f"{name} returned a tensor of shape {list(output.shape)} for {part.size} examples, "
+                        f"expected [{part.size}, ...]"
                     )
 
     def _joined(self, arrays: Sequence[NDArray[Any]]) -> Tensor:

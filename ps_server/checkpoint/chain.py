@@ -81,8 +81,8 @@ def manifests_of_chain(folder: Folder) -> list[tuple[Folder, PublishedManifest]]
         shapes, base_shapes = _shapes_of(published.manifest), _shapes_of(base_published.manifest)
         if shapes != base_shapes:
             raise CheckpointError(
-                f"checkpoint {folder.url} does not fit its base {base!r}: (dim, shards, optimizer, widths "
-                f"of state and statistics) of its tables are {shapes}, of the base's {base_shapes}"
+                f"checkpoint {folder.url} does not fit its base {base!r}: its tables have (dim, shards, "
+                f"optimizer, widths of state and statistics) {shapes}, the base's tables {base_shapes}"
             )
         folder, published = base_folder, base_published
         chain.append((folder, published))

@@ -235,7 +235,7 @@ def resolve(url: str | Path) -> Folder:
         if folder.name == BEST and root.folders() and not folder.folders():
             raise CheckpointError(
                 f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are set; give "
-                "the path of a checkpoint, or the folder for its latest"
+                "the path of a checkpoint, or the folder for its newest checkpoint"
             )
     if folder.has(LATEST):
         return _resolve_name(folder, LATEST)
@@ -264,7 +264,9 @@ def _named_by(root: Folder, file: str) -> str:
 
 def _write_name(root: Folder, file: str, name: str, rank: str) -> None:
     if not _is_checkpoint_in(root, name):
-        raise CheckpointError(f"{root.url} has no checkpoint {name!r} to be the {rank} one")
+        raise CheckpointError(
+            f"{root.url} has no checkpoint {name!r}, so it cannot be the {rank} one"
+        )
     root.put(file, f"{name}\n".encode())
 
 

@@ -126,8 +126,8 @@ class Checkpoint:
         """Raises CheckpointError if it is of another save than `token`'s; an empty token matches any."""
         if token and token != self.token:
             raise CheckpointError(
-                f"checkpoint {self.url} was replaced during the load, save {token!r} by {self.token!r}: "
-                "load again, and save to a folder of another name"
+                f"checkpoint {self.url} was replaced during the load: the save was {token!r}, and is now "
+                f"{self.token!r}. Load again, and save new checkpoints to folders of other names"
             )
 
     def require_trainable(self) -> None:

@@ -49,8 +49,8 @@ def reduce_numbers(name: str, given: Given, members: Members) -> Numbers | None:
             f"{members.name(worker)} {_kind(given[worker])}" for worker in sorted(given)
         )
         raise ProtocolError(
-            f"workers called all_reduce {name!r} with different arguments: {told}; all must give the same "
-            "number of numbers and the same op"
+            f"workers called all_reduce {name!r} with different arguments: {told}; all must give "
+            "equally many numbers and the same op"
         )
     first, *others = (each for _, each in sorted(given.items()) if each is not None)
     total = first.values.copy()
@@ -167,13 +167,13 @@ class PassedBarriers:
             return None
         if (passed := self._by_number.get((worker, number))) is None:
             raise ProtocolError(
-                f"{self._members.name(worker)} called barrier {name!r} again as its barrier {number}, whose "
-                "result is no longer kept: start the job again from its checkpoint"
+                f"{self._members.name(worker)} called its barrier {number}, {name!r}, again, but this "
+                "server no longer keeps the result: start the job again from its checkpoint"
             )
         if passed.name != name:
             raise ProtocolError(
-                f"{self._members.name(worker)} called barrier {name!r} as its barrier {number}, which was "
-                f"{passed.name!r} before: a replacement must call the same barriers in the same order as "
+                f"{self._members.name(worker)} called {name!r} as its barrier {number}, but the lost process "
+                f"called {passed.name!r}: a replacement must call the same barriers in the same order as "
                 "the lost process"
             )
         return passed.outcome

@@ -232,11 +232,11 @@ class Mailbox:
                 "receiver begin another exchange?"
             )
         if sender.has_ended:
-            raise ProtocolError(f"{what} arrived after the last one")
+            raise ProtocolError(f"{what} arrived after the last message of the exchange")
         if not inbox.has_room_for(sender, self._inbox_bytes):
-            raise ProtocolError(f"{what} arrived before the previous one was answered")
+            raise ProtocolError(f"{what} arrived before the previous message was answered")
         if len(inbox.messages) >= MAX_MESSAGES and message.content is not None:
             raise ProtocolError(
                 f"{what} is refused, as {len(inbox.messages)} messages already wait for the receiver: post "
-                "fewer, larger ones"
+                "fewer, larger messages"
             )

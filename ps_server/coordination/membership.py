@@ -89,8 +89,8 @@ class Membership:
         if worker in self._incarnations and not waits:
             raise ProtocolError(
                 f"another process joined as {name} before. If it has died, end the job and start it again "
-                'from its checkpoint: only cluster.on_worker_loss = "wait" allows a replacement. Else two '
-                f"processes have {self.all.variables(worker)}"
+                'from its checkpoint: only cluster.on_worker_loss = "wait" allows a replacement. '
+                f"Otherwise two processes have {self.all.variables(worker)}"
             )
         self._require_agreement(worker, terms)
         self.require(worker)

@@ -168,8 +168,8 @@ class UpdateLog:
             self._require_usable()
             if segment > self._writer.segment:
                 raise LogError(
-                    f"segments before {segment} of {self._folder.path} cannot be removed: the current one is "
-                    f"{self._writer.segment}"
+                    f"segments before {segment} of {self._folder.path} cannot be removed: the log is still "
+                    f"written to segment {self._writer.segment}"
                 )
         self._folder.remove_before(segment)
         with self._lock:

@@ -334,7 +334,7 @@ class Handlers:
             if not 0 <= stretch.start <= stretch.stop <= length:
                 raise ProtocolError(
                     f"elements {stretch.start} to {stretch.stop} of dense block {stretch.block!r} were "
-                    f"requested, but this server has {length}"
+                    f"requested, but the block has {length} on this server"
                 )
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
         return self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
@@ -366,7 +366,7 @@ class Handlers:
             ):
                 raise ProtocolError(
                     f"PullChanged {request.number} of {self.engine.members.name(worker)} arrived after a "
-                    "later one, so its answer would be lost and its rows missing in the replica"
+                    "later one: its answer would be lost, and the replica would lack its rows"
                 )
             engine = self.engine
             changed = engine.pulls.changed(

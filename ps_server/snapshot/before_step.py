@@ -58,9 +58,10 @@ def require_values_at(
     """
     if kept is None or kept.step != version or kept.num_evicted != num_evicted:
         raise ProtocolError(
-            f"this server, at version {newest}, no longer has the values of version {version} for a worker "
-            "that repeats a step. A server further behind has lost the end of its update log, as can happen "
-            "with --log-sync os when a machine crashes: the log of that server has a line 'recovered ... "
-            f"version={version}'. Start the job again from its checkpoint"
+            f"this server is at version {newest} and no longer has the values of version {version}, which a "
+            "worker needs to repeat a step. Either the step evicted rows, or another server has lost the end "
+            "of its update log, as can happen with --log-sync os when a machine crashes: the output of that "
+            f"server then has a line 'recovered ... version={version}'. Start the job again from its "
+            "checkpoint"
         )
     return kept

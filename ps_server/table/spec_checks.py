@@ -87,7 +87,7 @@ def _check_feature_life(spec: TableSpec) -> None:
         for name in ("admission", "expiry"):
             if getattr(spec, name) is not None:
                 raise SpecError(
-                    f"{table} has {name} but keeps no statistics, which {name} needs: declare them, too"
+                    f"{table} has {name} but keeps no statistics, which {name} needs: declare statistics, too"
                 )
         return
     if spec.records_changes:

@@ -30,14 +30,14 @@ def require_equal_spec(existing: TableSpec | DenseSpec, spec: TableSpec | DenseS
         if [field for field, _, _ in different] == ["values_digest"]:
             raise SpecConflictError(
                 f"{spec.name!r} exists with other initial values: all workers of a job must compute "
-                "the same ones, with the same code, library versions, options and seed"
+                "equal ones, with the same code, library versions, options and seed"
             )
         difference = _layout_difference(existing, spec) or ", ".join(
             f"{field} is {first!r}, not {second!r}" for field, first, second in different
         )
         raise SpecConflictError(
             f"{spec.name!r} exists with another spec: {difference}; all workers of a job must declare "
-            "the same one"
+            "the same spec"
         )
 
 

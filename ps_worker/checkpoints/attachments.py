@@ -121,7 +121,7 @@ def require_consent(
         if not allow_code and key not in own:
             raise UsageError(
                 f"checkpoint {url} names code to run, {key} = {value!r}: if you trust everybody who can "
-                "write to it, allow it with --allow-code, in Python allow_code=True"
+                "write to the checkpoint, allow its code with --allow-code, in Python allow_code=True"
             )
         logger.info("the checkpoint runs code: %s = %r", key, value)
 

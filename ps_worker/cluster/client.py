@@ -27,7 +27,7 @@ from ctr_ps.protos.futures import (
 )
 from ctr_ps.protos.gradients import Gradients, Values
 from ctr_ps.protos.keys import Keys
-from ctr_ps.protos.limits import CHUNK_BYTES, MAX_MESSAGE_BYTES, MAX_NUMBERS_BYTES
+from ctr_ps.protos.limits import CHUNK_BYTES, MAX_NUMBERS_BYTES
 from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import DenseSpec, TableSpec
 from ctr_ps.protos.store import (
@@ -394,7 +394,7 @@ class ClusterClient:
         size = len(message.content or b"")
         if size > MAX_NUMBERS_BYTES:
             raise ProtocolError(
-                f"a message of {size} bytes does not fit a message of {MAX_MESSAGE_BYTES}: split it"
+                f"a message has {size} bytes, more than the {MAX_NUMBERS_BYTES} that fit: split it"
             )
         server = self._shard_map.server_of_receiver(message.receiver)
         return self._transport.call(

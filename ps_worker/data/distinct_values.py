@@ -67,8 +67,8 @@ class DistinctValues:
             ):
                 if columns.are_keys:
                     raise UsageError(
-                        f"{path}: the file has keys of {self._slot!r}, not values: name the files from "
-                        "which it was made"
+                        f"{path}: the file has the keys of slot {self._slot!r}, not its values: give the "
+                        "files from which this file was converted"
                     )
                 self.rows += len(columns.offsets)
                 values = distinct_values(columns.slots[0])

@@ -116,7 +116,7 @@ def _agree(rows: RowsInMemory, peers: Peers) -> tuple[int, int]:
     if num_workers != peers.num_workers:
         raise ProtocolError(
             f"rows are shuffled for {counted(num_workers, 'worker')}, but the run has {peers.num_workers}: "
-            "rows sent to the others would be lost"
+            "rows sent to other workers would be lost"
         )
     for name, num_with, num_without in zip(
         STORED_COLUMNS, nums, nums[len(STORED_COLUMNS) :], strict=False

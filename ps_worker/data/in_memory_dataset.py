@@ -209,8 +209,8 @@ class InMemoryDataset(FileDataset):
         for begin in range(row, rows.size, self.batch_size):
             if rows.are_released:
                 raise UsageError(
-                    "dataset.global_shuffle() was called in the middle of a pass, whose rows are now on "
-                    "other workers: end the pass first, or begin another"
+                    "dataset.global_shuffle() was called in the middle of this pass and sent its rows to "
+                    "other workers: finish a pass before the shuffle, or begin a new pass after it"
                 )
             index = order[begin : begin + self.batch_size]
             yield rows.gather(index, swap), replace(first, offset=begin + index.size)

@@ -100,7 +100,8 @@ class QueueDataset(FileDataset):
         """
         if not self.has_order:
             raise UsageError(
-                f"reader_num is {self._reader_num}, but batches have an order, and so positions, only with 1"
+                f"reader_num is {self._reader_num}, expected 1: batches of several readers have no order, "
+                "and so no positions"
             )
         first = self._next_epoch()
         start = start or first
@@ -111,8 +112,8 @@ class QueueDataset(FileDataset):
             )
         if start.files != first.files:
             raise UsageError(
-                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: it has "
-                "other files, another order or another shuffle_files"
+                f"the position does not fit this dataset of {counted(len(self._files()), 'file')}: it is of "
+                "other files, another order of files or another shuffle_files"
             )
         return self._begin(start)
 

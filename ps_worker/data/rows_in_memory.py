@@ -90,7 +90,7 @@ class RowsInMemory:
                 for name in self.row_columns:
                     self._floats[name] = _column(np.float32, self._widths[name])
             for name in sorted(self._widths.keys() ^ columns.keys()):
-                raise DataError(f"some rows have {name} and others not: read them separately")
+                raise DataError(f"some rows have {name} and others have none: read them separately")
             start, stop = self.size, self.size + rows.size
             self._write_keys(rows, counts)
             for name, column in columns.items():

@@ -235,7 +235,8 @@ class Fleet:
         """Raises UsageError if no model was minimized, or another one."""
         if self._task is None or self._task.model is not model:
             raise UsageError(
-                "fleet.distributed_optimizer(...).minimize(model) with the same model before training it"
+                "the model is not that of minimize(): call fleet.distributed_optimizer(...).minimize(model) "
+                "with the same model before training it"
             )
 
     def init_server(self, model_dir: str | Path | None = None) -> None:
@@ -319,7 +320,7 @@ class Fleet:
         role = self._role_as(WorkerRole, "fleet.init_worker()")
         task = self._known_task("fleet.init_worker()")
         if self._run is not None or self._is_over:
-            raise UsageError("fleet.init_worker() was called before: call it once")
+            raise UsageError("fleet.init_worker() was called before: call it only once")
         job = task.job
         if role.heter_endpoints:
             require_heter(job, task.model)

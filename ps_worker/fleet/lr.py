@@ -91,11 +91,11 @@ class LinearWarmup(LRScheduler):
         )
         if start_lr != 0 or end_lr not in (None, after.base_lr):
             raise UsageError(
-                f"LinearWarmup goes from start_lr={start_lr!r} to end_lr={end_lr!r}, but here it goes from "
+                f"LinearWarmup has start_lr={start_lr!r} and end_lr={end_lr!r}, but here it always goes from "
                 f"0 to the learning rate, {after.base_lr!r}: leave both out"
             )
         if "warmup_steps" in after.schedule:
-            raise UsageError("a LinearWarmup is inside a LinearWarmup: use one")
+            raise UsageError("a LinearWarmup is inside a LinearWarmup: use only one")
         schedule = {**after.schedule, "warmup_steps": warmup_steps}
         if "total_steps" in schedule:
             schedule["total_steps"] += warmup_steps

@@ -95,7 +95,9 @@ def verify(
             if problem:
                 damaged.append(name)
         if damaged:
-            raise CheckpointError(f"{url} has checkpoints that are not whole: {', '.join(damaged)}")
+            raise CheckpointError(
+                f"{url} has damaged or incomplete checkpoints: {', '.join(damaged)}"
+            )
         return
     checkpoint = Checkpoint.open(url)
     checkpoint.verify()

@@ -153,7 +153,9 @@ def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
         assert vectors.keys is not None
         return vectors.keys
     if not slot:
-        raise UsageError("the vectors are by value: give their slot with --slot")
+        raise UsageError(
+            "the vectors are of values, not keys: name the slot of these values with --slot"
+        )
     schema = schema_of_checkpoint(checkpoint)
     try:
         number = schema.slot_numbers[schema.slot_index(slot)]

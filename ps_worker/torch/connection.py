@@ -103,8 +103,8 @@ def open_tables(
 def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> WorkerRole:
     if servers is None and (worker, num_workers) != (0, 1):
         raise RoleError(
-            f"worker {worker} of {num_workers} has no servers: give servers=, or set all variables of the "
-            "environment"
+            f"worker {worker} of {num_workers} has no servers: give servers=, or leave out worker= and "
+            "num_workers= to take all three from the environment"
         )
     if servers is not None:
         endpoints = require_endpoints(list(servers), "servers")
@@ -113,9 +113,7 @@ def _role_of(servers: Sequence[str] | None, worker: int, num_workers: int) -> Wo
         return WorkerRole(endpoints=endpoints, worker_index=worker, num_workers=num_workers)
     role = role_from_environment(os.environ) or LOCAL
     if not isinstance(role, WorkerRole):
-        raise RoleError(
-            "by TRAINING_ROLE this process is not a worker, but only workers open tables"
-        )
+        raise RoleError("TRAINING_ROLE is not TRAINER, but only workers open tables")
     if role.heter_endpoints:
         raise RoleError(
             "this job has heter trainers, which your own training loop cannot use: start none"

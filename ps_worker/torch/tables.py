@@ -384,11 +384,11 @@ class PushOptimizer:
         own = self.state_dict()
         if own["tables"] != state.get("tables"):
             raise CheckpointError(
-                f"the state is of tables {state.get('tables')}, but these are {own['tables']}"
+                f"the state is of tables {state.get('tables')}, but the open tables are {own['tables']}"
             )
         if own["token"] != state.get("token"):
             raise CheckpointError(
-                f"the state belongs to the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but "
-                f"these are of {own['checkpoint'] or 'no checkpoint'!r}: load its checkpoint with "
-                "Tables.load first"
+                f"the state belongs to the rows in {state.get('checkpoint') or 'no checkpoint'!r}, but the "
+                f"open tables have the rows of {own['checkpoint'] or 'no checkpoint'!r}: first load the "
+                "state's checkpoint with Tables.load"
             )

@@ -253,8 +253,8 @@ class Progress:
         if self._is_comparing and self._has_logged and loss > base_loss:
             self._is_comparing = False
             logger.warning(
-                "the examples since the last line, up to step %d, have a mean loss of %.5f, above %.5f, the "
-                "loss of predicting the click rate %.4f of all examples so far for each: %s",
+                "the mean loss of the examples since the last line, up to step %d, is %.5f, above %.5f, the "
+                "loss of predicting the click rate %.4f of all examples so far: %s",
                 self.steps,
                 loss,
                 base_loss,
@@ -346,8 +346,8 @@ class LearningRates:
         if ended and not self._has_ended:
             self._has_ended = True
             logger.warning(
-                "the learning rate of %s is 0 after %d batches of all workers, by its schedule, so it no "
-                "longer learns: raise optimizer.schedule.total_steps, or set end_factor above 0",
+                "%s is no longer trained: by its schedule it has learning rate 0 after %d batches of all "
+                "workers. Raise optimizer.schedule.total_steps, or set end_factor above 0",
                 ", ".join(ended),
                 batches,
             )

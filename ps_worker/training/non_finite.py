@@ -51,7 +51,7 @@ class NonFiniteBatches:
             faults[LOSS] = f"loss is {loss!r}"
         if faults and self._policy == "fail":
             raise GradientError(
-                f"{self._whose}batch {number}: {next(iter(faults.values()))}; nothing of it was applied: "
+                f"{self._whose}batch {number}: {next(iter(faults.values()))}; no gradient of it was applied: "
                 "lower the learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
             )
         with self._lock:

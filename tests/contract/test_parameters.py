@@ -328,7 +328,7 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
         digests = last.engine.parameters.shard_digests()
         last.engine.shard_map = replace(last.engine.shard_map, epoch=5)
 
-        refused = rf"epoch 1, server {num_servers - 1} of {num_servers} that of epoch 5: connect"
+        refused = rf"epoch 1, but the map of server {num_servers - 1} of {num_servers} is of epoch 5: connect"
         for call in (
             lambda: client.push_grad(random_gradients(1), push_id(sequence=1)),
             lambda: client.pull_sparse({"deep": KEYS}, missing=Missing.ZEROS),

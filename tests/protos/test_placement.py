@@ -111,6 +111,6 @@ def test_request_that_another_map_placed_is_refused_with_both_epochs() -> None:
     for epoch in (0, FIRST_EPOCH + 1):
         with pytest.raises(
             WrongServerError,
-            match=rf"of epoch {epoch}, server 1 of 3 that of epoch {FIRST_EPOCH}: connect",
+            match=rf"of epoch {epoch}, but the map of server 1 of 3 is of epoch {FIRST_EPOCH}: connect",
         ):
             shard_map.require_epoch(epoch, server=1)

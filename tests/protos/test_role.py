@@ -86,7 +86,7 @@ def test_blanks_around_endpoints_do_not_count():
 def test_server_lacks_a_variable(name, value):
     environ = {key: text for key, text in SERVER.items() if key != name}
 
-    with pytest.raises(RoleError, match=f"{name} is .*: set it to "):
+    with pytest.raises(RoleError, match=f"{name} is .*: set {name} to "):
         role_from_environment(environ if value is None else environ | {name: value})
 
 
@@ -97,7 +97,9 @@ def test_worker_lacks_a_variable(name):
 
 
 def test_variables_without_a_role_are_refused():
-    with pytest.raises(RoleError, match="PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID set, but TRAINING"):
+    with pytest.raises(
+        RoleError, match="PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ID set without TRAINING"
+    ):
         role_from_environment({"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "2"})
 
 

@@ -179,7 +179,7 @@ def value(name: str, annotation: Any, codec: FieldCodec[Any] | None = None) -> C
 def _require_names(names: set[str], message: Descriptor, what: Any) -> None:
     if names != set(message.fields_by_name):
         raise TypeError(
-            f"{what} has the fields {sorted(names)}, its message {message.full_name} "
+            f"{what} has the fields {sorted(names)}, but its message {message.full_name} has "
             f"{sorted(message.fields_by_name)}"
         )
 

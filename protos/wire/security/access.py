@@ -62,7 +62,7 @@ class Tokens:
             token, of = _line(line, f"{source}:{number}")
             if token in access:
                 raise UsageError(
-                    f"{source}:{number}: this token is already in an earlier line: remove one of them"
+                    f"{source}:{number}: this token is already in an earlier line: remove one of the lines"
                 )
             access[token] = of
         if not access:

@@ -168,8 +168,8 @@ def open_channel(
     if not credentials.ca:
         if credentials.certificate or credentials.server_name:
             raise UsageError(
-                f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates that sign those "
-                "of servers"
+                f"{TLS_CA} is not set: to call servers over TLS, set it to the certificates of the "
+                "authorities that sign the servers' certificates"
             )
         return grpc.insecure_channel(endpoint, options=options)
     own = _pair(credentials) if credentials.certificate else ()

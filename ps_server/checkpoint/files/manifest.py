@@ -377,7 +377,7 @@ def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, sour
     if entry.dtype != "float32" and manifest.kind != "inference":
         raise CheckpointError(
             f"{source}: {entry.file} has weights of {entry.dtype}, expected float32, as only inference "
-            "checkpoints have others"
+            "checkpoints have other dtypes"
         )
     dim = spec.dim if entry.kind == "rows" else 0
     num_bytes = 8 + 4 * sum(found) + (4 if entry.dtype == "float32" else 2) * dim

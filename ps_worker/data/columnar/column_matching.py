@@ -38,8 +38,8 @@ _MEANING = {
 }
 """Origin of the name of a column of `ROW_COLUMNS`, for messages."""
 
-_TEXTS = ("ids", "groups")
-"""Columns of `ROW_COLUMNS` with text or whole numbers, which may be slots."""
+_TEXTS = {"ids": "the id", "groups": "valid.group_by"}
+"""Columns of `ROW_COLUMNS` with text or whole numbers, which may be slots; their use, for messages."""
 
 # Rows decoded at once: a dictionary is hashed once for all of them. Lists may be long, so fewer.
 READ_ROWS = 65_536
@@ -134,7 +134,7 @@ def check_types(path: str, fields: pa.Schema, schema: Schema, columns: FileColum
         kind = fields.field(name).type
         if not is_slot_type(kind) or is_list_type(kind):
             raise DataError(
-                f"{path}: column {name!r} is of type {kind}, expected text or whole numbers as {key}"
+                f"{path}: column {name!r} is of type {kind}, expected text or whole numbers for {_TEXTS[key]}"
             )
     labels = (columns.row_columns.get("labels"), *columns.other_labels)
     read = (*row_columns.values(), *columns.other_labels)

@@ -209,4 +209,4 @@ def _require_indices(array: pa.DictionaryArray) -> None:
 def _require_bounds(starts: _Integers, stops: _Integers, size: int) -> None:
     ascending = bool((starts <= stops).all())
     if not ascending or starts.min(initial=0) < 0 or stops.max(initial=0) > size:
-        raise pa.ArrowInvalid(f"offsets of values beyond the {size} values")
+        raise pa.ArrowInvalid(f"offsets of values are not ascending from 0 to at most {size}")

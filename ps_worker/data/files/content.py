@@ -49,7 +49,7 @@ def open_content(path: str, offset: int = 0) -> Iterator[Stream]:
     # Compressed bytes contain few newlines, so reading them might look like a few malformed rows.
     if suffix in _OTHER_CODECS:
         raise DataError(
-            f"{path}: {suffix} files are not supported: decompress it, or compress it to .gz or .zst"
+            f"{path}: {suffix} files are not supported: decompress the file, or compress it to .gz or .zst"
         )
     codec = CODECS.get(suffix)
     with file_errors(path), _damage_named(path, codec), open_file(path) as file:

@@ -124,7 +124,7 @@ def _refuse_duplicates(files: Sequence[str]) -> None:
 
 def _of_worker(splits: Sequence[list[FileSplit]], worker: int) -> list[FileSplit]:
     if not 0 <= worker < len(splits):
-        raise ValueError(f"worker_index is {worker!r}, expected one of {len(splits)} workers")
+        raise ValueError(f"worker_index is {worker!r}, expected 0 to {len(splits) - 1}")
     return splits[worker]
 
 

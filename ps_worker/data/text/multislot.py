@@ -46,6 +46,13 @@ class Kind(IntEnum):
     SLOT = scanner.KEYS  # or TEXTS
 
 
+_KIND_NAMES = {
+    Kind.LABEL: "a label",
+    Kind.NUMBER: "a dense column",
+    Kind.NUMBERS: "all dense columns",
+    Kind.SLOT: "a slot",
+}
+
 Column = tuple[Kind, int]
 
 
@@ -196,20 +203,26 @@ def _only_meaning(name: str, meanings: Mapping[str, Sequence[Column]]) -> Column
         hint = did_you_mean(str(name), meanings)
         raise UsageError(f"columns has an unknown name {name!r}{hint}")
     if len(meanings[name]) > 1:
-        kinds = " and a ".join(kind.name.lower() for kind, _ in meanings[name])
-        raise UsageError(f"column {name!r} is both a {kinds}: rename it in the schema")
+        kinds = " and ".join(_KIND_NAMES[kind] for kind, _ in meanings[name])
+        raise UsageError(f"name {name!r} means both {kinds}: rename one of them in the schema")
     return meanings[name][0]
 
 
 def _refuse_repeated(names: Sequence[str], columns: Sequence[Column]) -> None:
     seen: dict[Column, str] = {}
     for name, column in zip(names, columns, strict=True):
+        if seen.get(column) == name:
+            raise UsageError(f"columns has {name!r} twice: remove one")
         if column in seen:
-            raise UsageError(f"columns has {seen[column]!r} and {name!r}, expected one of them")
+            raise UsageError(
+                f"columns has {seen[column]!r} and {name!r}, which mean the same: remove one"
+            )
         seen[column] = name
     single = [name for name, (kind, _) in zip(names, columns, strict=True) if kind is Kind.NUMBER]
     if single and (Kind.NUMBERS, 0) in seen:
-        raise UsageError(f"columns has {DENSE_GROUP!r} and {single[0]!r}, which it includes")
+        raise UsageError(
+            f"columns has {single[0]!r} and {DENSE_GROUP!r}, which includes it: remove one"
+        )
 
 
 def _refuse_incomplete(columns: Sequence[Column], schema: Schema) -> None:

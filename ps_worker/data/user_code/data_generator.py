@@ -183,7 +183,7 @@ class GeneratorRun:
         if names != self.names:
             raise DataError(
                 f"the columns of the sample are {', '.join(names)}, expected {', '.join(self.names)} as "
-                f"in the first one"
+                f"in the first sample"
             )
         return cells
 

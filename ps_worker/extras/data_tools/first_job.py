@@ -106,12 +106,12 @@ def _require_rows(path: str, proposal: Proposal, format: str | None) -> None:
         has_rows = any(block.rows.size for block in blocks)
     except DataError as error:
         raise UsageError(
-            f"a file to test on has other columns than those to train on: {error}: {remedy}"
+            f"a test file has other columns than the training files: {error}: {remedy}"
         ) from error
     if not has_rows:
         fault = f": {bad_rows.first}: {remedy}" if bad_rows.first else ": name others with --test"
         raise UsageError(
-            f"{path}, a file to test on, has no row that fits the schema of the files to train on{fault}"
+            f"test file {path} has no row that fits the schema of the training files{fault}"
         )
 
 

@@ -80,7 +80,8 @@ def generate(
     if not 1 <= files <= rows or not 1 <= test_files <= test_rows:
         raise UsageError(
             f"cannot distribute {counted(rows, 'row')} over {counted(files, 'file')} and "
-            f"{counted(test_rows, 'test row')} over {test_files}: every file needs at least one row"
+            f"{counted(test_rows, 'test row')} over {counted(test_files, 'file')}: "
+            "every file needs at least one row"
         )
     if test_rows < MIN_TEST_ROWS:
         raise UsageError(f"test_rows is {test_rows}, expected at least {MIN_TEST_ROWS}")

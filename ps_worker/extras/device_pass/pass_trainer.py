@@ -136,7 +136,7 @@ class PassTrainer:
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 f"out of device memory in a pass of {len(prepared.batches)} batches: lower device.pass_rows "
-                "or train.batch_size, and set device.memory_gb to the free memory at most "
+                "or train.batch_size, and set device.memory_gb to at most the free memory "
                 f"({str(error).splitlines()[0]})"
             ) from error
         answer = self._write_back(tables, block, numbers, examples, version)

@@ -190,13 +190,14 @@ class HeterTrainers:
                     logger.warning("%s, heter trainer %d takes over: %s", lost, others[0], error)
                 return
         why = (
-            "and there is no other heter trainer"
+            "there is no other heter trainer"
             if len(self._transport.endpoints) == 1 or (self._takes_over and not others)
-            else "and another one takes over only in asynchronous modes with cluster.on_worker_loss = "
-            '"continue"'
+            else "another heter trainer takes over only in asynchronous modes with "
+            'cluster.on_worker_loss = "continue"'
         )
         raise TransportError(
-            f"{lost}, {why}: see its log, and start the job again from its checkpoint; {error}"
+            f"{lost}, and {why}. See the log of heter trainer {heter}, and start the job again from the "
+            f"job's checkpoint; {error}"
         ) from error
 
 

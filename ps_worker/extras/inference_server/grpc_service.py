@@ -212,7 +212,7 @@ def tensors_in(request: Any) -> list[Tensor]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise DataError(
-            f"raw_input_contents has {len(raw)} parts for {len(request.inputs)} inputs, expected one each"
+            f"raw_input_contents has {len(raw)} parts, expected one for each of {len(request.inputs)} inputs"
         )
     if raw:
         return [

@@ -135,8 +135,8 @@ class ServedModel:
             raise UnknownModelError(f"no model {name!r} here, only {self.name!r}")
         if version not in ("", current.version):
             raise UnknownModelError(
-                f"version {version!r} of {name!r} is not served, the current one is {current.version!r}: "
-                "leave the version out to ask for the newest"
+                f"version {version!r} of {name!r} is not served, only {current.version!r}: leave the version "
+                "out to ask for the newest"
             )
         return current
 

@@ -100,8 +100,8 @@ def _read(folder: Path, name: str) -> RunRecords:
         content = metrics.read_bytes()
     except OSError as error:
         raise UsageError(
-            f"cannot read {str(metrics)!r}: {error.strerror}; give the run.dir of a run, which `ps-worker "
-            f"train JOB.toml --set run.dir={folder.name}` writes"
+            f"cannot read {str(metrics)!r}: {error.strerror}; give the folder of a run, as written by "
+            f"`ps-worker train JOB.toml --set run.dir={folder.name}`"
         ) from error
     *lines, _torn = content.split(b"\n")  # what follows the last whole line is being written
     records = [_record(line, metrics, row) for row, line in enumerate(lines, 1) if line.strip()]

@@ -60,7 +60,7 @@ class _InitLater(FileDataset):
         suffixes say. Other arguments of Paddle's may only ask for nothing.
         """
         if self._is_made:
-            raise UsageError(f"{self._name} has its columns already: call init() once")
+            raise UsageError(f"{self._name} has its columns already: call init() only once")
         if not isinstance(use_var, Schema):
             raise UsageError(
                 f"use_var of {self._name} is {_shown(use_var)}, expected a Schema of the columns: "

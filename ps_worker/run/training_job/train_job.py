@@ -155,10 +155,10 @@ def _log_parts(
     logger.info("worker %d trains on %s", worker, named)
     if without_rows and (worker == 0 or worker in without_rows):
         logger.warning(
-            "%s of %d without rows to train on: %s; data.train can be divided only into %s, as one worker "
-            "reads a file, a row group of Parquet, a stripe of ORC or compressed text as a whole: start "
-            "fewer workers, or write more files or smaller row groups",
-            counted(len(without_rows), "worker"),
+            "%d of %d workers have no rows to train on: workers %s. data.train has only %s: a row group of "
+            "Parquet, a stripe of ORC, or a file that cannot be split, such as compressed text, goes to one "
+            "worker. Start fewer workers, or write more files or smaller row groups",
+            len(without_rows),
             len(parts),
             ", ".join(map(str, without_rows)),
             counted(sum(map(len, parts)), "part"),

@@ -184,7 +184,7 @@ def test_what_cannot_cross_is_refused() -> None:
         ({"labels": np.zeros(4, np.float32)}, r"4 labels and dense inputs \[5, 3\]"),
         (
             {"outputs": {"interactions": [np.zeros((4, 3), np.float32)]}},
-            r"interactions returned \[4, 3\] for 5 examples",
+            r"interactions returned a tensor of shape \[4, 3\] for 5 examples, expected \[5, \.\.\.\]",
         ),
     ],
 )

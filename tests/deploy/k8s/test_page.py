@@ -32,7 +32,9 @@ def milli(cpus: str) -> int:
 @pytest.mark.skipif(is_missing("kubectl"), reason="kubectl is not installed")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_page_says_what_an_overlay_asks_for(overlay: str) -> None:
-    (row,) = re.findall(rf"^\| `{overlay}` \|(.*?)\|(.*?)\|", PAGE, re.MULTILINE)
+    (row,) = re.findall(
+        rf"^\| (?:`\w+`, )*`{overlay}`(?:, `\w+`)* \|(.*?)\|(.*?)\|", PAGE, re.MULTILINE
+    )
     documents = documents_of(overlay)
     pods = pods_of(documents)
     requests = [(each.count, each.main["resources"]["requests"]) for each in pods]

@@ -385,7 +385,9 @@ def test_best_that_was_removed_is_said(tmp_path: Path) -> None:
     assert best_in(tmp_path) is None
     with pytest.raises(CheckpointError, match=r"BEST names 'epoch-1', which is not a checkpoint"):
         resolve(tmp_path / "BEST")
-    with pytest.raises(CheckpointError, match=r"has no checkpoint .* to be the best one"):
+    with pytest.raises(
+        CheckpointError, match=r"has no checkpoint .*, so it cannot be the best one"
+    ):
         write_best(tmp_path, "epoch-1")
 
 

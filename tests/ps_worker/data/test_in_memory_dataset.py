@@ -212,7 +212,7 @@ def test_pass_ends_with_an_error_once_its_rows_are_dealt_to_others() -> None:
         return str(raised.value)
 
     for message in on_each(work, fleets_of([ParameterStore(num_workers=2)] * 2)):
-        assert "whose rows are now on other workers" in message
+        assert "in the middle of this pass and sent its rows to other workers" in message
 
 
 def test_rows_are_loaded_in_the_background() -> None:

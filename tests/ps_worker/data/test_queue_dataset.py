@@ -201,12 +201,12 @@ def test_position_of_other_files_or_another_seed_is_refused(files: list[Path]) -
         dataset_of(files[::-1]),
         dataset_of(files, shuffle_files=True),
     ):
-        with pytest.raises(UsageError, match="another order or another shuffle_files"):
+        with pytest.raises(UsageError, match="another order of files or another shuffle_files"):
             other.positioned(start)
 
 
 def test_positions_are_of_one_reader(files: list[Path]) -> None:
-    with pytest.raises(UsageError, match="reader_num is 2, but batches have an order"):
+    with pytest.raises(UsageError, match="reader_num is 2, expected 1: batches of several"):
         dataset_of(files, reader_num=2).positioned()
 
 

@@ -81,7 +81,7 @@ def test_rows_without_labels_and_without_numbers() -> None:
 def test_rows_with_and_without_labels_do_not_mix() -> None:
     rows = rows_of(numbered_rows(range(3)))
 
-    with pytest.raises(DataError, match="some rows have labels and others not"):
+    with pytest.raises(DataError, match="some rows have labels and others have none"):
         rows.extend(numbered_rows(range(3, 6), labels=False), source=0)
 
     assert_same_rows(numbered_rows(range(3)), rows.gather(rows.in_order()))

@@ -208,7 +208,7 @@ def test_run_is_over_after_stop_worker(local: Fleet) -> None:
 
     with pytest.raises(UsageError, match=r"stop_worker.* was called: call fleet.barrier_worker"):
         local.barrier_worker()
-    with pytest.raises(UsageError, match="call it once"):
+    with pytest.raises(UsageError, match="call it only once"):
         local.init_worker()
     with pytest.raises(UsageError, match=r"call minimize.* before"):
         local.minimize(TASK)
@@ -221,7 +221,7 @@ def test_another_run_may_begin_when_one_is_over(local: Fleet) -> None:
         local.init_worker()
         with pytest.raises(UsageError, match=r"^call fleet\.stop_worker\(\) before another"):
             local.init()
-        with pytest.raises(UsageError, match="call it once"):
+        with pytest.raises(UsageError, match="call it only once"):
             local.init_worker()
         local.stop_worker()
 
@@ -297,12 +297,12 @@ def test_limits_are_a_jobs_cluster(local: Fleet) -> None:
 
 
 def test_other_model_than_the_minimized_is_refused(local: Fleet) -> None:
-    with pytest.raises(UsageError, match="with the same model"):
+    with pytest.raises(UsageError, match=r"not that of minimize\(\): call fleet"):
         local.require_task(TASK.model)
     local.minimize(TASK)
     local.require_task(TASK.model)
 
-    with pytest.raises(UsageError, match="with the same model"):
+    with pytest.raises(UsageError, match=r"not that of minimize\(\): call fleet"):
         local.require_task(small_model())
 
 

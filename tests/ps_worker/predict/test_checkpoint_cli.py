@@ -133,7 +133,7 @@ def test_verify_all_has_a_line_for_each_checkpoint(run, tmp_path: Path) -> None:
 
     lines = done.out.splitlines()
     assert done.code == 5
-    assert "not whole: 1, 2, alone" in done.err
+    assert "damaged or incomplete checkpoints: 1, 2, alone" in done.err
     assert lines[0] == "0 full whole"
     for name, line in zip("12", lines[1:3], strict=True):
         assert line.startswith(f"{name} delta {altered} was altered")

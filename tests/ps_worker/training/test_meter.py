@@ -66,8 +66,8 @@ def test_interval_with_a_loss_above_the_base_rates_is_warned_of_once(caplog) -> 
 
     assert len(losses.warnings) == 1
     assert losses.warnings[0].startswith(
-        "the examples since the last line, up to step 10, have a mean loss of 0.60000, above "
-        f"{losses.BASE:.5f}, the loss of predicting the click rate 0.2500 of all examples so far for each: "
+        "the mean loss of the examples since the last line, up to step 10, is 0.60000, above "
+        f"{losses.BASE:.5f}, the loss of predicting the click rate 0.2500 of all examples so far: "
         "try a smaller learning rate"
     )
 

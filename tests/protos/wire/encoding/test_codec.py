@@ -240,7 +240,7 @@ class Unknown:
 @pytest.mark.parametrize(
     ("unlike", "problem"),
     [
-        (Numbered, r"fields \['number', 'wanted'\], .*WaitVersionRequest \['at'\]"),
+        (Numbered, r"fields \['number', 'wanted'\], .*WaitVersionRequest has \['at'\]"),
         (Wanted, "WaitVersionRequest.at is not optional"),
         (Unknown, "WaitVersionRequest.at: no codec for .*complex"),
     ],
@@ -251,7 +251,7 @@ def test_dataclass_unlike_its_message_is_refused(unlike: type, problem: str) -> 
 
 
 def test_value_is_the_only_field_of_its_message() -> None:
-    with pytest.raises(TypeError, match=r"BarrierResponse \['version'\]"):
+    with pytest.raises(TypeError, match=r"BarrierResponse has \['version'\]"):
         value("slowest", int)(parameter_server_pb2.BarrierResponse.DESCRIPTOR)
 
 

@@ -220,12 +220,15 @@ def test_any_text_is_read_as_python_reads_it(
         ),
         (["dense_input", "words", "click"], "columns lacks 'user'"),
         (["age", "user", "words", "click"], "columns lacks 'n'"),
-        (["dense_input", "user", "words", "user"], "has 'user' and 'user', expected one"),
+        (["dense_input", "user", "words", "user"], "has 'user' twice: remove one"),
         (
             ["dense_input", "user", "words", "click", "label"],
-            "has 'click' and 'label', expected one",
+            "has 'click' and 'label', which mean the same: remove one",
         ),
-        (["dense_input", "user", "words", "n"], "has 'dense_input' and 'n', which it includes"),
+        (
+            ["dense_input", "user", "words", "n"],
+            "has 'n' and 'dense_input', which includes it: remove one",
+        ),
     ],
 )
 def test_wrong_columns_are_refused(columns: list[str], message: str) -> None:
@@ -246,7 +249,9 @@ def test_label_is_called_as_in_the_schema() -> None:
 def test_name_that_means_two_things_is_refused() -> None:
     schema = Schema(dense=(DenseColumn(name="user"),), slots=("user",))
 
-    with pytest.raises(UsageError, match="column 'user' is both a number and a slot"):
+    with pytest.raises(
+        UsageError, match="name 'user' means both a dense column and a slot: rename one"
+    ):
         MultiSlotScanner(schema)
 
 

@@ -203,9 +203,9 @@ GOOD = "[[('age', [1]), ('click', [1])]]"
         (
             Clicks,
             "[[('click', [1]), ('age', [1])]]",
-            "are click, age, expected age, click as in the first one",
+            "are click, age, expected age, click as in the first sample",
         ),
-        (Clicks, "[[('age', [1])]]", "are age, expected age, click as in the first one"),
+        (Clicks, "[[('age', [1])]]", "are age, expected age, click as in the first sample"),
         (
             Clicks,
             "1/0",

@@ -200,7 +200,9 @@ def test_sets_are_never_written_over_their_source(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     file = write(tmp_path / "train" / "part-00000.tsv", lines_of(100))
 
-    with pytest.raises(UsageError, match="is in the folder of a set to be written"):
+    with pytest.raises(
+        UsageError, match="to which a set will be written: choose another output folder"
+    ):
         split_rows([file], tmp_path)
 
     assert len(Path(file).read_text().splitlines()) == 100

@@ -93,7 +93,7 @@ def test_what_is_missing_or_wrong_names_the_way(call: Any, message: str) -> None
 def test_dataset_is_made_once() -> None:
     dataset = fleet.QueueDataset(SCHEMA, 4)
 
-    with pytest.raises(UsageError, match=r"has its columns already: call init\(\) once"):
+    with pytest.raises(UsageError, match=r"has its columns already: call init\(\) only once"):
         dataset.init(use_var=SCHEMA)
     with pytest.raises(AttributeError, match=r"no 'set_fields': there are .*set_filelist, "):
         dataset.set_fields()

@@ -147,12 +147,12 @@ def test_workers_without_rows_are_named_in_a_warning(
 
     train_together(job, num_workers=3)
 
-    warnings = [each for each in caplog.messages if "without rows" in each]
+    warnings = [each for each in caplog.messages if "no rows to train on" in each]
     assert len(warnings) == 3  # in the logs of worker 0 and of these two
     assert warnings[0].startswith(
-        "2 workers of 3 without rows to train on: 1, 2; data.train can be divided only into 1 part"
+        "2 of 3 workers have no rows to train on: workers 1, 2. data.train has only 1 part: "
     )
-    assert warnings[0].endswith("start fewer workers, or write more files or smaller row groups")
+    assert warnings[0].endswith("Start fewer workers, or write more files or smaller row groups")
 
 
 def test_rows_shuffled_globally_leave_no_worker_without(
