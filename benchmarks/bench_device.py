@@ -53,7 +53,7 @@ NUM_BATCHES = 20  # each is trained on again and again
 TABLE_ROWS = 4_000_037  # of plain PyTorch, which takes keys modulo this
 DIM = 10
 
-MIN_ROUND_S = 1.0
+MIN_ROUND_S = 3.0  # several passes: nothing trains while the first is prepared
 
 Train = Callable[[Iterable[Batch]], object]
 """Trains on batches; may return before the device is done."""

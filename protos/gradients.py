@@ -180,18 +180,22 @@ def faults_of(gradients: Gradients) -> dict[str, str]:
     for name, grad in gradients.sparse.items():
         if _count_non_finite(grad.values.reshape(-1).view(np.uint32)):
             row = int(np.flatnonzero(~np.isfinite(grad.values).all(axis=1))[0])
-            faults[name] = (
-                f"gradient of table {name!r} is not finite: key {int(grad.keys[row])} has "
-                f"{grad.values[row].tolist()}"
-            )
+            faults[name] = row_fault(name, int(grad.keys[row]), grad.values[row].tolist())
     for name, dense in gradients.dense.items():
         if _count_non_finite(dense.values.view(np.uint32)):
             position = int(np.flatnonzero(~np.isfinite(dense.values))[0])
-            faults[name] = (
-                f"gradient of dense block {name!r} is not finite: element {position} is "
-                f"{float(dense.values[position])!r}"
-            )
+            faults[name] = element_fault(name, position, float(dense.values[position]))
     return faults
+
+
+def row_fault(table: str, key: int, values: Sequence[float]) -> str:
+    """Returns the error of a row's gradient, which has an infinite or NaN value."""
+    return f"gradient of table {table!r} is not finite: key {key} has {list(values)}"
+
+
+def element_fault(block: str, position: int, value: float) -> str:
+    """Returns the error of an infinite or NaN gradient of a dense block's element."""
+    return f"gradient of dense block {block!r} is not finite: element {position} is {value!r}"
 
 
 def require_finite(gradients: Gradients) -> None:

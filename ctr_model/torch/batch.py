@@ -11,19 +11,25 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ctr_ps.ctr_model import batch as numpy_batch
-from ctr_ps.ctr_model.parameters import Lookup, Lookups, ModelInputError
+from ctr_ps.ctr_model.parameters import Ints, Lookup, Lookups, ModelInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Rows of a table on a device, as a leaf of the graph, and their mapping to examples, as in `Lookup`."""
+    """Rows of a table, as a leaf of the graph, and their mapping to examples, as in `Lookup`.
 
-    weights: Tensor  # float32[N, D], the embeddings of the batch's unique keys
-    inverse: Tensor  # int32[L]
-    offsets: Tensor  # int32[B * S + 1]
+    On the CPU they are of the unique keys of a batch; on a device, one for each key of a slot.
+    """
+
+    weights: Tensor  # float32[N, D]; on a device float32[L, D]
+    inverse: Tensor | None  # int32[L]; None on a device
+    offsets: Tensor | None  # int32[B * S + 1]; None: every slot has one key
     num_slots: int  # S
     # the same as arrays, for the kernels of the built-in models; None on a device
     lookup: Lookup | None = None
+    longest: Ints | None = (
+        None  # int32[S], the most keys that an example has in a slot; on a device
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,55 +1,113 @@
 """A module on a device: tensors in, gradients as tensors out; only the data of a batch is transferred."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.models.model import StepResult
-from ctr_ps.ctr_model.parameters import Ints
+from ctr_ps.ctr_model.models.checks import labels_of
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import Floats, Ints
 from ctr_ps.ctr_model.torch import batch as tensors
-from ctr_ps.ctr_model.torch.model import TorchModel
+from ctr_ps.ctr_model.torch.model import LossResult, TorchModel
+
+Slots = tuple[tuple[int, ...] | None, tuple[tuple[int, int], ...]]
+"""Slots of a table and its crosses; tables of the same slots look up the same keys."""
+
+
+def slots_of(table: EmbeddingTable) -> Slots:
+    """Returns the slots of a table."""
+    return table.slots, table.crosses
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotRows:
+    """The keys of a batch's slots, as numbers of rows."""
+
+    rows: Tensor  # int32[L]
+    offsets: Tensor | None  # int32[B * S + 1], as in `Lookup`; None: every slot has one key
+    longest: Ints  # int32[S], the most keys that an example has in a slot
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class DeviceBatch:
+    """A labelled batch for a device: there, or in memory of the host that a device copies from by itself."""
+
+    dense: Tensor  # float32[B, num_dense]
+    labels: Tensor  # float32[B]
+    weights: Tensor | None  # float32[B], sample weights
+    slots: Mapping[Slots, SlotRows]
+
+    @classmethod
+    def of(cls, batch: Batch, slots: Mapping[Slots, SlotRows], device: torch.device) -> Self:
+        """Returns a batch as `device` copies it; ModelInputError without labels."""
+        found = cls(
+            dense=tensors.tensor_of(batch.dense),
+            labels=tensors.tensor_of(labels_of(batch)),
+            weights=None if batch.weights is None else tensors.tensor_of(batch.weights),
+            slots=slots,
+        )
+        return found._each(Tensor.pin_memory) if device.type == "cuda" else found
+
+    def on(self, device: torch.device) -> Self:
+        """Returns the batch on a device, where it may still be on its way."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, move: Any) -> Self:
+        def moved(tensor: Tensor | None) -> Any:
+            return None if tensor is None else move(tensor)
+
+        return replace(
+            self,
+            dense=moved(self.dense),
+            labels=moved(self.labels),
+            weights=moved(self.weights),
+            slots={
+                key: replace(slots, rows=moved(slots.rows), offsets=moved(slots.offsets))
+                for key, slots in self.slots.items()
+            },
+        )
 
 
 class DeviceModel:
-    """The module of a `TorchModel` on a device. For one thread."""
+    """The module of a `TorchModel` on a device, which no call waits for. For one thread."""
 
     def __init__(self, model: TorchModel, device: torch.device) -> None:
-        self._device = device
         self._workspace = model.workspace(1, device=device)
-
-    def rows(self, weights: Tensor, inverse: Ints, offsets: Ints, num_slots: int) -> tensors.Rows:
-        """Returns rows gathered on the device, as a leaf of the graph; see `tensors.Rows`."""
-        return tensors.Rows(
-            weights=weights.requires_grad_(),
-            inverse=self._moved(inverse),
-            offsets=self._moved(offsets),
-            num_slots=num_slots,
-        )
+        self._slots = {table.name: slots_of(table) for table in model.tables}
 
     def gradient(
         self,
         params: Tensor,
-        batch: Batch,
-        rows: Mapping[str, tensors.Rows],
+        batch: DeviceBatch,
+        rows: Mapping[str, Tensor],
         dense_grad: Tensor,
-    ) -> tuple[StepResult, dict[str, Tensor | None]]:
-        """Computes the gradients of the loss summed over the examples; `params` are on the device.
+    ) -> tuple[LossResult, dict[str, Tensor | None]]:
+        """Computes the gradients of the loss summed over the examples; all is on the device.
 
-        Overwrites `dense_grad` float32[P] there; returns, by table, those float32[N, D] of `rows`, None for
-        zeros.
+        `rows` are by table, float32[L, D], one for each key of the batch: a row that several keys have is
+        there as often. Overwrites `dense_grad` float32[P]; returns, by table, those float32[L, D] of `rows`,
+        None for zeros.
         """
         self._workspace.take(params)
+        leaves = {}
+        for name, weights in rows.items():
+            slots = batch.slots[self._slots[name]]
+            leaves[name] = tensors.Rows(
+                weights=weights.requires_grad_(),
+                inverse=None,
+                offsets=slots.offsets,
+                num_slots=slots.longest.size,
+                longest=slots.longest,
+            )
         seen = tensors.Batch(
-            dense=self._moved(batch.dense),
-            labels=None if batch.labels is None else self._moved(batch.labels),
-            weights=None if batch.weights is None else self._moved(batch.weights),
-            rows=rows,
+            dense=batch.dense, labels=batch.labels, weights=batch.weights, rows=leaves
         )
         return self._workspace.gradient(seen, dense_grad)
 
-    def _moved(self, array: NDArray[np.float32] | Ints) -> Tensor:
-        return tensors.tensor_of(array).to(self._device)
+    def checked(self, probabilities: Floats) -> Floats:
+        """Returns the probabilities of a `LossResult`; raises ModelInputError if they are none."""
+        return self._workspace.checked(probabilities)

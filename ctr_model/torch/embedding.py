@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from ctr_ps.ctr_model.layers.pooling import pool_slots, scatter_slots
 from ctr_ps.ctr_model.models.model import EmbeddingTable
@@ -93,6 +92,7 @@ class SlotEmbedding(Front):
         self.optimizer = optimizer
         self.table = table
         self._columns: list[int] | None = None  # of its slots among those of the table; None: all
+        self._on_device: dict[torch.device, Tensor] = {}  # the columns, copied once
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Refuses to freeze rows, which the servers' optimizers train."""
@@ -113,6 +113,7 @@ class SlotEmbedding(Front):
         """Restricts the embedding to some of a table's slots, by position; None: all."""
         self.table = table
         self._columns = None if columns is None else list(columns)
+        self._on_device = {}
 
     def forward(self, batch: Batch) -> Any:
         """Returns the embeddings of the slots, float32[B, S, D].
@@ -127,13 +128,44 @@ class SlotEmbedding(Front):
             )
         rows = batch.rows[self.table]
         if self.pooling in ("max", "none"):
-            padded, is_there = _padded(rows, batch.size, self._columns)
+            padded, is_there = self._padded(rows, batch.size)
             return (padded, is_there) if self.pooling == "none" else _largest(padded, is_there)
         pooled = _sum(rows, batch.size)
-        if self.pooling == "mean":
-            counts = _counts(rows, batch.size)
+        if self.pooling == "mean" and rows.offsets is not None:
+            counts = _counts(rows.offsets, batch.size, rows.num_slots)
             pooled = pooled / counts.clamp(min=1).unsqueeze(-1)
-        return pooled if self._columns is None else pooled[:, self._columns]
+        return self._own(pooled)
+
+    def _own(self, of_table: Tensor) -> Tensor:
+        """Returns of [B, S of the table, ...] those of its own slots."""
+        if self._columns is None:
+            return of_table
+        if (device := of_table.device) not in self._on_device:
+            self._on_device[device] = torch.tensor(self._columns, device=device)
+        return of_table.index_select(1, self._on_device[device])
+
+    def _padded(self, rows: Rows, size: int) -> tuple[Tensor, Tensor]:
+        """Returns rows [B, S, T, D] of its slots, padded with zeros, and the mask bool[B, S, T]."""
+        if rows.offsets is None:
+            found = self._own(rows.weights.view(size, rows.num_slots, 1, -1))
+            return found, torch.ones(found.shape[:3], dtype=torch.bool, device=found.device)
+        firsts = self._own(rows.offsets[:-1].view(size, rows.num_slots))
+        counts = self._own(_counts(rows.offsets, size, rows.num_slots))
+        if rows.longest is not None:
+            longest = rows.longest if self._columns is None else rows.longest[self._columns]
+            most = int(longest.max(initial=0))
+        else:
+            most = int(counts.max()) if counts.numel() else 0
+        places = torch.arange(most, dtype=torch.int32, device=counts.device)
+        there = places < counts.unsqueeze(-1)
+        if not len(rows.weights):
+            return rows.weights.new_zeros((*there.shape, rows.weights.shape[1])), there
+        chosen = (firsts.unsqueeze(-1) + places).masked_fill(~there, 0).view(-1)
+        if rows.inverse is not None:
+            chosen = rows.inverse.index_select(0, chosen)
+        padded = rows.weights.index_select(0, chosen).view(*there.shape, rows.weights.shape[1])
+        # Not by a product: the row that stands behind may be infinite, and so may its gradient there.
+        return padded.masked_fill(~there.unsqueeze(-1), 0.0), there
 
     def extra_repr(self) -> str:
         """Returns what distinguishes this module, for `print`."""
@@ -145,12 +177,12 @@ def _sum(rows: Rows, size: int) -> Tensor:
     if rows.lookup is not None:
         pooled: Tensor = _Sum.apply(rows.weights, rows.lookup, size)
         return pooled
-    if not rows.inverse.numel():  # a batch without any key
-        return rows.weights.new_zeros((size, rows.num_slots, rows.weights.shape[1]))
-    sums = functional.embedding_bag(
-        rows.inverse, rows.weights, rows.offsets, mode="sum", include_last_offset=True
-    )
-    return sums.view(size, rows.num_slots, -1)
+    if rows.offsets is None:
+        return rows.weights.view(size, rows.num_slots, -1)
+    slots = torch.arange(size * rows.num_slots, device=rows.weights.device)
+    slot_of = slots.repeat_interleave(rows.offsets.diff(), output_size=len(rows.weights))
+    sums = rows.weights.new_zeros((len(slots), rows.weights.shape[1]))
+    return sums.index_add(0, slot_of, rows.weights).view(size, rows.num_slots, -1)
 
 
 class _Sum(torch.autograd.Function):
@@ -170,25 +202,8 @@ class _Sum(torch.autograd.Function):
         return torch.from_numpy(out), None, None
 
 
-def _counts(rows: Rows, size: int) -> Tensor:
-    return rows.offsets.diff().view(size, rows.num_slots)
-
-
-def _padded(rows: Rows, size: int, columns: list[int] | None) -> tuple[Tensor, Tensor]:
-    """Returns rows [B, S, T, D] of slots, by default all, padded with zeros, and the mask bool[B, S, T]."""
-    firsts, counts = rows.offsets[:-1].view(size, rows.num_slots), _counts(rows, size)
-    if columns is not None:
-        firsts, counts = firsts[:, columns], counts[:, columns]
-    most = int(counts.max()) if counts.numel() else 0
-    places = torch.arange(most, dtype=torch.int32, device=counts.device)
-    there = places < counts.unsqueeze(-1)
-    if not rows.inverse.numel():
-        return rows.weights.new_zeros((*there.shape, rows.weights.shape[1])), there
-    occurrences = torch.where(there, firsts.unsqueeze(-1) + places, 0)
-    keys = rows.inverse.index_select(0, occurrences.view(-1))
-    padded = rows.weights.index_select(0, keys).view(*there.shape, rows.weights.shape[1])
-    # Not by a product: the row that stands behind may be infinite, and so may its gradient there.
-    return padded.masked_fill(~there.unsqueeze(-1), 0.0), there
+def _counts(offsets: Tensor, size: int, num_slots: int) -> Tensor:
+    return offsets.diff().view(size, num_slots)
 
 
 def _largest(padded: Tensor, is_there: Tensor) -> Tensor:

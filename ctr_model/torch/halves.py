@@ -167,10 +167,11 @@ class BackHalf:
         )
         by_front = {name: [next(grads_of_leaves) for _ in of] for name, of in leaves.items()}
         places = [slice(*each) for each in pairwise(accumulate((p.size for p in parts), initial=0))]
+        probabilities = self._own.checked(found.probabilities.cpu().numpy())
         return [
             BackResult(
-                loss=found.loss_of(place),
-                probabilities=found.probabilities[place],
+                loss=found.losses[place].sum().item(),
+                probabilities=probabilities[place],
                 grads={
                     name: [
                         _unpadded(grad, place, output)

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ctr_ps.ctr_model.batch import Batch
-from ctr_ps.ctr_model.layers.losses import SIGMOID
 from ctr_ps.ctr_model.models.checks import labels_of, require_batch, require_grads
 from ctr_ps.ctr_model.models.model import Origin, StepResult, Workspace
 from ctr_ps.ctr_model.parameters import Floats, Lookups, ModelInputError, Segment, SparseGrads
@@ -131,7 +130,7 @@ class TorchModel:
         own.module.eval()
         with torch.no_grad():
             seen = tensors.batch_of(batch, lookups, needs_grad=False)
-            return own.probabilities_of(seen, own.module(seen))
+            return own.checked(own.probabilities_of(seen, own.module(seen)).numpy())
 
     def gradient(
         self,
@@ -152,7 +151,7 @@ class TorchModel:
         result, grads = own.gradient(seen, torch.from_numpy(dense_grad))
         for name, grad in grads.items():
             sparse_grads[name][:] = 0.0 if grad is None else grad.numpy()
-        return result
+        return StepResult(result.loss.item(), own.checked(result.probabilities.numpy()))
 
     def _new_module(self) -> nn.Module:
         try:
@@ -211,11 +210,11 @@ class _Workspace:
 
     def gradient(
         self, batch: tensors.Batch, dense_grad: Tensor
-    ) -> tuple[StepResult, dict[str, Tensor | None]]:
+    ) -> tuple["LossResult", dict[str, Tensor | None]]:
         """Computes the gradients of the loss summed over the examples, after `take`.
 
         Overwrites `dense_grad` float32[P]; returns the gradient float32[N, D] of each table's rows, None for
-        zeros.
+        zeros. On a device nothing is waited for.
         """
         self.module.train()
         with torch.enable_grad():
@@ -229,10 +228,7 @@ class _Workspace:
             self._warn_of_zeros(dict(zip(batch.rows, grads[len(self.parameters) :], strict=True)))
         self.write(grads[: len(self.parameters)], dense_grad)
         of_rows = (None if grad is None else _dense(grad) for grad in grads[len(self.parameters) :])
-        return (
-            StepResult(found.loss, found.probabilities),
-            dict(zip(batch.rows, of_rows, strict=True)),
-        )
+        return found, dict(zip(batch.rows, of_rows, strict=True))
 
     def _warn_of_unreached(self, batch: tensors.Batch, grads: Sequence[Tensor | None]) -> None:
         """Warns once of parameters without a gradient, which a layer that `forward` forgot has."""
@@ -280,7 +276,7 @@ class _Workspace:
             else:
                 vector[place].view(grad.shape).copy_(_dense(grad))
 
-    def loss_of(self, batch: tensors.Batch, output: Any) -> "_Loss":
+    def loss_of(self, batch: tensors.Batch, output: Any) -> "LossResult":
         """Returns the loss summed over the examples, and the root of the backward pass."""
         own_loss = getattr(self.module, "loss", None)
         if own_loss is None:
@@ -319,33 +315,30 @@ class _Workspace:
                 "float32[B], the loss of each example, or a scalar, their mean"
             )
         with torch.no_grad():
-            return _Loss(
-                total,
-                None,
-                total.item(),
-                self.probabilities_of(batch, output),
-                lambda place: losses[place].sum().item(),
-            )
+            probabilities = self.probabilities_of(batch, output)
+            return LossResult(total, None, total.detach(), losses.detach(), probabilities)
 
-    def probabilities_of(self, batch: tensors.Batch, output: Any) -> Floats:
+    def probabilities_of(self, batch: tensors.Batch, output: Any) -> Tensor:
+        """Returns the probabilities of a click, float32[B]; `checked` says whether they are some."""
         own_probabilities = getattr(self.module, "probabilities", None)
         if own_probabilities is None:
-            logits = self._logits(output, batch.size).cpu().numpy()
-            probabilities: Floats = np.empty_like(logits)
-            SIGMOID.probabilities(logits, probabilities)
-            return probabilities
+            return self._logits(output, batch.size).double().sigmoid().float()
         found = own_probabilities(batch, output)
         if not isinstance(found, Tensor) or found.shape != (batch.size,):
             raise ModelInputError(
                 f"{self._name}.probabilities returned {described(found)} for B = {batch.size} examples, "
                 f"expected float32[B]"
             )
-        values = found.float().contiguous()
-        if ((values < 0) | (values > 1)).any():
+        return found.detach().float()
+
+    def checked(self, probabilities: Floats) -> Floats:
+        """Returns probabilities; raises ModelInputError if one is below 0 or above 1."""
+        if ((probabilities < 0) | (probabilities > 1)).any():
             raise ModelInputError(
-                f"{self._name}.probabilities returned {values.min():g} to {values.max():g}, expected 0 to 1"
+                f"{self._name}.probabilities returned {probabilities.min():g} to {probabilities.max():g}, "
+                "expected 0 to 1"
             )
-        return values.cpu().numpy()
+        return probabilities
 
     def _logits(self, output: Any, size: int) -> Tensor:
         if isinstance(output, Tensor) and output.shape in ((size,), (size, 1)):
@@ -361,13 +354,15 @@ class _Workspace:
         return type(self.module).__name__
 
 
-@dataclass(frozen=True, slots=True)
-class _Loss:
+@dataclass(frozen=True, slots=True, eq=False)
+class LossResult:
+    """The loss of B examples, on their device."""
+
     root: Tensor  # where the backward pass begins
     root_grad: Tensor | None  # the gradient there; None for a scalar loss
-    loss: float  # summed over the examples
-    probabilities: Floats  # float32[B], of a click
-    loss_of: Callable[[slice], float]  # the sum over some of the examples
+    loss: Tensor  # scalar: summed over the examples
+    losses: Tensor  # [B], of each example
+    probabilities: Tensor  # float32[B], of a click
 
     def gradients(self, inputs: Sequence[Tensor]) -> list[Tensor | None]:
         """As `gradients_of`; raises ModelInputError if the loss depends on none of the trainable inputs."""
@@ -409,26 +404,23 @@ def _dense(grad: Tensor) -> Tensor:
     return grad.to_dense() if grad.is_sparse else grad
 
 
-def _log_loss(logits: Tensor, batch: tensors.Batch) -> _Loss:
-    """Returns the weighted log loss of logits float32[B], by the kernel of the built-in models.
+def _log_loss(logits: Tensor, batch: tensors.Batch) -> LossResult:
+    """Returns the weighted log loss of logits float32[B], by the formula of ctr_model/layers/losses.py.
 
-    PyTorch's own loses digits of the gradient where a click is nearly certain. Only B logits and their
-    gradient are copied between device and host.
+    PyTorch's own loses digits of the gradient where a click is nearly certain.
     """
     if batch.labels is None:
         raise ModelInputError("cannot compute a gradient: the batch has no labels")
-    values, clicks = logits.detach().cpu().numpy(), batch.labels.cpu().numpy()
-    weights = np.ones_like(clicks) if batch.weights is None else batch.weights.cpu().numpy()
-    probabilities, grad = np.empty_like(values), np.empty_like(values)
-    loss = SIGMOID.with_gradient(values, clicks, weights, probabilities, grad)
-
-    def loss_of(place: slice) -> float:
-        unused = np.empty((2, *values[place].shape), np.float32)
-        return SIGMOID.with_gradient(
-            values[place], clicks[place], weights[place], unused[0], unused[1]
-        )
-
-    return _Loss(logits, torch.from_numpy(grad).to(logits.device), loss, probabilities, loss_of)
+    with torch.no_grad():
+        values = logits.double()
+        exponentials = values.abs().neg().exp()
+        probabilities = exponentials.masked_fill(values >= 0, 1.0) / (1.0 + exponentials)
+        against = torch.where(batch.labels == 0, values, -values)
+        losses = against.clamp(min=0) + exponentials.log1p()
+        grad = (probabilities - batch.labels).float()
+        if batch.weights is not None:
+            losses, grad = losses * batch.weights, grad * batch.weights
+    return LossResult(logits, grad, losses.sum(), losses, probabilities.float())
 
 
 def _require_arguments(schema: object, module_class: object, options: object, seed: object) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import EmbeddingTable, Lookup
-from ctr_ps.ctr_model.parameters import Ints, SlotKeys, select_slots
+from ctr_ps.ctr_model.parameters import SlotKeys, select_slots
 from ctr_ps.protos.gradients import NUM_COUNTS, Counts, Values
 from ctr_ps.protos.keys import Keys, unique_keys
 from ctr_ps.protos.runtime.jit import kernel
@@ -32,11 +32,6 @@ class BatchKeys:
             name: Lookup(rows[name], self._inverse[name], slots.offsets, slots.num_slots)
             for name, slots in self._slots.items()
         }
-
-    def places(self, table: str) -> tuple[Ints, Ints, int]:
-        """Returns `inverse`, `offsets` and `num_slots` of a table's `Lookup`."""
-        slots = self._slots[table]
-        return self._inverse[table], slots.offsets, slots.num_slots
 
     def counts(self, labels: NDArray[np.float32], tables: Collection[str]) -> dict[str, Counts]:
         """Returns shows and clicks of each unique key, uint32[N, 2] by table, for `labels` float32[B].

@@ -46,7 +46,10 @@ class NonFiniteBatches:
 
         Raises GradientError if it is not finite and the policy is "fail", or too many were skipped lately.
         """
-        faults = faults_of(gradients)
+        return self.has_faults(faults_of(gradients), loss, number)
+
+    def has_faults(self, faults: dict[str, str], loss: float, number: int) -> bool:
+        """As `is_skipped`, for the errors of gradients by table or dense block."""
         if not math.isfinite(loss):
             faults[LOSS] = f"loss is {loss!r}"
         if faults and self._policy == "fail":

@@ -1,12 +1,14 @@
 """Tables and the dense block of a pass on a device, trained there by formulas of PyTorch.
 
-    keys of a batch --searchsorted--> rows of the pass --gather--> update --scatter--> rows of the pass
+    gradients of a batch's keys --add--> of its rows --gather, update, scatter--> rows of the pass
 
 For each of ps_server/optimizers, which has the source of its formula, these are the same operations on
 float32 in the same order: element-wise ones give the same bits. Sums over a row (`adagrad_row`, `adam_row`)
 are in an order of the device's own.
 
     weights float32[N, D], state float32[N, K], grad float32[N, D]     changed in place, but for grad
+
+Numbers stand in `masked_fill`: `torch.where` copies them to a GPU, which waits for it.
 
 A dense block of P elements is one row: N = 1, D = P.
 """
@@ -20,16 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.gradients import Values
-from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import DenseSpec, OptimizerSpec, TableSpec
 from ctr_ps.protos.store import BlockState
-from ctr_ps.ps_server.optimizers.registry import Tuning
-from ctr_ps.ps_worker.extras.device_pass.preparation import PassRows
-
-_SIGN = np.uint64(1 << 63)
+from ctr_ps.ps_server.optimizers.registry import Tuning, optimizer_of
 
 Update = Callable[[Any, Tensor, Tensor, Tensor, np.float32], None]
 """Applies the mean gradient `grad * scale`, under hyper-parameters, to weights and state in place."""
@@ -147,7 +144,7 @@ def _ftrl(hyper: Any, weights: Tensor, state: Tensor, grad: Tensor, scale: np.fl
     n.copy_(new_n)
     excess = rate_z.abs() - float(hyper.learning_rate * hyper.l1)
     curvature = _root(new_n) + float(hyper.beta) + float(hyper.learning_rate * hyper.l2)
-    weights.copy_(torch.where(excess <= 0, 0.0, -excess.copysign(rate_z) / curvature))
+    weights.copy_((-excess.copysign(rate_z) / curvature).masked_fill(excess <= 0, 0.0))
 
 
 UPDATES: Mapping[str, Update] = {
@@ -163,59 +160,85 @@ UPDATES: Mapping[str, Update] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GatheredRows:
-    """Copies of rows of a table, on the device: values float32[N, D + K], and places int64[N] in the pass."""
+class TrainedRows:
+    """Rows of a table on the host."""
 
-    places: Tensor
-    values: Tensor
-    dim: int
-
-    def weights(self) -> Tensor:
-        """Returns a copy of the weights, float32[N, D]."""
-        return self.values[:, : self.dim].clone()
+    rows: NDArray[np.int64]  # [M], ascending
+    weights: Values  # [M, D]
+    state: Values  # [M, K]
+    is_finite: bool  # whether all of these are
 
 
 class PassTable:
-    """The rows of one table on a device. For one thread."""
+    """The R rows of one table on a device. For one thread.
 
-    def __init__(self, spec: TableSpec, rows: PassRows, device: torch.device) -> None:
+    A method takes the row of each key of a batch, int64[L] on the device: a row may be there several times,
+    and is then computed as often, with the same result. So no step waits to learn which rows differ.
+    """
+
+    def __init__(self, spec: TableSpec, num_rows: int, device: torch.device) -> None:
+        """Allocates the rows, with undefined values; `fill` sets them."""
         self._spec = spec
         self._update = update_of(spec.optimizer)
-        self._host_keys = rows.keys
-        self._device = device
-        self._keys = self._moved(rows.keys)
-        self._values = torch.tensor(rows.values, device=device)
-        self._is_trained = torch.zeros(rows.keys.size, dtype=torch.bool, device=device)
+        self._last = num_rows  # a row beyond the others takes what a skipped batch writes
+        state_width = optimizer_of(spec.optimizer).state_width(spec.dim)
+        self._weights = torch.empty((num_rows + 1, spec.dim), device=device)
+        self._state = torch.empty((num_rows + 1, state_width), device=device)
+        self._sums = torch.zeros((num_rows + 1, spec.dim), device=device)  # zeros between two calls
+        self._is_trained = torch.zeros(num_rows + 1, dtype=torch.bool, device=device)
 
     @property
     def size_bytes(self) -> int:
         """Bytes on the device."""
-        return int(sum(each.nbytes for each in (self._keys, self._values, self._is_trained)))
+        columns = (self._weights, self._state, self._sums, self._is_trained)
+        return sum(each.nbytes for each in columns)
 
-    def gather(self, keys: Keys) -> GatheredRows:
-        """Returns copies of the rows of `keys` uint64[N], which are unique and all in the pass."""
-        places = torch.searchsorted(self._keys, self._moved(keys))
-        return GatheredRows(places, self._values.index_select(0, places), self._spec.dim)
+    def fill(self, rows: Tensor, weights: Tensor, state: Tensor) -> None:
+        """Overwrites rows int64[M], each there once, with float32[M, D] and [M, K]."""
+        self._weights.index_copy_(0, rows, weights)
+        self._state.index_copy_(0, rows, state)
 
-    def update(self, rows: GatheredRows, grad: Tensor | None, examples: float, step: int) -> None:
-        """Applies a gradient float32[N, D], summed over examples, to rows that were gathered; None is zeros.
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns copies of rows int64[M]: weights float32[M, D], state [M, K]."""
+        return self._weights.index_select(0, rows), self._state.index_select(0, rows)
 
-        Examples count as their weights; `step` is that of the optimizer's schedule.
+    def weights(self, rows: Tensor) -> Tensor:
+        """Returns copies of the weights of rows int64[L], float32[L, D]."""
+        return self._weights.index_select(0, rows)
+
+    def summed(self, rows: Tensor, grads: Tensor | None) -> Tensor:
+        """Returns for each of rows int64[L] the sum of `grads` float32[L, D] over its row; None is zeros."""
+        if grads is None:
+            return self._sums.index_select(0, rows)
+        self._sums.index_add_(0, rows, grads)
+        sums = self._sums.index_select(0, rows)
+        self._sums.index_fill_(0, rows, 0.0)
+        return sums
+
+    def update(
+        self, rows: Tensor, grads: Tensor, examples: float, step: int, is_wanted: Tensor
+    ) -> None:
+        """Applies the gradients that `summed` returned, of examples that count as their weights.
+
+        `step` is that of the optimizer's schedule. Nothing changes unless `is_wanted`, a bool scalar on the
+        device.
         """
-        weights, state = rows.values[:, : rows.dim], rows.values[:, rows.dim :]
-        grad = torch.zeros_like(weights) if grad is None else grad
-        self._update(weights, state, grad, examples, step)
-        self._values.index_copy_(0, rows.places, rows.values)
-        self._is_trained[rows.places] = True
+        weights, state = self.take(rows)
+        self._update(weights, state, grads, examples, step)
+        rows = rows.masked_fill(~is_wanted, self._last)
+        self.fill(rows, weights, state)
+        self._is_trained.index_fill_(0, rows, True)
 
-    def fetch(self) -> tuple[PassRows, NDArray[np.bool_]]:
-        """Returns all rows as they are now, and bool[R], which of them were trained."""
-        rows = PassRows(self._host_keys, self._values.cpu().numpy())
-        return rows, self._is_trained.cpu().numpy()
-
-    def _moved(self, keys: Keys) -> Tensor:
-        """Returns keys on the device as int64, in their order: PyTorch does not search unsigned numbers."""
-        return tensor_of((keys ^ _SIGN).view(np.int64)).to(self._device)
+    def trained(self) -> TrainedRows:
+        """Returns the rows that were trained, as they are now."""
+        rows = self._is_trained[:-1].nonzero().squeeze(1)
+        weights, state = self.take(rows)
+        is_finite = weights.isfinite().all() & state.isfinite().all()
+        found = [each.to("cpu", non_blocking=True) for each in (rows, weights, state, is_finite)]
+        if self._weights.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+        of_rows, of_weights, of_state, finite = (each.numpy() for each in found)
+        return TrainedRows(of_rows, of_weights, of_state, is_finite=bool(finite))
 
 
 class PassBlock:
@@ -241,15 +264,15 @@ class PassBlock:
         """Bytes on the device, with the gradient."""
         return int(self._row.nbytes + self.grad.nbytes)
 
-    def update(self, examples: float, step: int) -> None:
-        """Applies `grad`, summed over examples that count as their weights, at a step of the schedule."""
-        self._update(
-            self._row[:, : self._length],
-            self._row[:, self._length :],
-            self.grad.unsqueeze(0),
-            examples,
-            step,
-        )
+    def update(self, examples: float, step: int, is_wanted: Tensor) -> None:
+        """Applies `grad`, summed over examples that count as their weights, at a step of the schedule.
+
+        Nothing changes unless `is_wanted`, a bool scalar on the device.
+        """
+        row = self._row.clone()
+        weights, state = row[:, : self._length], row[:, self._length :]
+        self._update(weights, state, self.grad.unsqueeze(0), examples, step)
+        self._row.copy_(torch.where(is_wanted, row, self._row))
 
     def fetch(self) -> BlockState:
         """Returns the block as it is now."""

@@ -3,39 +3,40 @@
     prepared in the background --> to the device --> step, step, ... --> back to the store --> next pass
                                                                          `--rows that it has, too-----^
 
-A step is that of step_loop.py with one thread: gather, forward and backward, non_finite.py, clip, update. A
-write back is several pushes on arrival: rows, part by part, then the dense block, which completes the batches
-of the pass. Until then version and progress are those of the pass before, and parameters are partly new.
+A step is that of step_loop.py with one thread: gather, forward and backward, non_finite.py, clip, update.
+
+A write back is several pushes on arrival: rows, part by part, then the dense block, which completes the
+batches of the pass. Until then version and progress are those of the pass before, and parameters are partly
+new.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ctr_ps.ctr_model.models.model import StepResult
+from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import Ints
 from ctr_ps.ctr_model.torch import TorchModel
-from ctr_ps.ctr_model.torch.device import DeviceModel
-from ctr_ps.protos.errors import DataError, UsageError
-from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
-from ctr_ps.protos.store import ModelState, Store, Version
-from ctr_ps.protos.store.state_transfer import require_finite_state
+from ctr_ps.ctr_model.torch.batch import tensor_of
+from ctr_ps.ctr_model.torch.device import slots_of
+from ctr_ps.protos.errors import UsageError
+from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.environment import num_processors
+from ctr_ps.protos.store import ModelState, PushId, RowStates, Store, Version
+from ctr_ps.protos.store.state_transfer import require_finite_state, rows_at
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks import Batches
+from ctr_ps.ps_worker.extras.device_pass.pass_steps import PassSteps
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable
 from ctr_ps.ps_worker.extras.device_pass.preparation import (
-    PassBatch,
-    PassRows,
     Preparation,
     PreparedPass,
-    merged,
     parts,
-    row_width,
+    row_bytes,
 )
 from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.training.meter import Progress
@@ -60,7 +61,14 @@ class PassTrainer:
         """Moves the module to the device; see `ps_worker.run.guests.NewPassTrainer`."""
         job = specs.job
         self._device = torch.device(job.device.kind)
-        self._model = DeviceModel(model, self._device)
+        self._steps = PassSteps(
+            model,
+            specs,
+            push_ids,
+            device=self._device,
+            progress=progress,
+            non_finite=non_finite,
+        )
         self._tables = model.tables
         self._store = store
         self._push_ids = push_ids
@@ -68,10 +76,6 @@ class PassTrainer:
         self._dense = specs.dense
         self._memory_bytes = job.device.memory_bytes
         self._pass_batches = job.device.pass_rows // job.train.batch_size or None  # None: one pass
-        self._progress = progress
-        self._non_finite = non_finite
-        self._clip_norm = job.train.clip_norm
-        self._batches = 0  # of this run, and those that it resumes: the step of schedules
         # the store may have a part of a pass: a write back has begun, and did not end
         self.is_partly_written = False
 
@@ -91,7 +95,7 @@ class PassTrainer:
         """
         is_told_to_end = is_told_to_end or (lambda: False)
         version = self._store.wait_version(0).result()
-        self._batches = self._store.status().batches
+        self._steps.batches = self._store.status().batches
         limit = self._memory_bytes or memory_of(self._device)
         block = self._pulled_block()
         if limit is not None and block.size_bytes > limit:
@@ -99,47 +103,51 @@ class PassTrainer:
                 f"the dense parameters have {block.size_bytes} bytes with their optimizer state, but the "
                 f"device has room for {limit} bytes: raise device.memory_gb if the device has more"
             )
+        tables: dict[str, PassTable] = {}
+        pool = ThreadPoolExecutor(num_processors(), "pass-keys")
         preparation = Preparation(
             batches,
             self._store,
             tables=self._tables,
             specs=self._specs,
+            pool=pool,
             pass_batches=self._pass_batches,
             table_bytes=None if limit is None else limit - block.size_bytes,
         )
-        before: dict[str, PassRows] = {}
-        with preparation:
+        with pool, preparation:
             ahead = preparation.begin({})
             while (prepared := ahead.result()).batches and not is_told_to_end():
                 ahead = preparation.begin(prepared.keys)
-                before, version = self._run(prepared, before, block, version, is_told_to_end)
+                version = self._run(prepared, tables, block, version, is_told_to_end, pool)
                 if after_pass is not None:
                     after_pass()
 
     def _run(
         self,
         prepared: PreparedPass,
-        before: dict[str, PassRows],
+        tables: dict[str, PassTable],
         block: PassBlock,
         version: Version,
         is_told_to_end: Callable[[], bool],
-    ) -> tuple[dict[str, PassRows], Version]:
-        """Trains a pass, whose tables leave the device with the end of this, before those of the next come.
-
-        Takes the rows out of `prepared` and `before`, those of the pass before. Returns all rows of the pass
-        as they are now, and the version.
-        """
+        pool: ThreadPoolExecutor,
+    ) -> Version:
+        """Trains a pass; returns the version. Replaces `tables`, which are those of the pass before."""
         start = time.monotonic()
+        keys = {table.name: prepared.keys[slots_of(table)].keys.keys for table in self._tables}
         try:
-            tables = self._moved(prepared, before)
-            numbers, examples = self._steps(tables, block, prepared.batches, is_told_to_end)
+            for table in self._tables:
+                tables[table.name] = self._moved(table, prepared, tables)
+            numbers, examples = self._steps.train(
+                tables, keys, block, prepared.batches, is_told_to_end
+            )
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 f"out of device memory in a pass of {len(prepared.batches)} batches: lower device.pass_rows "
                 "or train.batch_size, and set device.memory_gb to at most the free memory "
                 f"({str(error).splitlines()[0]})"
             ) from error
-        answer = self._write_back(tables, block, numbers, examples, version)
+        rows = {name: self._trained(name, table, keys[name]) for name, table in tables.items()}
+        version = self._write_back(rows, block, numbers, examples, version, pool)
         size_bytes = block.size_bytes + sum(table.size_bytes for table in tables.values())
         logger.info(
             "pass trained batches=%d examples=%d device_mb=%.1f seconds=%.2f",
@@ -148,145 +156,82 @@ class PassTrainer:
             size_bytes / 2**20,
             time.monotonic() - start,
         )
-        return answer
+        return version
 
-    def _moved(self, prepared: PreparedPass, before: dict[str, PassRows]) -> dict[str, PassTable]:
-        """Moves rows to the device: fresh ones, and those that the pass before has left on the host.
+    def _moved(
+        self, table: EmbeddingTable, prepared: PreparedPass, before: dict[str, PassTable]
+    ) -> PassTable:
+        """Returns a table of fresh rows and of those that it shares with the pass before.
 
-        They are taken out of `prepared` and `before`: the host does not keep them while the pass trains.
+        Takes it out of both, so that the memory there is free again.
         """
-        tables = {}
-        for name, spec in self._specs.items():
-            known = [before.pop(name)] if name in before else []
-            rows = merged(prepared.keys[name], [*known, prepared.fresh.pop(name)])
-            tables[name] = PassTable(spec, rows, self._device)
-        return tables
+        name, placed, kept = table.name, prepared.keys[slots_of(table)], None
+        if name in before:
+            kept = before.pop(name).take(self._on_device(placed.kept_from))
+        found = PassTable(self._specs[name], placed.keys.keys.size, self._device)
+        fresh = prepared.fresh.pop(name)
+        columns = (tensor_of(each).to(self._device) for each in (fresh.weights, fresh.state))
+        found.fill(self._on_device(placed.fresh), *columns)
+        if kept is not None:
+            found.fill(self._on_device(placed.kept), *kept)
+        return found
+
+    def _on_device(self, rows: Ints) -> Tensor:
+        return tensor_of(rows).to(self._device).long()
 
     def _pulled_block(self) -> PassBlock:  # by itself: the host lets go of what it has pulled
         state = self._store.pull_state({}, [self._dense.name]).result()
         return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
 
-    def _steps(
-        self,
-        tables: Mapping[str, PassTable],
-        block: PassBlock,
-        batches: Sequence[PassBatch],
-        is_told_to_end: Callable[[], bool],
-    ) -> tuple[list[int], int]:
-        """Trains on the batches of a pass, unless told to end before the last.
-
-        Returns their numbers, and the examples of those not skipped.
-        """
-        numbers: list[int] = []
-        examples = 0
-        for each in batches:
-            if is_told_to_end():
-                break
-            numbers.append(self._push_ids.take(each.position))
-            examples += self._step(tables, block, each, numbers[-1])
-            self._batches += 1
-        return numbers, examples
-
-    def _step(
-        self, tables: Mapping[str, PassTable], block: PassBlock, each: PassBatch, number: int
-    ) -> int:
-        """Trains on a batch; returns its examples, 0 if it was skipped."""
-        batch, examples = each.batch, each.batch.size
-        if batch.labels is None:
-            raise DataError(
-                "training data has rows without labels: only evaluation and inference allow that"
-            )
-        gathered = {name: table.gather(each.keys.unique[name]) for name, table in tables.items()}
-        rows = {
-            name: self._model.rows(found.weights(), *each.keys.places(name))
-            for name, found in gathered.items()
-        }
-        # What is not finite is told by non_finite.py, with the batch and the table: not by numpy before that.
-        with np.errstate(all="ignore"):
-            result, grads = self._model.gradient(block.weights, batch, rows, block.grad)
-        if self._is_skipped(result, grads, block.grad, each, number):
-            self._progress.skip()
-            return 0
-        if batch.weight:
-            self._clip(grads, block.grad, batch.weight)
-            for name, found in gathered.items():
-                tables[name].update(found, grads[name], batch.weight, self._batches)
-            block.update(batch.weight, self._batches)
-        self._progress.add(batch.labels, result.probabilities, result.loss, batch.weights)
-        return examples
-
-    def _clip(self, grads: Mapping[str, Tensor | None], dense_grad: Tensor, weight: float) -> None:
-        """Scales the gradients of a batch in place, as clipping.py does."""
-        if not self._clip_norm:
-            return
-        there = [grad for grad in (*grads.values(), dense_grad) if grad is not None]
-        squares = torch.stack([grad.double().square().sum() for grad in there])
-        norm = float(squares.sum().sqrt()) / weight
-        if norm > self._clip_norm:
-            for grad in there:
-                grad.mul_(float(np.float32(self._clip_norm / norm)))
-
-    def _is_skipped(
-        self,
-        result: StepResult,
-        grads: Mapping[str, Tensor | None],
-        dense_grad: Tensor,
-        each: PassBatch,
-        number: int,
-    ) -> bool:
-        """Whether a batch is to be skipped; gradients come to the host only to say what is wrong."""
-        there = {name: grad for name, grad in grads.items() if grad is not None}
-        is_finite = [grad.isfinite().all() for grad in (*there.values(), dense_grad)]
-        gradients, examples = Gradients(), each.batch.weight
-        if not bool(torch.stack(is_finite).all()):
-            gradients = Gradients(
-                sparse={
-                    name: SparseGrad(each.keys.unique[name], grad.cpu().numpy(), examples)
-                    for name, grad in there.items()
-                },
-                dense={self._dense.name: DenseGrad(dense_grad.cpu().numpy(), examples)},
-            )
-        return self._non_finite.is_skipped(gradients, result.loss, number)
+    def _trained(self, name: str, table: PassTable, keys: Keys) -> RowStates:
+        """Returns the rows that a pass has trained; raises GradientError if one is not finite."""
+        found = table.trained()
+        rows = RowStates(
+            keys=keys[found.rows],
+            weights=found.weights,
+            state=found.state,
+            optimizer=self._specs[name].optimizer.name,
+        )
+        if not found.is_finite:
+            require_finite_state(ModelState({name: rows}))
+        return rows
 
     def _write_back(
         self,
-        tables: Mapping[str, PassTable],
+        rows: Mapping[str, RowStates],
         block: PassBlock,
         numbers: Sequence[int],
         examples: int,
         version: Version,
-    ) -> tuple[dict[str, PassRows], Version]:
-        """Pushes what a pass has trained, part by part; the last push completes its batches.
+        pool: ThreadPoolExecutor,
+    ) -> Version:
+        """Pushes what a pass has trained, parts of a table at once; the last push completes its batches.
 
-        Returns all rows of the pass as they are now, and the version. Raises GradientError if a number is
-        infinite or not a number; nothing was pushed.
+        Raises GradientError if the dense block is not finite; nothing was pushed.
         """
-        rows: dict[str, PassRows] = {}
-        is_trained: dict[str, NDArray[np.bool_]] = {}
-        for name, table in tables.items():
-            rows[name], is_trained[name] = table.fetch()
         dense = ModelState(blocks={self._dense.name: block.fetch()})
-        for state in chain(self._trained_parts(rows, is_trained), [dense]):
-            require_finite_state(state)
+        require_finite_state(dense)
+
+        def push(part: ModelState, push_id: PushId) -> None:
+            self._store.push_state(part, push_id).result()
+
         self.is_partly_written = True
-        for state in self._trained_parts(rows, is_trained):
-            push_id = self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
-            self._store.push_state(state, push_id).result()
+        for name, found in rows.items():
+            states = [
+                ModelState({name: rows_at(found, part)})
+                for part in parts(found.keys.size, row_bytes(self._specs[name]))
+            ]
+            push_ids = [
+                self._push_ids.next(examples=0, batches=0, pulled=version, whole=()) for _ in states
+            ]
+            for _ in pool.map(push, states, push_ids):
+                pass
         push_id = self._push_ids.next(
             examples=examples, batches=len(numbers), pulled=version, whole=numbers
         )
         version = self._store.push_state(dense, push_id).result()
         self.is_partly_written = False
-        return rows, version
-
-    def _trained_parts(
-        self, rows: Mapping[str, PassRows], is_trained: Mapping[str, NDArray[np.bool_]]
-    ) -> Iterator[ModelState]:
-        """Yields copies of the rows that were trained, as many at a time as a push transfers."""
-        for name, found in rows.items():
-            spec, places = self._specs[name], np.flatnonzero(is_trained[name])
-            for part in parts(places.size, row_width(spec)):
-                yield ModelState({name: found.take(places[part]).states(spec)})
+        return version
 
 
 def memory_of(device: torch.device) -> int | None:

@@ -1,8 +1,9 @@
 """Preparation of passes in the background: while one trains, the next one's keys are found, and rows pulled.
 
-    batches --next pass_batches--> unique keys --without those of the running pass--> rows from the store
+    batches --pass_keys.py--> keys of the pass --without those of the running one--> rows from the store
+                         `--> rows of each batch
 
-Rows that the running pass changes are not among them: the trainer adds these when it has ended.
+Rows that the running pass has, too, stay on the device.
 """
 
 import threading
@@ -13,80 +14,55 @@ from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import EmbeddingTable
+from ctr_ps.ctr_model.parameters import Ints, SlotKeys, select_slots
+from ctr_ps.ctr_model.torch.batch import tensor_of
+from ctr_ps.ctr_model.torch.device import SlotRows, Slots, slots_of
 from ctr_ps.protos.chunking import VALUE_BYTES
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.runtime.environment import num_processors
+from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import RowStates, StateTransfer
+from ctr_ps.protos.store.state_transfer import join_rows
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
 from ctr_ps.ps_worker.data.blocks import Batches, DataPosition
-from ctr_ps.ps_worker.training.lookups import BatchKeys, keys_of_batch
-
-ROW_BYTES = 8 + 1
-"""Bytes of a row on the device besides its values: its key, and whether it was trained."""
+from ctr_ps.ps_worker.extras.device_pass.pass_keys import PassKeys, pass_keys
 
 PART_BYTES = 2**28
 """Rows that a call to the store transfers: a server holds a push until all of it has come."""
 
-
-@dataclass(frozen=True, slots=True)
-class PassRows:
-    """Rows of one table: keys uint64[R], ascending, and values float32[R, D + K], weights and state."""
-
-    keys: Keys
-    values: Values
-
-    def take(self, where: NDArray[np.int64]) -> "PassRows":
-        """Returns a copy of some rows, in their order."""
-        return PassRows(self.keys[where], self.values[where])
-
-    def states(self, spec: TableSpec) -> RowStates:
-        """Returns a copy as the store takes it."""
-        return RowStates(
-            keys=self.keys,
-            weights=np.ascontiguousarray(self.values[:, : spec.dim]),
-            state=np.ascontiguousarray(self.values[:, spec.dim :]),
-            optimizer=spec.optimizer.name,
-        )
+_MIN_PART_ROWS = 2**14  # a call for fewer rows is not worth a thread
 
 
-def places_in(sorted_keys: Keys, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns where in `sorted_keys` each key is, int64[N], and whether it is there, bool[N]."""
-    places = np.searchsorted(sorted_keys, keys)
-    places[places == sorted_keys.size] = 0
-    if not sorted_keys.size:
-        return places, np.zeros(keys.size, np.bool_)
-    return places, sorted_keys[places] == keys
-
-
-def parts(num_rows: int, width: int) -> Iterator[slice]:
-    """Yields stretches of rows of about `PART_BYTES`."""
-    step = max(1, PART_BYTES // (VALUE_BYTES * width))
+def parts(num_rows: int, row_bytes: int) -> Iterator[slice]:
+    """Yields stretches of rows, one for each processor, but of at most `PART_BYTES`."""
+    share = max(_MIN_PART_ROWS, -(-num_rows // num_processors()))
+    step = max(1, min(share, PART_BYTES // row_bytes))
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
 
 
-def merged(keys: Keys, sources: Sequence[PassRows]) -> PassRows:
-    """Returns the rows of `keys` uint64[R], ascending, each of which is in one of `sources`."""
-    values = np.empty((keys.size, sources[0].values.shape[1]), np.float32)
-    for source in sources:
-        places, is_there = places_in(source.keys, keys)
-        values[is_there] = source.values[places[is_there]]
-    return PassRows(keys, values)
-
-
 @dataclass(frozen=True, slots=True)
 class PassBatch:
-    """A batch with its position, if its source has one, and its keys."""
+    """A batch with its position, if its source has one, and the rows of its slots in the pass."""
 
     batch: Batch
     position: DataPosition | None
-    keys: BatchKeys
+    slots: Mapping[Slots, SlotRows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedKeys:
+    """The keys of some slots in a pass, and where the rows of their tables are before it begins."""
+
+    keys: PassKeys
+    fresh: Ints  # int32[F], rows that the store has
+    kept: Ints  # int32[M], rows that the pass before has,
+    kept_from: Ints  # int32[M], and which of its rows they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +70,8 @@ class PreparedPass:
     """A pass that may begin once the one before has ended."""
 
     batches: Sequence[PassBatch]  # in their order; none: the data has ended
-    keys: Mapping[str, Keys]  # by table uint64[R], ascending
-    # by table, the rows that the pass before does not have; taken out when the pass begins
-    fresh: dict[str, PassRows]
+    keys: Mapping[Slots, PlacedKeys]
+    fresh: dict[str, RowStates]  # by table, as the store has them; taken out when the pass begins
 
 
 class Preparation(AbstractContextManager["Preparation"]):
@@ -109,13 +84,15 @@ class Preparation(AbstractContextManager["Preparation"]):
         *,
         tables: Sequence[EmbeddingTable],
         specs: Mapping[str, TableSpec],
+        pool: ThreadPoolExecutor,
         pass_batches: int | None,
         table_bytes: int | None,
     ) -> None:
         """Reads nothing yet; `batches` are read in the background alone.
 
-        Without `pass_batches` all of them are one pass. `table_bytes` limits the tables of a pass on the
-        device.
+        `pool` has the threads that find keys and pull rows. Without `pass_batches` all batches are one pass.
+        `table_bytes` limits the tables of a pass on the device, with the rows that it keeps of the pass
+        before.
         """
         self._batches: Iterator[Batch | tuple[Batch, DataPosition]] = iter(batches)
         self._store = store
@@ -124,60 +101,107 @@ class Preparation(AbstractContextManager["Preparation"]):
         self._pass_batches = pass_batches
         self._table_bytes = table_bytes
         self._is_stopped = threading.Event()
-        self._pool = ThreadPoolExecutor(1, "next-pass")
+        self._pool = pool
+        self._next = ThreadPoolExecutor(1, "next-pass")
 
     def __exit__(self, *_: object) -> None:
         self._is_stopped.set()
-        self._pool.shutdown(cancel_futures=True)
+        self._next.shutdown(cancel_futures=True)
 
-    def begin(self, running: Mapping[str, Keys]) -> Future[PreparedPass]:
+    def begin(self, running: Mapping[Slots, PlacedKeys]) -> Future[PreparedPass]:
         """Begins to prepare the next pass; `running` are the keys of the one that trains meanwhile."""
-        return self._pool.submit(self._prepare, running)
+        return self._next.submit(self._prepare, running)
 
-    def _prepare(self, running: Mapping[str, Keys]) -> PreparedPass:
-        batches = []
+    def _prepare(self, running: Mapping[Slots, PlacedKeys]) -> PreparedPass:
+        batches, positions = [], []
         for each in islice(self._batches, self._pass_batches):
             if self._is_stopped.is_set():
                 break
             batch, position = (each, None) if isinstance(each, Batch) else each
-            batches.append(PassBatch(batch, position, keys_of_batch(batch, self._tables)))
-        none = np.empty(0, np.uint64)
-        keys = {
-            table: np.unique(np.concatenate([none, *(each.keys.unique[table] for each in batches)]))
-            for table in self._specs
-        }
-        self._require_memory(keys, sum(each.batch.size for each in batches))
-        fresh = {}
-        for table, column in keys.items():
-            is_known = places_in(running.get(table, none), column)[1]
-            fresh[table] = self._pulled(self._specs[table], column[~is_known])
-        return PreparedPass(batches, keys, fresh)
-
-    def _pulled(self, spec: TableSpec, keys: Keys) -> PassRows:
-        """Reads rows from the store, part by part; the rest of them are undefined if it is to stop."""
-        width = row_width(spec)
-        values = np.empty((keys.size, width), np.float32)
-        for part in parts(keys.size, width):
-            if self._is_stopped.is_set():
-                break
-            rows = self._store.pull_state({spec.name: keys[part]}, []).result().rows[spec.name]
-            values[part, : spec.dim] = rows.weights
-            values[part, spec.dim :] = rows.state
-        return PassRows(keys, values)
-
-    def _require_memory(self, keys: Mapping[str, Keys], examples: int) -> None:
-        needed = sum(
-            column.size * (ROW_BYTES + 4 * row_width(self._specs[table]))
-            for table, column in keys.items()
+            batches.append(batch)
+            positions.append(position)
+        if not batches:
+            return PreparedPass([], {}, {})
+        keys: dict[Slots, PlacedKeys] = {}
+        rows: dict[Slots, Sequence[SlotRows]] = {}
+        for table in self._tables:
+            if (slots := slots_of(table)) not in keys:
+                keys[slots], rows[slots] = self._keys_of(slots, batches, running.get(slots))
+        of_table = {table.name: keys[slots_of(table)] for table in self._tables}
+        self._require_memory(of_table, sum(batch.size for batch in batches))
+        return PreparedPass(
+            batches=[
+                PassBatch(batch, position, {slots: of[i] for slots, of in rows.items()})
+                for i, (batch, position) in enumerate(zip(batches, positions, strict=True))
+            ],
+            keys=keys,
+            fresh={
+                name: self._pulled(self._specs[name], placed.keys.keys[placed.fresh])
+                for name, placed in of_table.items()
+            },
         )
-        if self._table_bytes is not None and needed > self._table_bytes:
+
+    def _keys_of(
+        self, slots: Slots, batches: Sequence[Batch], running: PlacedKeys | None
+    ) -> tuple[PlacedKeys, Sequence[SlotRows]]:
+        """Returns the keys of slots in a pass, and the rows of each batch."""
+        selected = list(self._pool.map(lambda batch: select_slots(batch, *slots), batches))
+        before = None if running is None else running.keys
+        keys, rows = pass_keys([each.keys for each in selected], self._pool, like=before)
+        there = np.full(keys.keys.size, -1, np.int32)
+        if before is not None:
+            there = before.rows_of(keys, self._pool)
+        fresh, kept = (np.flatnonzero(of).astype(np.int32) for of in (there < 0, there >= 0))
+        placed = PlacedKeys(keys, fresh, kept, there[kept])
+        return placed, list(self._pool.map(_slot_rows, selected, rows))
+
+    def _pulled(self, spec: TableSpec, keys: Keys) -> RowStates:
+        """Reads rows from the store, several parts at once; none if it is to stop."""
+
+        def pull(part: slice) -> RowStates:
+            wanted = keys[:0] if self._is_stopped.is_set() else keys[part]
+            return self._store.pull_state({spec.name: wanted}, []).result().rows[spec.name]
+
+        found = list(self._pool.map(pull, parts(keys.size, row_bytes(spec))))
+        return join_rows(spec.name, found) if found else pull(slice(0))
+
+    def _require_memory(self, tables: Mapping[str, PlacedKeys], examples: int) -> None:
+        sizes = {name: device_bytes(self._specs[name]) for name in tables}
+        needed = sum((table.keys.keys.size + 1) * sizes[name] for name, table in tables.items())
+        kept = sum(table.kept.size * row_bytes(self._specs[name]) for name, table in tables.items())
+        if self._table_bytes is not None and needed + kept > self._table_bytes:
+            num_rows = sum(table.keys.keys.size for table in tables.values())
             raise UsageError(
-                f"a pass of {examples} examples has {sum(column.size for column in keys.values())} rows of "
-                f"{needed} bytes, but the device has room for {self._table_bytes} bytes of tables: set "
+                f"a pass of {examples} examples has {num_rows} rows of {needed} bytes, and {kept} bytes of "
+                f"the pass before, but the device has room for {self._table_bytes} bytes of tables: set "
                 f"device.pass_rows below {examples}, or raise device.memory_gb if the device has more"
             )
 
 
-def row_width(spec: TableSpec) -> int:
-    """Returns D + K, the numbers of a row: weights and optimizer state."""
-    return spec.dim + optimizer_of(spec.optimizer).state_width(spec.dim)
+def _slot_rows(slots: SlotKeys, rows: Ints) -> SlotRows:
+    longest = np.zeros(slots.num_slots, np.int32)
+    is_single = _longest(slots.offsets, longest)
+    offsets = None if is_single else tensor_of(slots.offsets)
+    return SlotRows(tensor_of(rows), offsets, longest)
+
+
+@kernel
+def _longest(offsets: Ints, longest: Ints) -> bool:
+    """Raises `longest` int32[S] to the most keys of each slot; returns whether all have one key."""
+    slot, is_single = 0, True
+    for i in range(offsets.size - 1):
+        count = offsets[i + 1] - offsets[i]
+        is_single &= count == 1
+        longest[slot] = max(longest[slot], count)
+        slot = slot + 1 if slot + 1 < longest.size else 0
+    return is_single
+
+
+def row_bytes(spec: TableSpec) -> int:
+    """Returns the bytes of a row, 4 (D + K): weights and optimizer state."""
+    return VALUE_BYTES * (spec.dim + optimizer_of(spec.optimizer).state_width(spec.dim))
+
+
+def device_bytes(spec: TableSpec) -> int:
+    """Returns the bytes of a row on the device: with its gradient, and whether it was trained."""
+    return row_bytes(spec) + VALUE_BYTES * spec.dim + 1

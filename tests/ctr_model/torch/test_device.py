@@ -8,9 +8,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 from ctr_ps.ctr_model.batch import Batch  # noqa: E402
+from ctr_ps.ctr_model.parameters import Lookup  # noqa: E402
 from ctr_ps.ctr_model.schema import Schema  # noqa: E402
 from ctr_ps.ctr_model.torch import TorchModel  # noqa: E402
-from ctr_ps.ctr_model.torch.device import DeviceModel  # noqa: E402
+from ctr_ps.ctr_model.torch.device import DeviceBatch, DeviceModel, SlotRows, slots_of  # noqa: E402
 from ctr_ps.ps_worker.training.lookups import keys_of_batch  # noqa: E402
 from tests.support.torch_models import TWINS  # noqa: E402
 
@@ -18,10 +19,10 @@ NUM_DENSE, NUM_SLOTS = 3, 4
 OPTIONS = {"dim": 4, "hidden": [16, 8]}
 
 
-def batch_of(size: int, most_keys: int, seed: int) -> Batch:
-    """Returns examples whose slots have up to so many keys."""
+def batch_of(size: int, fewest_keys: int, most_keys: int, seed: int) -> Batch:
+    """Returns examples whose slots have so many keys."""
     rng = np.random.default_rng(seed)
-    counts = rng.integers(0, most_keys + 1, size * NUM_SLOTS)
+    counts = rng.integers(fewest_keys, most_keys + 1, size * NUM_SLOTS)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     return Batch(
         labels=(rng.random(size) < 0.3).astype(np.float32),
@@ -32,14 +33,15 @@ def batch_of(size: int, most_keys: int, seed: int) -> Batch:
     )
 
 
-@pytest.mark.parametrize("most_keys", [0, 1, 3])
+@pytest.mark.parametrize("num_keys", [(0, 0), (0, 1), (1, 1), (0, 3)])
 @pytest.mark.parametrize("name", TWINS)
-def test_gradients_are_those_of_the_host(name: str, most_keys: int) -> None:
+def test_gradients_are_those_of_the_host(name: str, num_keys: tuple[int, int]) -> None:
+    """Where each key has its own copy of a row, and the gradients of a row's copies are added."""
     model = TorchModel(Schema.numbered(NUM_DENSE, NUM_SLOTS), TWINS[name], OPTIONS)
     device = DeviceModel(model, torch.device("cpu"))
     workspace = model.workspace(32)
     for seed in range(5):
-        batch = batch_of(32, most_keys, seed)
+        batch = batch_of(32, *num_keys, seed)
         keys, rng = keys_of_batch(batch, model.tables), np.random.default_rng(seed)
         rows = {
             table.name: rng.normal(
@@ -55,17 +57,28 @@ def test_gradients_are_those_of_the_host(name: str, most_keys: int) -> None:
 
         expected = model.gradient(params, batch, keys.lookups(rows), workspace, dense, sparse)
         out = torch.empty(model.num_params)
-        there = {
-            table: device.rows(torch.tensor(values), *keys.places(table))
-            for table, values in rows.items()
+        lookups = keys.lookups(rows)
+        copies = {
+            name: torch.tensor(values[lookups[name].inverse]) for name, values in rows.items()
         }
-        result, grads = device.gradient(torch.tensor(params), batch, there, out)
+        slots = {slots_of(table): slot_rows(lookups[table.name]) for table in model.tables}
+        there = DeviceBatch.of(batch, slots, torch.device("cpu"))
+        result, grads = device.gradient(torch.tensor(params), there, copies, out)
 
-        assert result.loss == pytest.approx(expected.loss, rel=1e-5)
+        assert result.loss.item() == pytest.approx(expected.loss, rel=1e-5)
         close(result.probabilities, expected.probabilities)
         close(out.numpy(), dense)
         for table, grad in grads.items():
-            close(np.zeros_like(sparse[table]) if grad is None else grad.numpy(), sparse[table])
+            added = np.zeros_like(sparse[table])
+            if grad is not None:
+                np.add.at(added, lookups[table].inverse, grad.numpy())
+            close(added, sparse[table])
+
+
+def slot_rows(lookup: Lookup) -> SlotRows:
+    counts = np.diff(lookup.offsets).reshape(-1, lookup.num_slots)
+    offsets = None if (counts == 1).all() else torch.tensor(lookup.offsets)
+    return SlotRows(torch.tensor(lookup.inverse), offsets, counts.max(0))
 
 
 def close(actual: Any, expected: Any) -> None:

@@ -20,13 +20,11 @@ from ctr_ps.ctr_model.torch import Batch as SeenBatch  # noqa: E402
 from ctr_ps.ctr_model.torch import SlotEmbedding, TorchModel  # noqa: E402
 from ctr_ps.protos.errors import AbortedError, GradientError, UsageError  # noqa: E402
 from ctr_ps.protos.keys import Keys  # noqa: E402
-from ctr_ps.protos.spec import DenseSpec  # noqa: E402
-from ctr_ps.protos.store import BlockState, ModelState, PushId, SaveRequest, Store  # noqa: E402
+from ctr_ps.protos.store import ModelState, PushId, SaveRequest, Store  # noqa: E402
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass import pass_trainer  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.preparation import PassRows, merged  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
@@ -152,7 +150,45 @@ def test_passes_give_the_model_of_training_on_the_store(sparse: str, dense: str)
     assert_same_model(expected, actual, keys_of(data))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_clipping_is_that_of_training_on_the_store() -> None:
+    """Of the norm over all rows and dense parameters, each row once."""
+    data = [batches(seed=1)]
+    stores = [ParameterStore() for _ in range(3)]
+
+    train(stores[0], settings("train.clip_norm=0.05"), data)
+    train(stores[1], on_device(5, "train.clip_norm=0.05"), data)
+    train(stores[2], settings(), data)
+
+    assert_same_model(stores[0], stores[1], keys_of(data))
+    norms = [
+        np.linalg.norm(
+            store.pull_state({}, [DENSE_BLOCK]).result().blocks[DENSE_BLOCK].element_state
+        )
+        for store in stores
+    ]
+    assert norms[0] < 0.9 * norms[2]
+
+
+def single_keys(num_batches: int, *, seed: int) -> list[Batch]:
+    """Returns batches whose slots have one key each, the last of them smaller."""
+    found = random_batches(num_batches, BATCH_SIZE, seed=seed)
+    return [*found, *random_batches(1, BATCH_SIZE // 2, seed=seed + 50)]
+
+
+def test_slots_of_one_key_give_the_model_of_training_on_the_store() -> None:
+    data = [single_keys(11, seed=1), single_keys(11, seed=2)]
+    expected, actual = ParameterStore(), ParameterStore()
+
+    train(expected, settings(), data)
+    train(actual, on_device(5), data)
+
+    assert_same_model(expected, actual, keys_of(data))
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@on_a_gpu
 @pytest.mark.parametrize("sparse", SPARSE)
 def test_passes_on_a_gpu_give_the_same_model(sparse: str) -> None:
     optimizer = f"optimizer.sparse={{name='{sparse}', learning_rate=0.1}}"
@@ -163,6 +199,23 @@ def test_passes_on_a_gpu_give_the_same_model(sparse: str) -> None:
     train(actual, on_device(5, optimizer, kind="cuda"), data)
 
     assert_same_model(expected, actual, keys_of(data))
+
+
+@on_a_gpu
+def test_deterministic_algorithms_of_pytorch_repeat_a_run_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # PyTorch asks for it
+    data = [batches(seed=1), batches(seed=2)]
+    stores = [ParameterStore(), ParameterStore()]
+    torch.use_deterministic_algorithms(True)
+    try:
+        for store in stores:
+            train(store, on_device(5, kind="cuda"), data)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    assert stores[0].digest() == stores[1].digest()
 
 
 @pytest.mark.parametrize("num_servers", [1, 3])
@@ -239,8 +292,8 @@ def test_next_pass_is_prepared_while_this_one_trains() -> None:
     assert all(steps)
     first, second = (keys_of([part]) for part in (data[:4], data[4:]))
     pulled = [keys["shared"] for keys in store.pulled if "shared" in keys]
-    np.testing.assert_array_equal(pulled[0], first)
-    np.testing.assert_array_equal(pulled[1], np.setdiff1d(second, first))
+    np.testing.assert_array_equal(np.sort(pulled[0]), first)
+    np.testing.assert_array_equal(np.sort(pulled[1]), np.setdiff1d(second, first))
 
 
 def test_rows_of_a_skipped_batch_are_not_created() -> None:
@@ -337,50 +390,56 @@ def test_number_that_an_update_made_infinite_is_found_before_anything_is_pushed(
 
 def overflow(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on the last state of a table, or of the dense block, is infinite when it comes back."""
-    fetch_rows, fetch_block = PassTable.fetch, PassBlock.fetch
+    trained, fetch = PassTable.trained, PassBlock.fetch
 
     def rows(table: PassTable) -> Any:
-        found, is_trained = fetch_rows(table)
         if table._spec.name == where:
-            found.values[np.flatnonzero(is_trained)[-1], -1] = np.inf
-        return found, is_trained
+            table._state[table._is_trained[:-1].nonzero()[-1], -1] = np.inf
+        return trained(table)
 
     def block(of: PassBlock) -> Any:
-        found = fetch_block(of)
+        found = fetch(of)
         if where == DENSE_BLOCK:
             found.element_state[-1, -1] = np.inf
         return found
 
-    monkeypatch.setattr(PassTable, "fetch", rows)
+    monkeypatch.setattr(PassTable, "trained", rows)
     monkeypatch.setattr(PassBlock, "fetch", block)
 
 
-def test_host_does_not_keep_rows_that_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the pass before, and those that were pulled, of each table; and the dense block."""
+def test_rows_are_once_on_the_host_and_once_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step finds those that were pulled, the dense block, or the tables of an earlier pass."""
     moved: list[weakref.ref[Any]] = []
     left: list[int] = []
-    gather = PassTable.gather
+    pull, summed = ParameterStore.pull_state, PassTable.summed
 
-    def merged_and_noted(keys: Keys, sources: Sequence[PassRows]) -> PassRows:
-        moved.extend(weakref.ref(each.values) for each in sources)
-        return merged(keys, sources)
+    def pulled(*args: Any) -> Any:
+        answer = pull(*args)
+        state = answer.result()
+        moved.extend(weakref.ref(each.weights) for each in state.rows.values())
+        moved.extend(weakref.ref(each.weights) for each in state.blocks.values())
+        return answer
 
-    def gathered(table: PassTable, keys: Keys) -> Any:
-        left.append(sum(each() is not None for each in moved))
-        return gather(table, keys)
+    class Noted(PassTable):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            tables.append(weakref.ref(self))
 
-    class NotedBlock(PassBlock):
-        def __init__(self, spec: DenseSpec, state: BlockState, device: torch.device) -> None:
-            moved.append(weakref.ref(state.weights))
-            super().__init__(spec, state, device)
+    tables: list[weakref.ref[Noted]] = []
 
-    monkeypatch.setattr(pass_trainer, "PassBlock", NotedBlock)
-    monkeypatch.setattr(pass_trainer, "merged", merged_and_noted)
-    monkeypatch.setattr(PassTable, "gather", gathered)
+    def noted(*args: Any) -> Any:
+        left.append(sum(each() is not None for each in moved[: 1 + 2 * (len(tables) // 2)]))
+        assert sum(each() is not None for each in tables) == 2
+        return summed(*args)
+
+    monkeypatch.setattr(ParameterStore, "pull_state", pulled)
+    monkeypatch.setattr(pass_trainer, "PassTable", Noted)
+    monkeypatch.setattr(Noted, "summed", noted)
 
     train(ParameterStore(), on_device(2), [batches(6)])
 
-    assert len(moved) == 1 + 2 + 2 * 4  # two tables; the first pass has none before it
+    assert len(moved) == 1 + 2 * 3  # two tables and three passes
+    assert len(tables) == 2 * 3
     assert not any(left)
 
 
@@ -421,10 +480,10 @@ def test_device_without_memory_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
     """As where another process takes what was free."""
     store = ParameterStore()
 
-    def gather(*_: Any) -> None:
+    def weights(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nMore")
 
-    monkeypatch.setattr(PassTable, "gather", gather)
+    monkeypatch.setattr(PassTable, "weights", weights)
     with pytest.raises(UsageError, match=r"device\.pass_rows .* \(CUDA out of memory.*2 GiB\)"):
         train(store, on_device(4), [batches(4)])
 
@@ -432,11 +491,12 @@ def test_device_without_memory_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
 
 
 def size_of(data: Sequence[Sequence[Batch]], how: Job) -> int:
-    """Returns the bytes of the tables of one pass: key, mark, weights and Adagrad's state."""
-    widths = {"shared": 2 * 3, "mean": 2 * 2}
+    """Returns the bytes of the tables of one pass: weights, Adagrad's state, gradient and mark."""
+    widths = {"shared": 3 * 3, "mean": 3 * 2}
     slots = {"shared": range(NUM_SLOTS), "mean": (0, 1)}
     return sum(
-        keys_of_slots(data[0], slots[name]).size * (9 + 4 * width) for name, width in widths.items()
+        (keys_of_slots(data[0], slots[name]).size + 1) * (1 + 4 * width)
+        for name, width in widths.items()
     )
 
 

@@ -1,0 +1,174 @@
+"""The steps of a pass: each is given to the device as a whole, which decides whether its batch is skipped.
+
+    next batches --pinned, in a thread--> step n on the device --figures--> progress, some steps later
+
+The host never waits for the device within a step.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctr_ps.ctr_model.torch import TorchModel
+from ctr_ps.ctr_model.torch.device import DeviceBatch, DeviceModel, slots_of
+from ctr_ps.protos.errors import DataError
+from ctr_ps.protos.gradients import element_fault, row_fault
+from ctr_ps.protos.keys import Keys
+from ctr_ps.ps_worker.communicators.push_ids import PushIds
+from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable
+from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
+from ctr_ps.ps_worker.extras.device_pass.step_results import StepResult, StepResults, first_fault
+from ctr_ps.ps_worker.job.model import ModelSpecs
+from ctr_ps.ps_worker.training.meter import Progress
+from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
+
+STAGED_BATCHES = 4
+"""Batches that are copied ahead to memory that the device reads by itself."""
+
+
+class PassSteps:
+    """Trains batches on rows and a dense block that are on a device. For one thread."""
+
+    def __init__(
+        self,
+        model: TorchModel,
+        specs: ModelSpecs,
+        push_ids: PushIds,
+        *,
+        device: torch.device,
+        progress: Progress,
+        non_finite: NonFiniteBatches,
+    ) -> None:
+        """Moves the module to the device."""
+        self._device = device
+        self._model = DeviceModel(model, device)
+        self._slots = {table.name: slots_of(table) for table in model.tables}
+        self._dims = {spec.name: spec.dim for spec in specs.tables}
+        self._dense = specs.dense.name
+        self._push_ids = push_ids
+        self._progress = progress
+        self._non_finite = non_finite
+        self._clip_norm = specs.job.train.clip_norm
+        self.batches = 0  # of this run, and those that it resumes: the step of schedules
+
+    def train(
+        self,
+        tables: Mapping[str, PassTable],
+        keys: Mapping[str, Keys],
+        block: PassBlock,
+        batches: Sequence[PassBatch],
+        is_told_to_end: Callable[[], bool],
+    ) -> tuple[list[int], int]:
+        """Trains on the batches of a pass, unless told to end before the last; `keys` are those of the rows.
+
+        Returns their numbers, and the examples of those not skipped. Raises DataError without labels, and
+        GradientError as `NonFiniteBatches`, some steps after the batch.
+        """
+        numbers: list[int] = []
+        results = StepResults(lambda step, figures: self._finish(step, figures, keys))
+        for each, staged in self._staged(batches):
+            if is_told_to_end():
+                break
+            numbers.append(self._push_ids.take(each.position))
+
+            batch = staged.on(self._device)
+            figures = self._step(tables, block, batch, each.batch.weight, self.batches)
+            results.add(StepResult(numbers[-1], each, figures))
+            self.batches += 1
+        results.finish()
+        return numbers, results.examples
+
+    def _staged(self, batches: Iterable[PassBatch]) -> Iterator[tuple[PassBatch, DeviceBatch]]:
+        """Yields batches, each also as the device copies it, made ahead in a thread."""
+        ahead: deque[tuple[PassBatch, Future[DeviceBatch]]] = deque()
+        with ThreadPoolExecutor(1, "next-batch") as thread:
+            for each in batches:
+                if each.batch.labels is None:
+                    raise DataError(
+                        "training data has rows without labels: only evaluation and inference allow that"
+                    )
+                staged = thread.submit(DeviceBatch.of, each.batch, each.slots, self._device)
+                ahead.append((each, staged))
+                if len(ahead) > STAGED_BATCHES:
+                    first, staged = ahead.popleft()
+                    yield first, staged.result()
+            for first, staged in ahead:
+                yield first, staged.result()
+
+    def _step(
+        self,
+        tables: Mapping[str, PassTable],
+        block: PassBlock,
+        batch: DeviceBatch,
+        weight: float,
+        step: int,
+    ) -> Tensor:
+        """Trains on a batch, unless it is not finite; returns its figures, float64[N], for `_finish`."""
+        rows = {slots: of.rows.long() for slots, of in batch.slots.items()}
+        places = {name: rows[self._slots[name]] for name in tables}
+        leaves = {name: table.weights(places[name]) for name, table in tables.items()}
+        result, grads = self._model.gradient(block.weights, batch, leaves, block.grad)
+        sums = {name: table.summed(places[name], grads[name]) for name, table in tables.items()}
+        figures = torch.cat(
+            [
+                result.loss.double().view(1),
+                *(first_fault(sums[name], places[name]) for name in self._dims),
+                first_fault(block.grad.unsqueeze(1)),
+            ]
+        )
+        if weight:
+            self._clip(grads, sums, block.grad, weight)
+            is_wanted = figures.isfinite().all()
+            for name, table in tables.items():
+                table.update(places[name], sums[name], weight, step, is_wanted)
+            block.update(weight, step, is_wanted)
+        return torch.cat([figures, result.probabilities.double()])
+
+    def _clip(
+        self,
+        grads: Mapping[str, Tensor | None],
+        sums: Mapping[str, Tensor],
+        dense_grad: Tensor,
+        weight: float,
+    ) -> None:
+        """Scales the gradients of a batch, `sums` and `dense_grad`, in place, as clipping.py does.
+
+        The square of a row's gradient is the product of the sum and each of its terms, added up.
+        """
+        if not self._clip_norm:
+            return
+        squares = [
+            (grad.double() * sums[name]).sum() for name, grad in grads.items() if grad is not None
+        ]
+        squares.append(dense_grad.double().square().sum())
+        norm = torch.stack(squares).sum().sqrt() / weight
+        scale = (self._clip_norm / norm).masked_fill(~(norm > self._clip_norm), 1.0).float()
+        for each in (*sums.values(), dense_grad):
+            each.mul_(scale)
+
+    def _finish(
+        self, step: StepResult, figures: NDArray[np.float64], keys: Mapping[str, Keys]
+    ) -> int:
+        """Counts a batch that the device has trained on; returns its examples, 0 if it was skipped."""
+        loss, figures = float(figures[0]), figures[1:]
+        faults = {}
+        for name, dim in self._dims.items():
+            (row, *values), figures = figures[: 1 + dim], figures[1 + dim :]
+            if not np.isfinite(values).all():
+                faults[name] = row_fault(name, int(keys[name][int(row)]), values)
+        (element, value), figures = figures[:2], figures[2:]
+        if not np.isfinite(value):
+            faults[self._dense] = element_fault(self._dense, int(element), value)
+        if self._non_finite.has_faults(faults, loss, step.number):
+            self._progress.skip()
+            return 0
+        batch = step.batch.batch
+        assert batch.labels is not None
+        probabilities = self._model.checked(figures.astype(np.float32))
+        self._progress.add(batch.labels, probabilities, loss, batch.weights)
+        return batch.size

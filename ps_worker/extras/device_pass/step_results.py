@@ -1,0 +1,71 @@
+"""What the steps of a pass found, on its way from the device: the host goes on meanwhile."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
+
+MAX_AHEAD = 16
+"""Steps that the host may be ahead of the device: the memory of their batches stays in use."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """Figures of one step, float64[N] on the device; what they are the two ends know."""
+
+    number: int
+    batch: PassBatch
+    figures: Tensor
+
+
+class StepResults:
+    """The results of steps, in their order. For one thread."""
+
+    def __init__(self, finish: Callable[[StepResult, NDArray[np.float64]], int]) -> None:
+        """`finish` is called with each result, once its figures are here; returns the examples to count."""
+        self._finish = finish
+        self._waiting: deque[tuple[StepResult, Tensor, torch.cuda.Event | None]] = deque()
+        self.examples = 0
+
+    def add(self, step: StepResult) -> None:
+        """Adds the result of the next step, and finishes those that are here."""
+        figures, event = step.figures.to("cpu", non_blocking=True), None
+        if step.figures.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+        self._waiting.append((step, figures, event))
+        while self._waiting and (len(self._waiting) > MAX_AHEAD or self._is_here()):
+            self._finish_first()
+
+    def finish(self) -> None:
+        """Waits for all results, and finishes them."""
+        while self._waiting:
+            self._finish_first()
+
+    def _is_here(self) -> bool:
+        event = self._waiting[0][2]
+        return event is None or event.query()
+
+    def _finish_first(self) -> None:
+        step, figures, event = self._waiting.popleft()
+        if event is not None:
+            event.synchronize()
+        self.examples += self._finish(step, figures.numpy())
+
+
+def first_fault(values: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Returns of float32[N, D] one that is not finite, the first, or any: its row and values, float64[1 + D].
+
+    `rows` int64[N] are their rows; None: they are numbered. Zeros if N = 0.
+    """
+    if not len(values):
+        return values.new_zeros(1 + values.shape[1], dtype=torch.float64)
+    place = values.isfinite().all(1).to(torch.uint8).argmin().view(1)
+    row = place if rows is None else rows.index_select(0, place)
+    return torch.cat([row.double(), values.index_select(0, place).view(-1).double()])
