@@ -75,7 +75,6 @@ class PassSteps:
             if is_told_to_end():
                 break
             numbers.append(self._push_ids.take(each.position))
-
             batch = staged.on(self._device)
             figures = self._step(tables, block, batch, each.batch.weight, self.batches)
             results.add(StepResult(numbers[-1], each, figures))
