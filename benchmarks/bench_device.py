@@ -12,6 +12,7 @@ memory.
     plain    an nn.Embedding on the device, and all of the network
     halves   tables in main memory, embeddings pooled on the CPU, the rest of the network on the device
     passes   rows on the device for a pass of 20 batches, pulled before and written back after it
+    graphs   the same, each step as a CUDA graph; on a GPU alone
 
 A further way to train is a line in `CASES`.
 """
@@ -53,7 +54,7 @@ NUM_BATCHES = 20  # each is trained on again and again
 TABLE_ROWS = 4_000_037  # of plain PyTorch, which takes keys modulo this
 DIM = 10
 
-MIN_ROUND_S = 3.0  # several passes: nothing trains while the first is prepared
+MIN_ROUND_S = 2.0  # several passes: nothing trains while the first is prepared
 
 Train = Callable[[Iterable[Batch]], object]
 """Trains on batches; may return before the device is done."""
@@ -97,10 +98,13 @@ def halves(device: torch.device, batch_size: int, *, compute: Compute) -> Train:
     return run_of(_OnDevice(module, with_compute(module, compute), device), batch_size)
 
 
-def passes(device: torch.device, batch_size: int, *, compute: Compute) -> Train:
+def passes(
+    device: torch.device, batch_size: int, *, compute: Compute, has_graphs: bool = False
+) -> Train:
     """Returns training in passes, all of it on the device but for pulls and writing back."""
     module = with_compute(TorchModel(criteo_schema(), CtrDnn, {}), compute)
     where = ["device.tables=pass", f"device.kind={device.type}", "data.in_memory=true"]
+    where.append(f"device.cuda_graph={str(has_graphs).lower()}")
     return run_of(module, batch_size, *where, f"device.pass_rows={NUM_BATCHES * batch_size}")
 
 
@@ -157,7 +161,12 @@ Case = Callable[[torch.device, int], Train]
 
 CASES: dict[str, Case] = {
     f"{name}_{compute}": partial(way, compute=compute)
-    for name, way in (("plain", plain), ("halves", halves), ("passes", passes))
+    for name, way in (
+        ("plain", plain),
+        ("halves", halves),
+        ("passes", passes),
+        ("graphs", partial(passes, has_graphs=True)),
+    )
     for compute in ("float32", "bfloat16")
 }
 

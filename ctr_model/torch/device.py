@@ -1,6 +1,6 @@
 """A module on a device: tensors in, gradients as tensors out; only the data of a batch is transferred."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -56,6 +56,18 @@ class DeviceBatch:
         """Returns the batch on a device, where it may still be on its way."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def write(self, other: Self) -> None:
+        """Overwrites this batch with another one of the same shapes."""
+        for mine, theirs in zip(self._tensors(), other._tensors(), strict=True):
+            mine.copy_(theirs, non_blocking=True)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from (self.dense, self.labels)
+        for each in (self.weights, *(slots.offsets for slots in self.slots.values())):
+            if each is not None:
+                yield each
+        yield from (slots.rows for slots in self.slots.values())
+
     def _each(self, move: Any) -> Self:
         def moved(tensor: Tensor | None) -> Any:
             return None if tensor is None else move(tensor)
@@ -78,6 +90,11 @@ class DeviceModel:
     def __init__(self, model: TorchModel, device: torch.device) -> None:
         self._workspace = model.workspace(1, device=device)
         self._slots = {table.name: slots_of(table) for table in model.tables}
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether gradients are still looked at, and waited for: those of the first batches."""
+        return self._workspace.is_watched
 
     def gradient(
         self,

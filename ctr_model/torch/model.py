@@ -188,6 +188,11 @@ class _Workspace:
         self._has_trained = False
         self._zero = dict.fromkeys((table.name for table in model.tables), _FIRST_BATCHES)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether `gradient` still looks for tables and parameters without a gradient."""
+        return bool(self._zero) or not self._has_trained
+
     def take(self, vector: Tensor) -> None:
         """Points the module's parameters at `vector` float32[P], for a step in this thread."""
         if self._device is None:

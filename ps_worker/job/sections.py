@@ -218,6 +218,7 @@ class ValidSection(Section):
         )
 
 
+_ON_THE_CPU = 'but the device is the CPU: set device.kind = "cuda", or remove it'
 _ON_SERVERS = 'but tables are on the servers: set device.tables = "pass", or remove it'
 
 
@@ -228,6 +229,7 @@ class DeviceSection(Section):
     kind: Literal["cuda", "cpu"] = "cuda"
     memory_gb: float = Field(0.0, ge=0)
     pass_rows: int = Field(0, ge=0)
+    cuda_graph: bool = False
 
     @property
     def memory_bytes(self) -> int | None:
@@ -239,6 +241,8 @@ class DeviceSection(Section):
         if self.tables == "host":
             without_use = self.non_default(*type(self).model_fields)
             self.refuse_without_use(dict.fromkeys(without_use, _ON_SERVERS))
+        elif self.kind == "cpu" and self.cuda_graph:
+            self.refuse_without_use({"cuda_graph": _ON_THE_CPU})
         return self
 
 

@@ -8,6 +8,7 @@ The host never waits for the device within a step.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable
 from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
+from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph
 from ctr_ps.ps_worker.extras.device_pass.step_results import StepResult, StepResults, first_fault
 from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.training.meter import Progress
@@ -54,6 +56,11 @@ class PassSteps:
         self._progress = progress
         self._non_finite = non_finite
         self._clip_norm = specs.job.train.clip_norm
+        # A schedule gives each step another rate, which a graph would keep.
+        optimizers = [specs.dense.optimizer, *(spec.optimizer for spec in specs.tables)]
+        self._has_graphs = specs.job.device.cuda_graph and not any(
+            each.schedule for each in optimizers
+        )
         self.batches = 0  # of this run, and those that it resumes: the step of schedules
 
     def train(
@@ -71,16 +78,28 @@ class PassSteps:
         """
         numbers: list[int] = []
         results = StepResults(lambda step, figures: self._finish(step, figures, keys))
+        graphs: dict[tuple[int, float], StepGraph] = {}
         for each, staged in self._staged(batches):
             if is_told_to_end():
                 break
             numbers.append(self._push_ids.take(each.position))
-            batch = staged.on(self._device)
-            figures = self._step(tables, block, batch, each.batch.weight, self.batches)
+            run = partial(self._step, tables, block, each.batch.weight, self.batches)
+            if self._can_be_recorded(staged):
+                shape = each.batch.size, each.batch.weight
+                if shape not in graphs:
+                    graphs[shape] = StepGraph(run, staged)
+                figures = graphs[shape].run(staged)
+            else:
+                figures = run(staged.on(self._device))
             results.add(StepResult(numbers[-1], each, figures))
             self.batches += 1
         results.finish()
         return numbers, results.examples
+
+    def _can_be_recorded(self, batch: DeviceBatch) -> bool:
+        """Whether other batches have the same shapes, and nothing waits for the device."""
+        is_single = all(slots.offsets is None for slots in batch.slots.values())
+        return self._has_graphs and is_single and not self._model.is_watched
 
     def _staged(self, batches: Iterable[PassBatch]) -> Iterator[tuple[PassBatch, DeviceBatch]]:
         """Yields batches, each also as the device copies it, made ahead in a thread."""
@@ -103,9 +122,9 @@ class PassSteps:
         self,
         tables: Mapping[str, PassTable],
         block: PassBlock,
-        batch: DeviceBatch,
         weight: float,
         step: int,
+        batch: DeviceBatch,
     ) -> Tensor:
         """Trains on a batch, unless it is not finite; returns its figures, float64[N], for `_finish`."""
         rows = {slots: of.rows.long() for slots, of in batch.slots.items()}

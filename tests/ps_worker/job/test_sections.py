@@ -43,6 +43,10 @@ ON_SERVERS = r'set device\.tables = "pass", or remove it'
         (["device.kind=cpu"], ON_SERVERS),
         (["device.memory_gb=2"], ON_SERVERS),
         (["device.pass_rows=1000"], ON_SERVERS),
+        (
+            ["device.cuda_graph=true", "device.tables=pass", "device.kind=cpu"],
+            "device.cuda_graph is True, but the device is the CPU",
+        ),
         (["valid.every_epochs=2"], NO_ROWS),
         (["valid.every_steps=1"], NO_ROWS),
         (["valid.metric=auc"], NO_ROWS),

@@ -25,6 +25,7 @@ from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass import pass_trainer  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
@@ -199,6 +200,53 @@ def test_passes_on_a_gpu_give_the_same_model(sparse: str) -> None:
     train(actual, on_device(5, optimizer, kind="cuda"), data)
 
     assert_same_model(expected, actual, keys_of(data))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("sparse", SPARSE)
+def test_graphs_on_a_gpu_give_the_same_model(sparse: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With clipping, a batch that is skipped, and one that is smaller."""
+    replayed: list[StepGraph] = []
+    run = StepGraph.run
+
+    def noted(graph: StepGraph, batch: Any) -> Tensor:
+        replayed.append(graph)
+        return run(graph, batch)
+
+    monkeypatch.setattr(StepGraph, "run", noted)
+    how = (
+        f"optimizer.sparse={{name='{sparse}', learning_rate=0.1}}",
+        "train.non_finite=skip",
+        "train.clip_norm=0.3",
+    )
+    data = [single_keys(40, seed=1), single_keys(40, seed=2)]
+    broken = data[1][9].dense.copy()
+    broken[0, 0] = np.nan
+    data[1][9] = replace(data[1][9], dense=broken)
+    expected, actual = ParameterStore(), ParameterStore()
+
+    train(expected, settings(*how), data)
+    run_ = train(actual, on_device(20, "device.cuda_graph=true", *how, kind="cuda"), data)
+
+    assert run_.non_finite.skipped == 1
+    assert len(replayed) > 60
+    assert len(set(map(id, replayed))) < 12
+    assert_same_model(expected, actual, keys_of(data))
+
+
+@on_a_gpu
+def test_step_that_waits_for_the_gpu_cannot_be_a_graph() -> None:
+    class Waiting(Net):
+        def forward(self, batch: SeenBatch) -> Tensor:
+            assert batch.dense.sum().item() == batch.dense.sum().item()
+            return super().forward(batch)
+
+    how = on_device(20, "device.cuda_graph=true", kind="cuda")
+    with (
+        worker_run(ParameterStore(), TorchModel(SCHEMA, Waiting), how) as run,
+        pytest.raises(UsageError, match=r"cannot be recorded.*leave out device\.cuda_graph"),
+    ):
+        run.train(single_keys(40, seed=1))
 
 
 @on_a_gpu
