@@ -81,7 +81,9 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
         f"admission.{field} was {before!r} and is {now!r}"
         for field, before, now in _different(counted, counting)
     )
-    logger.warning("counts of keys without a row start at 0, %s table=%s", difference, spec.name)
+    logger.warning(
+        "counts of keys without a row start at 0, because %s table=%s", difference, spec.name
+    )
 
 
 def _without_values(spec: TableSpec | DenseSpec) -> TableSpec | DenseSpec:
