@@ -124,7 +124,7 @@ def test_job_may_admit_otherwise_than_the_model_was_saved(
     assert fresh == (
         [
             "counts of keys without a row start at 0, because admission.counter was 'bloom' and is 'exact', "
-            "admission.expected_keys was 300 and is 0 table=admitting"
+            "admission.expected_keys was 300 and is 0: table=admitting"
         ]
         if admission
         else []
