@@ -98,7 +98,9 @@ def parse(
 def _parsed(sentence: str) -> Disturbance | CallFault:
     verb = sentence.partition(" ")[0]
     if verb not in FORMS:
-        raise SentenceError(f"{verb!r} in {sentence!r} is no fault, expected {', '.join(FORMS)}")
+        raise SentenceError(
+            f"{verb!r} in {sentence!r} is not a known fault, expected {', '.join(FORMS)}"
+        )
     found = re.fullmatch(_PATTERNS[verb], sentence)
     if found is None:
         raise SentenceError(

@@ -120,7 +120,7 @@ def _require_listener(address: str) -> None:
         return
     found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)
     if found is None or int(found[2]) > 65535:
-        raise ValueError(f"{address!r} is no address")
+        raise ValueError(f"{address!r} is not an address")
     socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
 
 

@@ -47,8 +47,8 @@ def require_piece_fits(spec: DenseSpec, num_servers: int) -> None:
     if piece_bytes > MAX_NUMBERS_BYTES:
         raise SpecError(
             f"dense block {spec.name!r} has {spec.length} elements, {piece_bytes} bytes on each of "
-            f"{num_servers} servers, more than the {MAX_MESSAGE_BYTES} of a message: use more servers, or "
-            "several blocks"
+            f"{num_servers} servers, more than the {MAX_MESSAGE_BYTES} that a message may have: use more "
+            "servers, or several blocks"
         )
 
 

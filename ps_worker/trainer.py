@@ -175,7 +175,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         after = self._run.progress.counts()
         examples = after.examples - before.examples
         if not examples and self._run.non_finite.skipped == skipped:
-            raise DataError("train(): data have no rows: there is nothing to train on")
+            raise DataError("train(): data has no rows to train on")
         weight = after.weight - before.weight
         loss = (after.loss - before.loss) / weight if weight else float("nan")
         return Trained(examples, loss, time.monotonic() - start)

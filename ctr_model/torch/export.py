@@ -122,14 +122,14 @@ def _traced(
         program = torch.export.export(module, _tensors(inputs), dynamic_shapes=(dynamic,))
     except Exception as error:  # of the user's code under tracing: PyTorch raises many kinds
         raise ValueError(
-            f"{module.name} cannot be exported for any number of examples; PyTorch says: {error}"
+            f"{module.name} cannot be exported for a variable number of examples; PyTorch says: {error}"
         ) from error
     # ONNX has no guards: beyond the limit the graph would compute something else than the module.
     for size in program.range_constraints.values():
         if size.upper.is_Integer:
             raise ValueError(
-                f"{module.name} cannot be exported for any number of keys: forward branches on it, so the "
-                f"program would accept up to {size.upper}. Compute with tensors and the mask"
+                f"{module.name} cannot be exported for a variable number of keys: forward branches on it, so "
+                f"the program would accept at most {size.upper} keys. Compute with tensors and the mask"
             )
     return program
 

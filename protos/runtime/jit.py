@@ -111,7 +111,7 @@ def compile_lock(path: Path | None = None, *, limit_s: float = 300.0) -> Iterato
             if waited > limit_s:
                 raise WaitTimeoutError(
                     f"another process held {path} for {limit_s:g} s to compile kernels: end it if it is "
-                    f"stuck (`fuser {path}` prints its id), or start again if it is only slow"
+                    f"stuck (`fuser {path}` prints its id), or run this program again if it is only slow"
                 )
             if waited > _PATIENCE_S and not is_told:
                 logger.info("waiting for another process, which compiles the same kernels")

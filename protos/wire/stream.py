@@ -108,7 +108,9 @@ def metadata_of_hello(body: bytes, key: int) -> tuple[tuple[str, str], ...]:
         (sent,) = _KEY.unpack_from(body)
         metadata = tuple((str(name), str(value)) for name, value in json.loads(body[_KEY.size :]))
     except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise ProtocolError(f"a stream begins with {len(body)} bytes that are no hello") from error
+        raise ProtocolError(
+            f"a stream begins with {len(body)} bytes that are not a hello"
+        ) from error
     if sent != key:
         raise ProtocolError("a stream was opened for a server that had this port before")
     return metadata

@@ -300,7 +300,7 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
     if (kind == "inference") != is_inference:
         new = "an inference checkpoint" if is_inference else "a checkpoint for training"
         raise CheckpointError(
-            f"{target.url} is a checkpoint of kind {kind!r}, which {new} does not replace: choose another "
+            f"{target.url} is a checkpoint of kind {kind!r}, so {new} cannot replace it: choose another "
             "folder, or remove it"
         )
 

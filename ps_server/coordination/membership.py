@@ -135,8 +135,8 @@ class Membership:
         more = len(differences) - MAX_TOLD
         raise JobError(
             f"{self.name(worker)} has other settings than the rest of the job: "
-            f"{told}{f'; and {more} more' if more > 0 else ''}. Give all processes of a job the same job, "
-            "--set and environment"
+            f"{told}{f'; and {more} more' if more > 0 else ''}. Give all processes the same job file or "
+            "script, --set options and environment"
         )
 
     def may_join(self, member: Member) -> bool:

@@ -184,7 +184,7 @@ class SavedLog:
                 if next_record not in (None, reader.header.first_record):
                     raise LogError(
                         f"{self.folder.segment_path(number - 1)} ends before record {next_record}, but "
-                        f"{reader.path} begins with {reader.header.first_record}: restore the files, or "
+                        f"{reader.path} begins with {reader.header.first_record}: restore these files, or "
                         f"{USE_ANOTHER}"
                     )
                 for index, record in enumerate(reader.records()):

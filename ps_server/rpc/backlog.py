@@ -64,8 +64,8 @@ class Backlog:
         if is_full:
             self.num_refused += 1
             raise OverloadedError(
-                f"this server is overloaded, {self.num_calls} calls with {self.num_bytes} bytes wait, the "
-                f"limit is {self._max_calls} with {self._max_bytes}: try {call.name} again in "
+                f"this server is overloaded: {self.num_calls} calls with {self.num_bytes} bytes wait; its "
+                f"limits are {self._max_calls} calls and {self._max_bytes} bytes. Try {call.name} again in "
                 f"{RETRY_AFTER_S:g} s; if this lasts, use more servers or fewer workers",
                 retry_after_s=RETRY_AFTER_S,
             )

@@ -100,8 +100,8 @@ def _require_answer_fits(num_bytes: int, what: str) -> None:
     """Raises ProtocolError if an answer of `num_bytes` fits no message; before memory is taken for it."""
     if num_bytes > MAX_NUMBERS_BYTES:
         raise ProtocolError(
-            f"the answer to {what} would have {num_bytes} bytes, more than the {MAX_NUMBERS_BYTES} of a "
-            "message: ask for less in one call"
+            f"the answer to {what} would have {num_bytes} bytes, more than the limit of "
+            f"{MAX_NUMBERS_BYTES}: ask for less in one call"
         )
 
 

@@ -145,7 +145,7 @@ class UpdateJournal(Journal):
                     of: self._saved[of] for of in self._bases.values() if of in self._saved
                 }
                 logger.info(
-                    "update log shortened: segments removed before segment=%d bytes=%d",
+                    "update log shortened: removed the segments older than segment=%d log_bytes=%d",
                     segment,
                     self._log.size_bytes,
                 )

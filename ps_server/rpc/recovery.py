@@ -234,7 +234,9 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
                 )
     except _REFUSALS as error:
         logger.info(
-            "replayed a call that was refused, and is refused again call=%s: %s", record.kind, error
+            "replayed a call that was refused, and is refused again: call=%s: %s",
+            record.kind,
+            error,
         )
     except LogError:
         raise

@@ -267,7 +267,7 @@ class Snapshots:
     def _drop(self) -> None:
         if self._held is not None:
             logger.warning(
-                "snapshot dropped, as it was not saved in time token=%s", self._held.token
+                "snapshot dropped, as it was not saved in time: token=%s", self._held.token
             )
             self._held.snapshot.end(saved=False)
             self._held = None

@@ -63,14 +63,14 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
     if saved.statistics is not None and spec.statistics is None and rows:
         logger.warning(
             "statistics of the checkpoint are dropped, as this job keeps none; to keep them, set "
-            "[life] statistics = true table=%s rows=%d",
+            "[life] statistics = true (table=%s rows=%d)",
             spec.name,
             rows,
         )
     if saved.statistics is None and spec.statistics is not None and rows:
         logger.warning(
             "statistics start at zero, as the checkpoint has none: leave out delete_threshold for the "
-            "first passes, or the first shrink removes all rows not shown since table=%s rows=%d",
+            "first passes, or the first shrink removes all rows not shown since (table=%s rows=%d)",
             spec.name,
             rows,
         )
@@ -81,7 +81,9 @@ def log_changes(saved: TableSpec, table: SparseTable) -> None:
         f"admission.{field} was {before!r} and is {now!r}"
         for field, before, now in _different(counted, counting)
     )
-    logger.warning("counts of keys without a row start at 0, %s table=%s", difference, spec.name)
+    logger.warning(
+        "counts of keys without a row start at 0, because %s: table=%s", difference, spec.name
+    )
 
 
 def _without_values(spec: TableSpec | DenseSpec) -> TableSpec | DenseSpec:

@@ -155,8 +155,8 @@ def require_batches(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.manifest
     if manifest.version and not manifest.batches:
         raise CheckpointError(
-            f"{checkpoint.url} has version {manifest.version} but no number of batches, so no run can "
-            f"resume from it: {_fresh_from(checkpoint.url)}"
+            f"{checkpoint.url} has version {manifest.version} but does not record the number of "
+            f"batches, so no run can resume from it: {_fresh_from(checkpoint.url)}"
         )
 
 

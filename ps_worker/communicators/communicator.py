@@ -116,7 +116,7 @@ class Background:
         self.require_health()
         if not arrived:
             raise WaitTimeoutError(
-                f"{self._stalled} within {self._stall_limit_s:g} s; see the logs"
+                f"{self._stalled} within {self._stall_limit_s:g} s; see the logs of the servers"
             )
 
     def close(self) -> None:

@@ -67,8 +67,8 @@ def label_name(schema: Schema) -> str:
     free = [name for name in LABEL_NAMES if name not in schema.features]
     if not free:
         raise UsageError(
-            f"the schema has columns with all usual names of a label ({', '.join(LABEL_NAMES)}): name the "
-            'label in it, such as label = "is_click"'
+            f"other columns of the schema have all usual names of a label ({', '.join(LABEL_NAMES)}): add "
+            'another name to the schema, such as label = "is_click"'
         )
     return free[0]
 

@@ -93,7 +93,7 @@ def doubt_about(path: str, format: Format | None) -> str:
     suffix = suffix_of(without_codec(path))
     if format is not None or suffix in SUFFIXES:
         return ""
-    name = f"{suffix!r} is no known suffix" if suffix else "its name has no suffix"
+    name = f"{suffix!r} is not a known suffix" if suffix else "its name has no suffix"
     fault = f"{name} ({', '.join(SUFFIXES)})"
     head = bytearray(_HEAD_BYTES)
     with open_content(path) as content:

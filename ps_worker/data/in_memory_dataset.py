@@ -187,7 +187,7 @@ class InMemoryDataset(FileDataset):
         first = DataPosition(epoch=self._num_shuffles, seed=self._seed, offset=0, files=files)
         start = start or first
         if start.files != files:
-            raise UsageError("the position belongs to other files than those loaded")
+            raise UsageError("the position belongs to other files, not the loaded ones")
         if (start.seed, start.epoch) != (first.seed, first.epoch):
             raise UsageError(
                 f"the position has seed {start.seed} and {start.epoch} shuffles, but the dataset has seed "

@@ -99,7 +99,7 @@ class SlotValues:
         if not isinstance(found, dict) or not all(
             isinstance(each, list) for each in found.values()
         ):
-            raise ValueError(f"it is {str(found)[:100]}, expected lists of kinds by slot")
+            raise ValueError(f"it is {str(found)[:100]}, expected a list of kinds for each slot")
         return cls(
             {
                 slot: [each for each in kinds if each in get_args(Kind)]

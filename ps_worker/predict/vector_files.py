@@ -102,8 +102,8 @@ def vectors_in(file: str) -> Vectors:
     sizes = [len(names) for names in (read.keys, read.values) if names is not None]
     if read.vectors.ndim != 2 or set(sizes) != {len(read.vectors)}:
         raise DataError(
-            f"{file} has vectors of shape {read.vectors.shape} but keys or values {sizes}: give one row for "
-            "each"
+            f"{file} has vectors of shape {read.vectors.shape}, but the number of keys or values is "
+            f"{' and '.join(map(str, sizes))}: give one vector for each"
         )
     if not np.isfinite(read.vectors).all():
         place = int(np.flatnonzero(~np.isfinite(read.vectors).all(axis=1))[0])

@@ -247,8 +247,8 @@ class Tables:
                 self._store.resume(found.manifest.version, {}, batches=batches)
             elif batches and self._job.optimizer.has_schedule:
                 logger.info(
-                    "the schedule of the learning rates starts at step 0 url=%s: to continue it at step %d, "
-                    "load with resume=True",
+                    "the schedule of the learning rates starts at step 0 after the load of %s: to "
+                    "continue it at step %d, load with resume=True",
                     found.url,
                     batches,
                 )

@@ -188,12 +188,12 @@ def test_model_to_predict_with_and_one_to_train_on_do_not_replace_each_other(
 
     for url, kind in ((full, "full"), (delta, "delta")):
         with pytest.raises(
-            CheckpointError, match=rf"of kind '{kind}', which an inference checkpoint does"
+            CheckpointError, match=rf"of kind '{kind}', so an inference checkpoint cannot"
         ):
             store.save(SaveRequest(url=url, inference=InferenceSettings()))
     for base in ("", delta):
         with pytest.raises(
-            CheckpointError, match="of kind 'inference', which a checkpoint for training does not"
+            CheckpointError, match="of kind 'inference', so a checkpoint for training cannot"
         ):
             store.save(SaveRequest(url=half, base=base))
 

@@ -100,7 +100,10 @@ def test_amount_of_nothing_is_refused(text: str, amount: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("drop 5% pushes; murder server 1", "'murder' in 'murder server 1' is no fault, expected"),
+        (
+            "drop 5% pushes; murder server 1",
+            "'murder' in 'murder server 1' is not a known fault, expected",
+        ),
         ("", "'' has no fault, expected"),
         (" ; ", "' ; ' has no fault, expected"),
     ],

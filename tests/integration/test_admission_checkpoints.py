@@ -123,8 +123,8 @@ def test_job_may_admit_otherwise_than_the_model_was_saved(
     fresh = [text for text in caplog.messages if "counts of keys without a row start at 0" in text]
     assert fresh == (
         [
-            "counts of keys without a row start at 0, admission.counter was 'bloom' and is 'exact', "
-            "admission.expected_keys was 300 and is 0 table=admitting"
+            "counts of keys without a row start at 0, because admission.counter was 'bloom' and is 'exact', "
+            "admission.expected_keys was 300 and is 0: table=admitting"
         ]
         if admission
         else []

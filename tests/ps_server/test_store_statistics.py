@@ -75,7 +75,7 @@ def test_job_that_counts_goes_on_from_one_that_did_not(
     assert warning.startswith(
         "statistics start at zero, as the checkpoint has none: leave out delete_threshold"
     )
-    assert warning.endswith("all rows not shown since table=t rows=50")
+    assert warning.endswith("all rows not shown since (table=t rows=50)")
     assert counted(store) == dict.fromkeys(KEYS.tolist(), Counted(0, 0, 0, 99))
     assert store.digest() == trained(PLAIN).digest()
     assert store.shrink()["t"].rows == 0
@@ -95,7 +95,7 @@ def test_job_that_does_not_count_goes_on_from_one_that_did(
     assert caplog.messages == [
         "statistics of the checkpoint are dropped, as this job keeps none; to keep them, set "
         "[life] statistics = true "
-        "table=t rows=50"
+        "(table=t rows=50)"
     ]
     assert store.digest() == plain.digest()
     assert store.status().tables == plain.status().tables

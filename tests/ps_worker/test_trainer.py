@@ -398,7 +398,7 @@ def test_data_that_cannot_be_trained_on_are_refused(clicks: Path, tmp_path: Path
         trainer.train(f"{clicks}/test/part-*", epochs=0)
     with pytest.raises(DataError, match=r"train\(\): data is empty: \[\]"):
         trainer.train([])
-    with pytest.raises(DataError, match=r"train\(\): data have no rows: there is nothing to train"):
+    with pytest.raises(DataError, match=r"train\(\): data has no rows to train on"):
         trainer.train(iter([]))
     with pytest.raises(
         UsageError, match="data is of type ndarray and has a ndarray, expected files"

@@ -127,11 +127,11 @@ class Cluster:
         return client
 
 
-def open_stream(channel: StreamChannel) -> Any:
-    """Waits until the stream of a channel is open, and returns it."""
-    channel.open_soon()
+def open_stream(channel: StreamChannel, *, before: Any = None) -> Any:
+    """Waits until a stream of a channel is open that is not `before`, and returns it."""
     until = time.monotonic() + LIMIT_S
-    while channel.stream is None:
+    while channel.stream in (None, before):
+        channel.open_soon()
         assert time.monotonic() < until, "no stream was opened"
         time.sleep(0.005)
     return channel.stream

@@ -103,7 +103,7 @@ def decode_rows(data: bytes, num_rows: int, *, bfloat16: bool = False) -> Values
     values = decode_parameters(data, bfloat16=bfloat16)
     if (values.size % num_rows) if num_rows else values.size:
         raise ProtocolError(
-            f"a column has {values.size} numbers, expected a multiple of the {num_rows} keys"
+            f"a column has {values.size} numbers, expected a multiple of {num_rows}, the number of keys"
         )
     return values.reshape(num_rows, values.size // num_rows if num_rows else 0)
 

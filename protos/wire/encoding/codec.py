@@ -249,7 +249,7 @@ def _codec_of(annotation: Any, field: FieldDescriptor) -> FieldCodec[Any]:
 
 def _message_of(field: FieldDescriptor) -> Descriptor:
     if field.message_type is None:
-        raise TypeError(f"{field.full_name} is no message")
+        raise TypeError(f"{field.full_name} is not a message")
     return field.message_type
 
 

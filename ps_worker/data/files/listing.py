@@ -138,8 +138,8 @@ def require_unchanged(path: str, listed: FileStamp) -> None:
     """Raises DataError if a listed file has changed since, or no longer exists."""
     if (now := stamp_of(path, is_cached=False)) != listed:
         raise DataError(
-            f"{path} has changed since it was listed: it had {listed}, and now {now or 'is no file'}. Start "
-            "again, and write new rows to new files: files must not change during a run"
+            f"{path} has changed since it was listed: it had {listed}, and now {now or 'is not a file'}. "
+            "Start again, and write new rows to new files: files must not change during a run"
         )
 
 

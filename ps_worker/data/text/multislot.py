@@ -231,4 +231,4 @@ def _refuse_incomplete(columns: Sequence[Column], schema: Schema) -> None:
         dense = enumerate(schema.dense)
         missing += [column.name for i, column in dense if (Kind.NUMBER, i) not in columns]
     if missing:
-        raise UsageError(f"columns lacks {missing[0]!r}, expected every column of the schema")
+        raise UsageError(f"columns has no {missing[0]!r}, expected every column of the schema")

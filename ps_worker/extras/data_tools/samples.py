@@ -242,8 +242,8 @@ def _joined(tables: Sequence[pa.Table], names: Sequence[str]) -> dict[str, pa.Ar
         except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
             kinds = " and ".join(sorted({str(chunk.type) for chunk in chunks}))
             raise DataError(
-                f"column {name!r} is of type {kinds} in different files: write them with one type, or name "
-                f"files of one kind"
+                f"column {name!r} has different types in different files, {kinds}: write it with one type, "
+                f"or name only files in which it has one type"
             ) from error
         array = joined.column(name).combine_chunks()
         columns[name] = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array

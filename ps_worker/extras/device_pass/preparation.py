@@ -172,9 +172,10 @@ class Preparation(AbstractContextManager["Preparation"]):
         if self._table_bytes is not None and needed + kept > self._table_bytes:
             num_rows = sum(table.keys.keys.size for table in tables.values())
             raise UsageError(
-                f"a pass of {examples} examples has {num_rows} rows of {needed} bytes, and {kept} bytes of "
-                f"the pass before, but the device has room for {self._table_bytes} bytes of tables: set "
-                f"device.pass_rows below {examples}, or raise device.memory_gb if the device has more"
+                f"a pass of {examples} examples needs {needed} bytes on the device for its {num_rows} rows, "
+                f"and {kept} bytes for rows of the pass before, but it has room for {self._table_bytes} "
+                f"bytes of tables: set device.pass_rows below {examples}, or raise device.memory_gb if the "
+                "device has more"
             )
 
 

@@ -194,7 +194,7 @@ def _num_rows(tensors: Sequence[Tensor], max_rows: int) -> int:
         )
     if not 1 <= num_rows <= max_rows:
         raise DataError(
-            f"the request has {num_rows} rows, expected 1 to {max_rows} (--max-rows): send several"
+            f"the request has {num_rows} rows, expected 1 to {max_rows} (--max-rows): split larger requests"
         )
     return num_rows
 

@@ -157,7 +157,7 @@ def test_it_does_not_replace_the_checkpoint_that_it_is_made_of(tmp_path: Path) -
     digest = trained().save(SaveRequest(url=str(tmp_path / "full")))
 
     with pytest.raises(
-        CheckpointError, match="/full is a checkpoint of kind 'full', which an inference checkpoint"
+        CheckpointError, match="/full is a checkpoint of kind 'full', so an inference checkpoint"
     ):
         export_inference(Checkpoint.open(tmp_path / "full"), tmp_path / "full", HALF)
 

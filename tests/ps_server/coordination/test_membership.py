@@ -95,8 +95,8 @@ def test_all_that_processes_disagree_on_is_told() -> None:
     assert str(refused.value) == (
         "worker 1 has other settings than the rest of the job: "
         "train.seed = 3 (worker 0 has train.seed = 0); "
-        "shuffle = local (worker 0 has shuffle = none). Give all processes of a job the same job, --set and "
-        "environment"
+        "shuffle = local (worker 0 has shuffle = none). Give all processes the same job file or "
+        "script, --set options and environment"
     )
 
 

@@ -91,11 +91,11 @@ def start() -> Iterator[object]:
     [
         (
             {"max_calls": 2},
-            "2 calls with 4800[0-9]{3} bytes wait, the limit is 2 with 536870912",
+            "2 calls with 4800[0-9]{3} bytes wait; its limits are 2 calls and 536870912 bytes",
         ),
         (
             {"max_bytes": 2 * LARGE_BYTES},
-            "the limit is 512 with 4800000: try PushGrad again in 1 s",
+            "limits are 512 calls and 4800000 bytes. Try PushGrad again in 1 s",
         ),
     ],
     ids=["calls", "bytes"],
@@ -108,7 +108,7 @@ def test_calls_over_the_backlog_are_refused_until_it_is_worked_off(start, limits
         assert table.wait(20)
         with pytest.raises(OverloadedError, match=text) as refused:
             transport.call(0, calls.PUSH_GRAD, push(2)).result()
-        with pytest.raises(OverloadedError, match="try PullSparse again in 1 s"):
+        with pytest.raises(OverloadedError, match="Try PullSparse again in 1 s"):
             transport.call(0, calls.PULL_SPARSE, PULL).result()
         assert transport.call(0, calls.GET_STATUS, None).result().store.version == 0
     versions = [push.result() for push in under_way]

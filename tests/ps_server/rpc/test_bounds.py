@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[Call[Any, Any], Any, type[Exception], str]] = {
         calls.PULL_SPARSE,
         pull_of(small=KEYS[:3], wide=KEYS),
         ProtocolError,
-        r"the answer to .*\['small', 'wide'\] would have 1638400024 bytes, more than the 16711680",
+        r"the answer to .*\['small', 'wide'\] would have 1638400024 bytes, more than the limit of 16711680",
     ),
     "pull-of-two-large-blocks": (
         calls.PULL_DENSE,

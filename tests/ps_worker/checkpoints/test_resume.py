@@ -363,7 +363,8 @@ def test_checkpoint_that_does_not_say_how_many_batches_it_has_is_refused(
     (latest / "MANIFEST.json").write_text(manifest_to_json(replace(manifest, batches=0)))
 
     with pytest.raises(
-        CheckpointError, match=rf"has version {manifest.version} but no number of batches"
+        CheckpointError,
+        match=rf"has version {manifest.version} but does not record the number of batches",
     ):
         run_first(job_of(clicks, tmp_path))
 

@@ -92,7 +92,7 @@ def test_server_that_starts_again_elsewhere_is_found_again(servers, credentials)
         servers.start_again(0, credentials=credentials)
 
         assert servers.servers[0].stream != offer
-        assert open_stream(channel) is not before
+        open_stream(channel, before=before)
         assert transport.call(0, calls.PULL_SPARSE, pull()).result().rows["wide"].shape == (4, 1)
         until = time.monotonic() + LIMIT_S
         while transport.retries == 0:  # it is sent again after a pause

@@ -290,7 +290,7 @@ def test_file_that_vanished_is_named(tmp_path: Path, name: str, kind: Kind) -> N
         ("parquet", "{path}: no column 'C4', which the schema requires, did you mean"),
         ("keys", "{path}: no column 'C4', which the schema requires, did you mean"),
         ("orc", "{path}: no column 'C4', which the schema requires, did you mean"),
-        ("generator", "columns lacks 'C4', expected every column of the schema"),
+        ("generator", "columns has no 'C4', expected every column of the schema"),
         ("pipe", "{path}: the command .*bad line 1, .*the line ends before 'C5'"),
     ],
 )

@@ -49,10 +49,10 @@ def test_end_of_the_name_tells_the_format(path: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "doubt"),
     [
-        ("a.xyz", b"PK", r"^'\.xyz' is no known suffix \(\.tsv, \.csv, .*\.multislot\)$"),
+        ("a.xyz", b"PK", r"^'\.xyz' is not a known suffix \(\.tsv, \.csv, .*\.multislot\)$"),
         ("a.txt", b"click,user\n1,a\n", r"^'\.txt' .*\); its first line has commas: --format csv"),
         ("part-0", b"1,a,b\tc\n", r"^its name has no suffix \(.*commas"),
-        ("a.txt", b"1\ta,b\tc\n0,1,2,3,4\n", r"^'\.txt' is no known suffix \([^,]*, [^;]*\)$"),
+        ("a.txt", b"1\ta,b\tc\n0,1,2,3,4\n", r"^'\.txt' is not a known suffix \([^,]*, [^;]*\)$"),
         ("A.TSV", b"1,2\n", "^$"),
     ],
 )
@@ -72,7 +72,7 @@ def test_file_of_an_unknown_suffix_that_is_no_text_is_refused(tmp_path: Path) ->
     dataset.set_filelist([path])
 
     with pytest.raises(
-        DataError, match=r"rows\.npz: '\.npz' is no known suffix .*, and its content is not text"
+        DataError, match=r"rows\.npz: '\.npz' is not a known suffix .*, and its content is not text"
     ):
         next(iter(dataset))
 

@@ -186,7 +186,7 @@ def test_position_of_other_shuffles_is_refused() -> None:
         dataset.positioned(replace(position, epoch=1, seed=2))
     with pytest.raises(DataError, match="beyond the end of 60 rows"):
         dataset.positioned(replace(position, epoch=1, seed=1, offset=61))
-    with pytest.raises(UsageError, match="belongs to other files"):
+    with pytest.raises(UsageError, match="belongs to other files, not the loaded"):
         dataset_of("0-61", seed=1).positioned(position)
 
 

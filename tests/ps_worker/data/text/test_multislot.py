@@ -218,8 +218,8 @@ def test_any_text_is_read_as_python_reads_it(
             ["dense_input", "usr", "words", "click"],
             "unknown name 'usr', did you mean 'user'",
         ),
-        (["dense_input", "words", "click"], "columns lacks 'user'"),
-        (["age", "user", "words", "click"], "columns lacks 'n'"),
+        (["dense_input", "words", "click"], "columns has no 'user'"),
+        (["age", "user", "words", "click"], "columns has no 'n'"),
         (["dense_input", "user", "words", "user"], "has 'user' twice: remove one"),
         (
             ["dense_input", "user", "words", "click", "label"],
