@@ -122,8 +122,9 @@ def _number(rows: Rows, firsts: NDArray[np.int64]) -> None:
 class _Partition:
     """A hash table of the keys of one partition, at most half full. For one thread at a time."""
 
-    def __init__(self, number: int, capacity: int = 16) -> None:
-        """A `capacity` of a power of two, which grows."""
+    def __init__(self, number: int, expected: int) -> None:
+        """Makes room for the expected number of keys; more is made when it is needed."""
+        capacity = 1 << max(4, (expected - 1).bit_length())
         self._number = number
         self.size = 0
         self.slots = np.full(2 * capacity, -1, np.int32)
@@ -181,8 +182,8 @@ def pass_keys(
     About as many are expected as in the pass `like`. Raises UsageError if they are more than int32 can
     number.
     """
-    expected = [] if like is None else [part.keys.size for part in like._partitions]
-    partitions = [_Partition(*each) for each in enumerate(expected or [16] * NUM_PARTITIONS)]
+    expected = [0] * NUM_PARTITIONS if like is None else [part.size for part in like._partitions]
+    partitions = [_Partition(*each) for each in enumerate(expected)]
     rows = [row for chunk in _chunks(columns) for row in _inserted(list(chunk), partitions, pool)]
     sizes = [part.size for part in partitions]
     firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
