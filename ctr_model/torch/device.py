@@ -1,8 +1,8 @@
 """A module on a device: tensors in, gradients as tensors out; only the data of a batch is transferred."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -68,17 +68,17 @@ class DeviceBatch:
                 yield each
         yield from (slots.rows for slots in self.slots.values())
 
-    def _each(self, move: Any) -> Self:
-        def moved(tensor: Tensor | None) -> Any:
+    def _each(self, move: Callable[[Tensor], Tensor]) -> Self:
+        def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else move(tensor)
 
         return replace(
             self,
-            dense=moved(self.dense),
-            labels=moved(self.labels),
+            dense=move(self.dense),
+            labels=move(self.labels),
             weights=moved(self.weights),
             slots={
-                key: replace(slots, rows=moved(slots.rows), offsets=moved(slots.offsets))
+                key: replace(slots, rows=move(slots.rows), offsets=moved(slots.offsets))
                 for key, slots in self.slots.items()
             },
         )

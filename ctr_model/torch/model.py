@@ -334,7 +334,7 @@ class _Workspace:
                 f"{self._name}.probabilities returned {described(found)} for B = {batch.size} examples, "
                 f"expected float32[B]"
             )
-        return found.detach().float()
+        return found.detach().float().contiguous()
 
     def checked(self, probabilities: Floats) -> Floats:
         """Returns probabilities; raises ModelInputError if one is below 0 or above 1."""

@@ -119,16 +119,20 @@ def _number(rows: Rows, firsts: NDArray[np.int64]) -> None:
         rows[i] = firsts[partition] + (rows[i] >> PARTITION_BITS)
 
 
+def _capacity(num_keys: int) -> int:
+    return 1 << max(4, (num_keys - 1).bit_length())
+
+
 class _Partition:
     """A hash table of the keys of one partition, at most half full. For one thread at a time."""
 
     def __init__(self, number: int, expected: int) -> None:
         """Makes room for the expected number of keys; more is made when it is needed."""
-        capacity = 1 << max(4, (expected - 1).bit_length())
+        capacity = _capacity(expected) if expected else 0
         self._number = number
         self.size = 0
-        self.slots = np.full(2 * capacity, -1, np.int32)
         self.keys = np.empty(capacity, np.uint64)
+        self.slots = np.full(2 * capacity or 1, -1, np.int32)
 
     def insert(self, keys: Keys, origins: NDArray[np.int32], out: Rows) -> None:
         """Writes the row of each of `keys` uint64[N] to `out` at `origins` int32[N]; see `_insert`."""
@@ -142,14 +146,15 @@ class _Partition:
             self._grow()
 
     def _grow(self) -> None:
-        if self.size > _MAX_ROWS // 2:
+        capacity = _capacity(self.size + 1)
+        if capacity > _MAX_ROWS:
             raise UsageError(
-                f"a pass has over {self.size * NUM_PARTITIONS} distinct keys, more than fit its row "
-                "numbers: lower device.pass_rows"
+                f"a pass has over {self.size * NUM_PARTITIONS} distinct keys, more than int32 can number: "
+                "lower device.pass_rows"
             )
-        known, self.keys = self.keys, np.empty(2 * self.keys.size, np.uint64)
-        self.keys[: self.size] = known
-        self.slots = np.empty(2 * self.slots.size, np.int32)
+        known, self.keys = self.keys, np.empty(capacity, np.uint64)
+        self.keys[: self.size] = known[: self.size]
+        self.slots = np.empty(2 * capacity, np.int32)
         _rehash(self.keys, self.size, self.slots)
 
 
@@ -174,6 +179,14 @@ class PassKeys:
         return rows
 
 
+NO_KEYS = PassKeys(
+    np.empty(0, np.uint64),
+    np.zeros(NUM_PARTITIONS + 1, np.int64),
+    [_Partition(number, 0) for number in range(NUM_PARTITIONS)],
+)
+"""Those of no pass."""
+
+
 def pass_keys(
     columns: Sequence[Keys], pool: ThreadPoolExecutor, *, like: PassKeys | None = None
 ) -> tuple[PassKeys, Sequence[Rows]]:
@@ -182,8 +195,8 @@ def pass_keys(
     About as many are expected as in the pass `like`. Raises UsageError if they are more than int32 can
     number.
     """
-    expected = [0] * NUM_PARTITIONS if like is None else [part.size for part in like._partitions]
-    partitions = [_Partition(*each) for each in enumerate(expected)]
+    expected = (like or NO_KEYS)._partitions
+    partitions = [_Partition(number, part.size) for number, part in enumerate(expected)]
     rows = [row for chunk in _chunks(columns) for row in _inserted(list(chunk), partitions, pool)]
     sizes = [part.size for part in partitions]
     firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -237,15 +250,14 @@ def _run(
 
     Raises what the first of them raises.
     """
-    num_tasks = min(len(items), -(-num_keys // TASK_KEYS))
+    num_tasks = max(1, min(len(items), num_keys // TASK_KEYS))
 
     def some(first: int) -> None:
         for item in items[first::num_tasks]:
             work(item)
 
-    if num_tasks > 1:
+    if num_tasks == 1:
+        some(0)
+    else:
         for _ in pool.map(some, range(num_tasks)):
             pass
-    elif items:
-        num_tasks = 1
-        some(0)

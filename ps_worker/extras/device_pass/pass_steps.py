@@ -5,6 +5,7 @@
 The host never waits for the device within a step.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.gradients import element_fault, row_fault
 from ctr_ps.protos.keys import Keys
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
-from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable
+from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable, squares_of
 from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
 from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph
 from ctr_ps.ps_worker.extras.device_pass.step_results import StepResult, StepResults, first_fault
@@ -52,6 +53,8 @@ class PassSteps:
         self._slots = {table.name: slots_of(table) for table in model.tables}
         self._dims = {spec.name: spec.dim for spec in specs.tables}
         self._dense = specs.dense.name
+        # of a step besides its probabilities: the loss, and a row or an element of each gradient
+        self._num_figures = 1 + sum(1 + dim for dim in self._dims.values()) + 2
         self._push_ids = push_ids
         self._progress = progress
         self._non_finite = non_finite
@@ -79,21 +82,28 @@ class PassSteps:
         numbers: list[int] = []
         results = StepResults(lambda step, figures: self._finish(step, figures, keys))
         graphs: dict[tuple[int, float], StepGraph] = {}
-        for each, staged in self._staged(batches):
-            if is_told_to_end():
-                break
-            numbers.append(self._push_ids.take(each.position))
-            run = partial(self._step, tables, block, each.batch.weight, self.batches)
-            if self._can_be_recorded(staged):
-                shape = each.batch.size, each.batch.weight
-                if shape not in graphs:
-                    graphs[shape] = StepGraph(run, staged)
-                figures = graphs[shape].run(staged)
-            else:
-                figures = run(staged.on(self._device))
-            results.add(StepResult(numbers[-1], each, figures))
-            self.batches += 1
-        results.finish()
+        try:
+            for each, ahead in self._staged(batches):
+                if is_told_to_end():
+                    break
+                if each.batch.labels is None:
+                    raise DataError(
+                        "training data has rows without labels: only evaluation and inference allow that"
+                    )
+                staged = ahead.result()
+                numbers.append(self._push_ids.take(each.position))
+                run = partial(self._step, tables, block, each.batch.weight, self.batches)
+                if self._can_be_recorded(staged):
+                    shape = each.batch.size, each.batch.weight
+                    if shape not in graphs:
+                        graphs[shape] = StepGraph(run, staged)
+                    figures = graphs[shape].run(staged)
+                else:
+                    figures = run(staged.on(self._device))
+                results.add(StepResult(numbers[-1], each, figures))
+                self.batches += 1
+        finally:  # after an error, too: an earlier batch may have failed
+            results.finish()
         return numbers, results.examples
 
     def _can_be_recorded(self, batch: DeviceBatch) -> bool:
@@ -101,22 +111,18 @@ class PassSteps:
         is_single = all(slots.offsets is None for slots in batch.slots.values())
         return self._has_graphs and is_single and not self._model.is_watched
 
-    def _staged(self, batches: Iterable[PassBatch]) -> Iterator[tuple[PassBatch, DeviceBatch]]:
+    def _staged(
+        self, batches: Iterable[PassBatch]
+    ) -> Iterator[tuple[PassBatch, Future[DeviceBatch]]]:
         """Yields batches, each also as the device copies it, made ahead in a thread."""
         ahead: deque[tuple[PassBatch, Future[DeviceBatch]]] = deque()
         with ThreadPoolExecutor(1, "next-batch") as thread:
             for each in batches:
-                if each.batch.labels is None:
-                    raise DataError(
-                        "training data has rows without labels: only evaluation and inference allow that"
-                    )
                 staged = thread.submit(DeviceBatch.of, each.batch, each.slots, self._device)
                 ahead.append((each, staged))
                 if len(ahead) > STAGED_BATCHES:
-                    first, staged = ahead.popleft()
-                    yield first, staged.result()
-            for first, staged in ahead:
-                yield first, staged.result()
+                    yield ahead.popleft()
+            yield from ahead
 
     def _step(
         self,
@@ -140,7 +146,7 @@ class PassSteps:
             ]
         )
         if weight:
-            self._clip(grads, sums, block.grad, weight)
+            self._clip(places, sums, block.grad, weight)
             is_wanted = figures.isfinite().all()
             for name, table in tables.items():
                 table.update(places[name], sums[name], weight, step, is_wanted)
@@ -149,20 +155,15 @@ class PassSteps:
 
     def _clip(
         self,
-        grads: Mapping[str, Tensor | None],
+        places: Mapping[str, Tensor],
         sums: Mapping[str, Tensor],
         dense_grad: Tensor,
         weight: float,
     ) -> None:
-        """Scales the gradients of a batch, `sums` and `dense_grad`, in place, as clipping.py does.
-
-        The square of a row's gradient is the product of the sum and each of its terms, added up.
-        """
+        """Scales the gradients of a batch, `sums` and `dense_grad`, in place, as clipping.py does."""
         if not self._clip_norm:
             return
-        squares = [
-            (grad.double() * sums[name]).sum() for name, grad in grads.items() if grad is not None
-        ]
+        squares = [squares_of(places[name], of_rows) for name, of_rows in sums.items()]
         squares.append(dense_grad.double().square().sum())
         norm = torch.stack(squares).sum().sqrt() / weight
         scale = (self._clip_norm / norm).masked_fill(~(norm > self._clip_norm), 1.0).float()
@@ -173,20 +174,19 @@ class PassSteps:
         self, step: StepResult, figures: NDArray[np.float64], keys: Mapping[str, Keys]
     ) -> int:
         """Counts a batch that the device has trained on; returns its examples, 0 if it was skipped."""
-        loss, figures = float(figures[0]), figures[1:]
+        batch, (loss, *rest) = step.batch.batch, figures[: self._num_figures].tolist()
         faults = {}
         for name, dim in self._dims.items():
-            (row, *values), figures = figures[: 1 + dim], figures[1 + dim :]
-            if not np.isfinite(values).all():
+            (row, *values), rest = rest[: 1 + dim], rest[1 + dim :]
+            if batch.weight and not all(map(math.isfinite, values)):
                 faults[name] = row_fault(name, int(keys[name][int(row)]), values)
-        (element, value), figures = figures[:2], figures[2:]
-        if not np.isfinite(value):
+        element, value = rest
+        if batch.weight and not math.isfinite(value):
             faults[self._dense] = element_fault(self._dense, int(element), value)
         if self._non_finite.has_faults(faults, loss, step.number):
             self._progress.skip()
             return 0
-        batch = step.batch.batch
         assert batch.labels is not None
-        probabilities = self._model.checked(figures.astype(np.float32))
+        probabilities = self._model.checked(figures[self._num_figures :].astype(np.float32))
         self._progress.add(batch.labels, probabilities, loss, batch.weights)
         return batch.size

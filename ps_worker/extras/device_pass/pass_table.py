@@ -14,12 +14,10 @@ A dense block of P elements is one row: N = 1, D = P.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ctr_ps.protos.errors import UsageError
@@ -159,16 +157,6 @@ UPDATES: Mapping[str, Update] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainedRows:
-    """Rows of a table on the host."""
-
-    rows: NDArray[np.int64]  # [M], ascending
-    weights: Values  # [M, D]
-    state: Values  # [M, K]
-    is_finite: bool  # whether all of these are
-
-
 class PassTable:
     """The R rows of one table on a device. For one thread.
 
@@ -229,16 +217,29 @@ class PassTable:
         self.fill(rows, weights, state)
         self._is_trained.index_fill_(0, rows, True)
 
-    def trained(self) -> TrainedRows:
-        """Returns the rows that were trained, as they are now."""
-        rows = self._is_trained[:-1].nonzero().squeeze(1)
+    def trained(self) -> Tensor:
+        """Returns the rows that were trained, int64[M], ascending."""
+        return self._is_trained[:-1].nonzero().squeeze(1)
+
+    def fetch(self, rows: Tensor) -> tuple[Values, Values, bool]:
+        """Returns weights float32[M, D] and state [M, K] of rows int64[M], and whether all are finite."""
         weights, state = self.take(rows)
         is_finite = weights.isfinite().all() & state.isfinite().all()
-        found = [each.to("cpu", non_blocking=True) for each in (rows, weights, state, is_finite)]
-        if self._weights.device.type == "cuda":
+        found = [each.to("cpu", non_blocking=True) for each in (weights, state, is_finite)]
+        if weights.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        of_rows, of_weights, of_state, finite = (each.numpy() for each in found)
-        return TrainedRows(of_rows, of_weights, of_state, is_finite=bool(finite))
+        return found[0].numpy(), found[1].numpy(), bool(found[2])
+
+
+def squares_of(rows: Tensor, sums: Tensor) -> Tensor:
+    """Returns the sum of the squares of a batch's gradient, each of rows int64[L] once: float64, a scalar.
+
+    `sums` float32[L, D] are those of `PassTable.summed`: equal for equal rows.
+    """
+    ordered, order = rows.sort()
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return (sums.index_select(0, order).double().square().sum(1) * is_first).sum()
 
 
 class PassBlock:

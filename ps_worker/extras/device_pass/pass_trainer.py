@@ -10,6 +10,7 @@ batches of the pass. Until then version and progress are those of the pass befor
 new.
 """
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
-from ctr_ps.ctr_model.models.model import EmbeddingTable
 from ctr_ps.ctr_model.parameters import Ints
 from ctr_ps.ctr_model.torch import TorchModel
 from ctr_ps.ctr_model.torch.batch import tensor_of
@@ -27,7 +27,7 @@ from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.environment import num_processors
 from ctr_ps.protos.store import ModelState, PushId, RowStates, Store, Version
-from ctr_ps.protos.store.state_transfer import require_finite_state, rows_at
+from ctr_ps.protos.store.state_transfer import require_finite_state
 from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.extras.device_pass.pass_steps import PassSteps
@@ -43,6 +43,9 @@ from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
 
 logger = logging.getLogger(__name__)
+
+MOST_PUSHES = 8
+"""Parts that are pushed at once. A server holds each until all of it has come, and takes fewer than 32."""
 
 
 class PassTrainer:
@@ -104,7 +107,7 @@ class PassTrainer:
                 f"device has room for {limit} bytes: raise device.memory_gb if the device has more"
             )
         tables: dict[str, PassTable] = {}
-        pool = ThreadPoolExecutor(num_processors(), "pass-keys")
+        pool = ThreadPoolExecutor(num_processors(), "pass")
         preparation = Preparation(
             batches,
             self._store,
@@ -135,18 +138,17 @@ class PassTrainer:
         start = time.monotonic()
         keys = {table.name: prepared.keys[slots_of(table)].keys.keys for table in self._tables}
         try:
-            for table in self._tables:
-                tables[table.name] = self._moved(table, prepared, tables)
+            self._move(prepared, tables)
             numbers, examples = self._steps.train(
                 tables, keys, block, prepared.batches, is_told_to_end
             )
+            rows = {name: self._trained(name, table, keys[name]) for name, table in tables.items()}
         except torch.OutOfMemoryError as error:
             raise UsageError(
                 f"out of device memory in a pass of {len(prepared.batches)} batches: lower device.pass_rows "
                 "or train.batch_size, and set device.memory_gb to at most the free memory "
                 f"({str(error).splitlines()[0]})"
             ) from error
-        rows = {name: self._trained(name, table, keys[name]) for name, table in tables.items()}
         version = self._write_back(rows, block, numbers, examples, version, pool)
         size_bytes = block.size_bytes + sum(table.size_bytes for table in tables.values())
         logger.info(
@@ -158,23 +160,27 @@ class PassTrainer:
         )
         return version
 
-    def _moved(
-        self, table: EmbeddingTable, prepared: PreparedPass, before: dict[str, PassTable]
-    ) -> PassTable:
-        """Returns a table of fresh rows and of those that it shares with the pass before.
+    def _move(self, prepared: PreparedPass, tables: dict[str, PassTable]) -> None:
+        """Replaces the tables of the pass before, first by the rows that both share, then by all rows.
 
-        Takes it out of both, so that the memory there is free again.
+        Takes the others out of `prepared`, and copies them by parts: neither side has them twice.
         """
-        name, placed, kept = table.name, prepared.keys[slots_of(table)], None
-        if name in before:
-            kept = before.pop(name).take(self._on_device(placed.kept_from))
-        found = PassTable(self._specs[name], placed.keys.keys.size, self._device)
-        fresh = prepared.fresh.pop(name)
-        columns = (tensor_of(each).to(self._device) for each in (fresh.weights, fresh.state))
-        found.fill(self._on_device(placed.fresh), *columns)
-        if kept is not None:
-            found.fill(self._on_device(placed.kept), *kept)
-        return found
+        placed = {table.name: prepared.keys[slots_of(table)] for table in self._tables}
+        kept = {
+            name: table.take(self._on_device(placed[name].kept_from))
+            for name in list(tables)
+            for table in [tables.pop(name)]
+        }
+        for name, of in placed.items():
+            table = tables[name] = PassTable(self._specs[name], of.keys.keys.size, self._device)
+            if name in kept:
+                table.fill(self._on_device(of.kept), *kept.pop(name))
+            fresh = prepared.fresh.pop(name)
+            for part in parts(of.fresh.size, row_bytes(self._specs[name])):
+                columns = (tensor_of(each[part]) for each in (fresh.weights, fresh.state))
+                table.fill(
+                    self._on_device(of.fresh[part]), *(each.to(self._device) for each in columns)
+                )
 
     def _on_device(self, rows: Ints) -> Tensor:
         return tensor_of(rows).to(self._device).long()
@@ -183,29 +189,31 @@ class PassTrainer:
         state = self._store.pull_state({}, [self._dense.name]).result()
         return PassBlock(self._dense, state.blocks[self._dense.name], self._device)
 
-    def _trained(self, name: str, table: PassTable, keys: Keys) -> RowStates:
-        """Returns the rows that a pass has trained; raises GradientError if one is not finite."""
-        found = table.trained()
-        rows = RowStates(
-            keys=keys[found.rows],
-            weights=found.weights,
-            state=found.state,
-            optimizer=self._specs[name].optimizer.name,
-        )
-        if not found.is_finite:
-            require_finite_state(ModelState({name: rows}))
-        return rows
+    def _trained(self, name: str, table: PassTable, keys: Keys) -> list[RowStates]:
+        """Returns the rows that a pass has trained, in parts; raises GradientError if one is not finite."""
+        rows, spec = table.trained(), self._specs[name]
+        keys = keys[rows.cpu().numpy()]
+        found = []
+        for part in parts(keys.size, row_bytes(spec)):
+            weights, state, is_finite = table.fetch(rows[part])
+            states = RowStates(
+                keys=keys[part], weights=weights, state=state, optimizer=spec.optimizer.name
+            )
+            if not is_finite:
+                require_finite_state(ModelState({name: states}))
+            found.append(states)
+        return found
 
     def _write_back(
         self,
-        rows: Mapping[str, RowStates],
+        rows: Mapping[str, Sequence[RowStates]],
         block: PassBlock,
         numbers: Sequence[int],
         examples: int,
         version: Version,
         pool: ThreadPoolExecutor,
     ) -> Version:
-        """Pushes what a pass has trained, parts of a table at once; the last push completes its batches.
+        """Pushes what a pass has trained, some parts at once; the last push completes its batches.
 
         Raises GradientError if the dense block is not finite; nothing was pushed.
         """
@@ -216,15 +224,13 @@ class PassTrainer:
             self._store.push_state(part, push_id).result()
 
         self.is_partly_written = True
-        for name, found in rows.items():
-            states = [
-                ModelState({name: rows_at(found, part)})
-                for part in parts(found.keys.size, row_bytes(self._specs[name]))
-            ]
+        waiting = (ModelState({name: part}) for name, of in rows.items() for part in of)
+        while together := list(itertools.islice(waiting, MOST_PUSHES)):
             push_ids = [
-                self._push_ids.next(examples=0, batches=0, pulled=version, whole=()) for _ in states
+                self._push_ids.next(examples=0, batches=0, pulled=version, whole=())
+                for _ in together
             ]
-            for _ in pool.map(push, states, push_ids):
+            for _ in pool.map(push, together, push_ids):
                 pass
         push_id = self._push_ids.next(
             examples=examples, batches=len(numbers), pulled=version, whole=numbers

@@ -8,7 +8,7 @@ Rows that the running pass has, too, stay on the device.
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -24,16 +24,16 @@ from ctr_ps.protos.chunking import VALUE_BYTES
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.environment import num_processors
-from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.runtime.jit import kernel, read_only
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import RowStates, StateTransfer
 from ctr_ps.protos.store.state_transfer import join_rows
 from ctr_ps.ps_server.optimizers.registry import optimizer_of
 from ctr_ps.ps_worker.data.blocks import Batches, DataPosition
-from ctr_ps.ps_worker.extras.device_pass.pass_keys import PassKeys, pass_keys
+from ctr_ps.ps_worker.extras.device_pass.pass_keys import NO_KEYS, PassKeys, pass_keys
 
-PART_BYTES = 2**28
-"""Rows that a call to the store transfers: a server holds a push until all of it has come."""
+PART_BYTES = 2**26
+"""Rows that are copied, or transferred by a call to the store, at a time."""
 
 _MIN_PART_ROWS = 2**14  # a call for fewer rows is not worth a thread
 
@@ -128,7 +128,7 @@ class Preparation(AbstractContextManager["Preparation"]):
             if (slots := slots_of(table)) not in keys:
                 keys[slots], rows[slots] = self._keys_of(slots, batches, running.get(slots))
         of_table = {table.name: keys[slots_of(table)] for table in self._tables}
-        self._require_memory(of_table, sum(batch.size for batch in batches))
+        self._require_memory(of_table, running, sum(batch.size for batch in batches))
         return PreparedPass(
             batches=[
                 PassBatch(batch, position, {slots: of[i] for slots, of in rows.items()})
@@ -146,42 +146,55 @@ class Preparation(AbstractContextManager["Preparation"]):
     ) -> tuple[PlacedKeys, Sequence[SlotRows]]:
         """Returns the keys of slots in a pass, and the rows of each batch."""
         selected = list(self._pool.map(lambda batch: select_slots(batch, *slots), batches))
-        before = None if running is None else running.keys
+        before = NO_KEYS if running is None else running.keys
         keys, rows = pass_keys([each.keys for each in selected], self._pool, like=before)
-        there = np.full(keys.keys.size, -1, np.int32)
-        if before is not None:
-            there = before.rows_of(keys, self._pool)
+        there = before.rows_of(keys, self._pool)
         fresh, kept = (np.flatnonzero(of).astype(np.int32) for of in (there < 0, there >= 0))
         placed = PlacedKeys(keys, fresh, kept, there[kept])
         return placed, list(self._pool.map(_slot_rows, selected, rows))
 
     def _pulled(self, spec: TableSpec, keys: Keys) -> RowStates:
-        """Reads rows from the store, several parts at once; none if it is to stop."""
+        """Reads rows from the store, several parts at once; CancelledError if it is to stop."""
 
         def pull(part: slice) -> RowStates:
-            wanted = keys[:0] if self._is_stopped.is_set() else keys[part]
-            return self._store.pull_state({spec.name: wanted}, []).result().rows[spec.name]
+            if self._is_stopped.is_set():
+                raise CancelledError
+            return self._store.pull_state({spec.name: keys[part]}, []).result().rows[spec.name]
 
         found = list(self._pool.map(pull, parts(keys.size, row_bytes(spec))))
         return join_rows(spec.name, found) if found else pull(slice(0))
 
-    def _require_memory(self, tables: Mapping[str, PlacedKeys], examples: int) -> None:
-        sizes = {name: device_bytes(self._specs[name]) for name in tables}
-        needed = sum((table.keys.keys.size + 1) * sizes[name] for name, table in tables.items())
+    def _require_memory(
+        self,
+        tables: Mapping[str, PlacedKeys],
+        running: Mapping[Slots, PlacedKeys],
+        examples: int,
+    ) -> None:
+        """Raises UsageError unless a pass fits, and before it the pass that runs, beside what both share."""
+        needed = self._device_bytes(tables)
+        before = self._device_bytes(
+            {of.name: running[slots_of(of)] for of in self._tables if slots_of(of) in running}
+        )
         kept = sum(table.kept.size * row_bytes(self._specs[name]) for name, table in tables.items())
-        if self._table_bytes is not None and needed + kept > self._table_bytes:
+        if self._table_bytes is not None and max(needed, before) + kept > self._table_bytes:
             num_rows = sum(table.keys.keys.size for table in tables.values())
             raise UsageError(
-                f"a pass of {examples} examples needs {needed} bytes on the device for its {num_rows} rows, "
-                f"and {kept} bytes for rows of the pass before, but it has room for {self._table_bytes} "
-                f"bytes of tables: set device.pass_rows below {examples}, or raise device.memory_gb if the "
-                "device has more"
+                f"a pass of {examples} examples needs {needed} bytes on the device for its {num_rows} rows "
+                f"(the pass before: {before}), and {kept} bytes to keep rows of the pass before, but it has "
+                f"room for {self._table_bytes} bytes of tables: set device.pass_rows below {examples}, or "
+                "raise device.memory_gb if the device has more"
             )
+
+    def _device_bytes(self, tables: Mapping[str, PlacedKeys]) -> int:
+        return sum(
+            (table.keys.keys.size + 1) * device_bytes(self._specs[name])
+            for name, table in tables.items()
+        )
 
 
 def _slot_rows(slots: SlotKeys, rows: Ints) -> SlotRows:
     longest = np.zeros(slots.num_slots, np.int32)
-    is_single = _longest(slots.offsets, longest)
+    is_single = _longest(read_only(slots.offsets), longest)
     offsets = None if is_single else tensor_of(slots.offsets)
     return SlotRows(tensor_of(rows), offsets, longest)
 
@@ -204,5 +217,5 @@ def row_bytes(spec: TableSpec) -> int:
 
 
 def device_bytes(spec: TableSpec) -> int:
-    """Returns the bytes of a row on the device: with its gradient, and whether it was trained."""
-    return row_bytes(spec) + VALUE_BYTES * spec.dim + 1
+    """Returns the bytes of a row on the device: with its gradient, its number, and whether it was trained."""
+    return row_bytes(spec) + VALUE_BYTES * spec.dim + 8 + 1

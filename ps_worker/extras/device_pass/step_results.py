@@ -17,7 +17,7 @@ MAX_AHEAD = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    """Figures of one step, float64[N] on the device; what they are the two ends know."""
+    """Figures of one step, float64[N] on the device, as `PassSteps` writes and reads them."""
 
     number: int
     batch: PassBatch

@@ -194,7 +194,9 @@ def test_rows_of_the_pass_before_count_in_the_limit() -> None:
     limit = f"device.memory_gb={(1.1 * needed + dense_bytes()) / 2**30!r}"
 
     train(ParameterStore(), on_device(4, limit), [data])
-    with pytest.raises(UsageError, match=r"and [1-9]\d* bytes of the pass before, but the device"):
+    with pytest.raises(
+        UsageError, match=r"and [1-9]\d* bytes to keep rows of the pass before, but it has"
+    ):
         train(ParameterStore(), on_device(4, limit), [[*data, *data]])
 
 

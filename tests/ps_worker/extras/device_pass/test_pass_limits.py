@@ -24,7 +24,8 @@ from ctr_ps.protos.spec import InitializerSpec, TableSpec  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass import pass_trainer, preparation  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassTable  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass.preparation import device_bytes  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.preparation import device_bytes, row_bytes  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.training.lookups import keys_of_batch  # noqa: E402
 from tests.ps_worker.extras.device_pass.test_pass_trainer import (  # noqa: E402
@@ -113,7 +114,12 @@ def test_errors_show_plain_numbers(slot_keys: bool, expected: str) -> None:
         train(ParameterStore(), on_device(1), [data])
 
 
-def test_fault_of_an_earlier_batch_is_told_before_missing_labels() -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_fault_of_an_earlier_batch_is_told_before_missing_labels(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_late:
+        monkeypatch.setattr(StepResults, "_is_here", lambda _: False)
     data = batches(4)
     dense = data[1].dense.copy()
     dense[0, 0] = np.nan
@@ -185,9 +191,44 @@ def test_rows_return_within_the_memory_that_a_pass_promises() -> None:
     with counted() as memory:
         table = PassTable(SPEC, NUM_ROWS, torch.device("cpu"))
         table._is_trained[:-1] = True
-        table.trained()
+        rows = table.trained()
+        for start in range(0, NUM_ROWS, NUM_ROWS // 20):
+            table.fetch(rows[start : start + NUM_ROWS // 20])
 
     assert memory.peak < 1.25 * NUM_ROWS * device_bytes(SPEC)
+
+
+def test_rows_move_within_the_memory_that_a_pass_promises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pass and what it keeps of the one before; the host's own copies are here on the device, too."""
+    monkeypatch.setattr(preparation, "_MIN_PART_ROWS", 1000)
+    monkeypatch.setattr(preparation, "PART_BYTES", 80_000)
+    limits: list[int] = []
+    require = preparation.Preparation._require_memory
+
+    def noted(of: Any, tables: Any, running: Any, examples: int) -> None:
+        kept = sum(each.kept.size * row_bytes(of._specs[name]) for name, each in tables.items())
+        limits.append(of._device_bytes(tables) + kept)
+        require(of, tables, running, examples)
+
+    monkeypatch.setattr(preparation.Preparation, "_require_memory", noted)
+    move, peaks = pass_trainer.PassTrainer._move, []
+
+    def counted_move(*args: Any) -> None:
+        with counted() as memory:
+            move(*args)
+        peaks.append(memory.peak)
+
+    monkeypatch.setattr(pass_trainer.PassTrainer, "_move", counted_move)
+    rng = np.random.default_rng(0)
+    data = [
+        replace(batch, keys=rng.integers(0, 40_000, 5000 * NUM_SLOTS).astype(np.uint64))
+        for batch in random_batches(4, 5000, seed=0)
+    ]
+
+    train(ParameterStore(), on_device(1, "train.batch_size=5000", "device.pass_rows=5000"), [data])
+
+    assert len(peaks) == 4
+    assert all(peak < 1.25 * limit for peak, limit in zip(peaks, limits, strict=True))
 
 
 def test_probabilities_are_contiguous_where_a_module_returns_a_column() -> None:

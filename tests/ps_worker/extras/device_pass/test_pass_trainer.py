@@ -23,9 +23,10 @@ from ctr_ps.protos.keys import Keys  # noqa: E402
 from ctr_ps.protos.store import ModelState, PushId, SaveRequest, Store  # noqa: E402
 from ctr_ps.ps_server.optimizers.registry import OPTIMIZERS  # noqa: E402
 from ctr_ps.ps_server.store import ParameterStore  # noqa: E402
-from ctr_ps.ps_worker.extras.device_pass import pass_trainer  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass import pass_trainer, step_results  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable  # noqa: E402
 from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph  # noqa: E402
+from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults  # noqa: E402
 from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
@@ -344,6 +345,15 @@ def test_next_pass_is_prepared_while_this_one_trains() -> None:
     np.testing.assert_array_equal(np.sort(pulled[1]), np.setdiff1d(second, first))
 
 
+@pytest.fixture(params=[False, True], ids=["at-once", "late"])
+def lateness(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results come as late as they may, as from a GPU."""
+    if request.param:
+        monkeypatch.setattr(step_results, "MAX_AHEAD", 3)
+        monkeypatch.setattr(StepResults, "_is_here", lambda _: False)
+
+
+@pytest.mark.usefixtures("lateness")
 def test_rows_of_a_skipped_batch_are_not_created() -> None:
     data = batches(6, seed=4)
     broken = data[2].dense.copy()
@@ -358,6 +368,7 @@ def test_rows_of_a_skipped_batch_are_not_created() -> None:
     assert_same_model(expected, actual, keys_of([data]))
 
 
+@pytest.mark.usefixtures("lateness")
 def test_pass_that_fails_leaves_the_store_at_the_pass_before() -> None:
     """The position, too, so that a resumed run repeats the pass."""
     data = batches(8, seed=4)
@@ -413,7 +424,7 @@ def test_part_of_a_pass_is_neither_saved_nor_trained_further(push: int, tmp_path
             ):
                 call()
 
-    assert store.pushes == store.fails_at_push
+    assert store.pushes - store.fails_at_push in (0, 1)  # parts are pushed at once
     assert not (tmp_path / "c").exists()
 
 
@@ -539,11 +550,11 @@ def test_device_without_memory_says_what_to_set(monkeypatch: pytest.MonkeyPatch)
 
 
 def size_of(data: Sequence[Sequence[Batch]], how: Job) -> int:
-    """Returns the bytes of the tables of one pass: weights, Adagrad's state, gradient and mark."""
+    """Returns the bytes of the tables of one pass: weights, Adagrad's state, gradient, number and mark."""
     widths = {"shared": 3 * 3, "mean": 3 * 2}
     slots = {"shared": range(NUM_SLOTS), "mean": (0, 1)}
     return sum(
-        (keys_of_slots(data[0], slots[name]).size + 1) * (1 + 4 * width)
+        (keys_of_slots(data[0], slots[name]).size + 1) * (9 + 4 * width)
         for name, width in widths.items()
     )
 
