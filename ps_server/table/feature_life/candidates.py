@@ -26,6 +26,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import kernel, read_only
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
 from ctr_ps.ps_server.table.changes import mark_dirty
+from ctr_ps.ps_server.table.contents import ShardSource
 from ctr_ps.ps_server.table.feature_life.admission import (
     AdmissionRule,
     CountingBloomFilter,
@@ -60,7 +61,7 @@ from ctr_ps.ps_server.table.rows.initializers import Initializer
 from ctr_ps.ps_server.table.rows.kernels import Push, make_row, write_rows
 from ctr_ps.ps_server.table.rows.regions import RowRegions, remove_row
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push
-from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
+from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSnapshot
 
 
 @kernel
@@ -240,7 +241,7 @@ class Candidates(Protocol):
 
     def snapshot(
         self, spec: TableSpec, locks: Sequence[threading.Lock]
-    ) -> TableSnapshot | CountersSnapshot:
+    ) -> TableSnapshot | CountersSource:
         """Returns a snapshot of the counts, copied later under `locks`; all shards must be locked."""
 
     def end_snapshot(self, *, saved: bool) -> None:
@@ -338,10 +339,10 @@ class EstimatedCandidates:
     def can_count(self, spec: AdmissionSpec) -> bool:
         return spec.counter == "bloom" and filter_settings(spec) == self._settings
 
-    def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSnapshot:
+    def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSource:
         """See `Candidates`; copies all counters."""
         counters = {shard: self.filter.to_bytes(shard) for shard in self._shards}
-        return CountersSnapshot(spec, self._shards, counters)
+        return ShardSource(spec, self._shards, counters.__getitem__)
 
     def end_snapshot(self, *, saved: bool) -> None:
         """See `Candidates`; no-op, as the snapshot is a copy."""
