@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,8 +91,7 @@ class EmbeddingTable:
         return (of_schema if self.slots is None else len(self.slots)) + len(self.crosses)
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
+class Lookup(NamedTuple):
     """The rows of a batch's unique keys in one table, and their mapping to examples and slots."""
 
     rows: Floats  # float32[N, D], the embeddings of the unique keys of the table's slots

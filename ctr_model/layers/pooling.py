@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.ctr_model.jit import kernel
-from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Ints, Lookup, Lookups, SparseGrads
+from ctr_ps.ctr_model.parameters import EmbeddingTable, Floats, Lookup, Lookups, SparseGrads
 from ctr_ps.ctr_model.schema import Schema
 
 
@@ -35,43 +35,40 @@ def pool_slots(dense: Floats, lookup: Lookup, out: Floats) -> None:
     """Overwrites `out` float32[B, num_dense + S * D] with X, for `dense` float32[B, num_dense]."""
     first_column = dense.shape[1]
     out[:, :first_column] = dense
-    _sum(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
+    _sum(lookup, first_column, out)
 
 
 def scatter_slots(grad: Floats, lookup: Lookup, out: Floats) -> None:
     """Overwrites `out` float32[N, D], the gradient of the rows; `grad` is that of `pool_slots`' output."""
     first_column = grad.shape[1] - lookup.num_slots * out.shape[1]
-    _scatter_sum(grad, lookup.inverse, lookup.offsets, lookup.num_slots, first_column, out)
+    _scatter_sum(grad, lookup, first_column, out)
 
 
 @kernel
-def _sum(
-    rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
-) -> None:
+def _sum(lookup: Lookup, first_column: int, out: Floats) -> None:
     """Overwrites the columns of `out` from `first_column` on with pooled embeddings."""
+    rows, offsets, num_slots = lookup.rows, lookup.offsets, lookup.num_slots
     dim = np.uintp(rows.shape[1])
     out[:, first_column:] = np.float32(0.0)
     for b in range(out.shape[0]):
         for s in range(num_slots):
             column = np.uintp(first_column) + np.uintp(s) * dim
             for i in range(offsets[b * num_slots + s], offsets[b * num_slots + s + 1]):
-                row = np.uintp(inverse[i])
+                row = np.uintp(lookup.inverse[i])
                 for d in range(dim):
                     out[b, column + d] += rows[row, d]
 
 
 @kernel
-def _scatter_sum(
-    grad: Floats, inverse: Ints, offsets: Ints, num_slots: int, first_column: int, out: Floats
-) -> None:
+def _scatter_sum(grad: Floats, lookup: Lookup, first_column: int, out: Floats) -> None:
     """Overwrites `out` with the gradient of the rows; `grad` has pooled embeddings from `first_column` on."""
-    dim = np.uintp(out.shape[1])
+    dim, offsets, num_slots = np.uintp(out.shape[1]), lookup.offsets, lookup.num_slots
     out[:] = np.float32(0.0)
     for b in range(grad.shape[0]):
         for s in range(num_slots):
             column = np.uintp(first_column) + np.uintp(s) * dim
             for i in range(offsets[b * num_slots + s], offsets[b * num_slots + s + 1]):
-                row = np.uintp(inverse[i])
+                row = np.uintp(lookup.inverse[i])
                 for d in range(dim):
                     out[row, d] += grad[b, column + d]
 
@@ -177,8 +174,7 @@ class PooledSlots:
             return
         out[:, : dense.shape[1]] = dense
         for part in self._parts:
-            lookup = lookups[part.table]
-            _pool(lookup.rows, lookup.inverse, lookup.offsets, part.columns, part.poolings, out)
+            _pool(lookups[part.table], part.columns, part.poolings, out)
 
     def backward(self, grad: Floats, lookups: Lookups, sparse_grads: SparseGrads) -> None:
         """Overwrites the gradients of the rows of its tables; `grad` float32[B, width] is that of X."""
@@ -187,10 +183,8 @@ class PooledSlots:
             scatter_slots(grad, lookups[table], sparse_grads[table])
             return
         for part in self._parts:
-            lookup, out = lookups[part.table], sparse_grads[part.table]
-            _scatter(
-                grad, lookup.rows, lookup.inverse, lookup.offsets, part.columns, part.poolings, out
-            )
+            out = sparse_grads[part.table]
+            _scatter(grad, lookups[part.table], part.columns, part.poolings, out)
 
 
 def _checked(name: str, options: SlotOptions) -> dict[str, int]:
@@ -223,13 +217,9 @@ def _is_above(value: np.float32, top: np.float32) -> bool:
 
 @kernel
 def _pool(
-    rows: Floats,
-    inverse: Ints,
-    offsets: Ints,
-    columns: NDArray[np.int64],
-    poolings: NDArray[np.int64],
-    out: Floats,
+    lookup: Lookup, columns: NDArray[np.int64], poolings: NDArray[np.int64], out: Floats
 ) -> None:
+    rows, inverse, offsets = lookup.rows, lookup.inverse, lookup.offsets
     dim, num_slots = np.uintp(rows.shape[1]), columns.size
     for b in range(out.shape[0]):
         for s in range(num_slots):
@@ -258,13 +248,12 @@ def _pool(
 @kernel
 def _scatter(
     grad: Floats,
-    rows: Floats,
-    inverse: Ints,
-    offsets: Ints,
+    lookup: Lookup,
     columns: NDArray[np.int64],
     poolings: NDArray[np.int64],
     out: Floats,
 ) -> None:
+    rows, inverse, offsets = lookup.rows, lookup.inverse, lookup.offsets
     dim, num_slots = np.uintp(rows.shape[1]), columns.size
     tops, best = np.empty(dim, np.float32), np.empty(dim, np.int32)  # of a slot, for each column
     out[:] = np.float32(0.0)

@@ -33,7 +33,7 @@ from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions, r
 from ctr_ps.ctr_model.layers.products import NewProduct
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.model import keeps_origin
-from ctr_ps.ctr_model.parameters import Floats, Ints, Lookup, Lookups, SparseGrads, Tensors
+from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups, SparseGrads, Tensors
 from ctr_ps.ctr_model.schema import Schema
 
 
@@ -83,21 +83,11 @@ class Attention:
     ) -> None:
         """Overwrites the columns of u in `x` float32[B, ...]; `lookup` is of the history's table."""
         starts = buffers.starts[: len(x) + 1]
-        _count_last(lookup.offsets, lookup.num_slots, self._slot, self._max_length, starts)
+        _count_last(lookup, self._slot, self._max_length, starts)
         size = int(starts[-1])
         buffers.make_room(size)
         pairs = buffers.mlp.input(size)
-        _pair(
-            lookup.rows,
-            lookup.inverse,
-            lookup.offsets,
-            lookup.num_slots,
-            self._slot,
-            starts,
-            x,
-            self._t,
-            pairs,
-        )
+        _pair(lookup, self._slot, starts, x, self._t, pairs)
         weights = self._mlp.forward(tensors, buffers.mlp, size)
         weights += np.float32(1.0)
         _add_up(weights, pairs, starts, self._dim, self._u, x)
@@ -122,28 +112,22 @@ class Attention:
         size = (lookup.offsets.size - 1) // lookup.num_slots
         starts = buffers.starts[: size + 1]
         rows_grad = buffers.mlp.grads(int(starts[-1]))[0]
-        _add_to_rows(
-            rows_grad, lookup.inverse, lookup.offsets, lookup.num_slots, self._slot, starts, out
-        )
+        _add_to_rows(rows_grad, lookup, self._slot, starts, out)
 
 
 @kernel
-def _count_last(
-    offsets: Ints, num_slots: int, slot: int, max_length: int, starts: NDArray[np.int64]
-) -> None:
+def _count_last(lookup: Lookup, slot: int, max_length: int, starts: NDArray[np.int64]) -> None:
     """Overwrites `starts` with the first row of each example, of at most `max_length` keys."""
     starts[0] = 0
     for b in range(starts.size - 1):
-        place = b * num_slots + slot
-        starts[b + 1] = starts[b] + min(offsets[place + 1] - offsets[place], max_length)
+        place = b * lookup.num_slots + slot
+        length = lookup.offsets[place + 1] - lookup.offsets[place]
+        starts[b + 1] = starts[b] + min(length, max_length)
 
 
 @kernel
 def _pair(
-    rows: Floats,
-    inverse: Ints,
-    offsets: Ints,
-    num_slots: int,
+    lookup: Lookup,
     slot: int,
     starts: NDArray[np.int64],
     x: Floats,
@@ -151,11 +135,11 @@ def _pair(
     pairs: Floats,
 ) -> None:
     """Overwrites `pairs` with [ h | t | h - t | h * t ] of each key."""
-    dim = rows.shape[1]
+    rows, dim = lookup.rows, lookup.rows.shape[1]
     for b in range(x.shape[0]):
-        stop = offsets[b * num_slots + slot + 1]
+        stop = lookup.offsets[b * lookup.num_slots + slot + 1]
         for j in range(starts[b], starts[b + 1]):
-            row = np.uintp(inverse[stop - (starts[b + 1] - j)])
+            row = np.uintp(lookup.inverse[stop - (starts[b + 1] - j)])
             for d in range(dim):
                 h, t = rows[row, np.uintp(d)], x[b, target + d]
                 pairs[j, d] = h
@@ -213,19 +197,13 @@ def _pair_backward(
 
 @kernel
 def _add_to_rows(
-    grad: Floats,
-    inverse: Ints,
-    offsets: Ints,
-    num_slots: int,
-    slot: int,
-    starts: NDArray[np.int64],
-    out: Floats,
+    grad: Floats, lookup: Lookup, slot: int, starts: NDArray[np.int64], out: Floats
 ) -> None:
     """Adds `grad[:, :D]` of each key to the gradient of its row."""
     for b in range(starts.size - 1):
-        stop = offsets[b * num_slots + slot + 1]
+        stop = lookup.offsets[b * lookup.num_slots + slot + 1]
         for j in range(starts[b], starts[b + 1]):
-            row = np.uintp(inverse[stop - (starts[b + 1] - j)])
+            row = np.uintp(lookup.inverse[stop - (starts[b + 1] - j)])
             for d in range(out.shape[1]):
                 out[row, np.uintp(d)] += grad[j, d]
 

@@ -42,7 +42,7 @@ from ctr_ps.ctr_model.models.wide_deep import (
     first_order_backward,
     first_order_segments,
 )
-from ctr_ps.ctr_model.parameters import Floats, Ints, Lookup, Lookups, SparseGrads, Tensors
+from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups, SparseGrads, Tensors
 from ctr_ps.ctr_model.schema import Schema
 
 LINEAR, EMBEDDING = "linear", "embedding"
@@ -178,28 +178,16 @@ class DeepFm(ClickModel):
         return self._mlp.buffers(max_batch_size, self.products, self.dropout), sums
 
 
+@kernel
 def add_interactions(lookup: Lookup, sums: Floats, out: Floats) -> None:
     """Adds z to `out` float32[B]; overwrites `sums` float32[B, D], the sums of v, for the backward pass."""
-    _add_interactions(lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, sums, out)
-
-
-def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Floats) -> None:
-    """Adds the gradient of the rows to `out` float32[N, D]; `sums` is that of `add_interactions`."""
-    _interactions_backward(
-        grad, sums, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, out
-    )
-
-
-@kernel
-def _add_interactions(
-    rows: Floats, inverse: Ints, offsets: Ints, num_slots: int, sums: Floats, out: Floats
-) -> None:
-    dim = np.uintp(rows.shape[1])
+    rows, dim = lookup.rows, np.uintp(lookup.rows.shape[1])
     for b in range(out.size):
         z = np.float32(0.0)
         sums[b] = np.float32(0.0)
-        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
-            row = np.uintp(inverse[i])
+        first = b * lookup.num_slots
+        for i in range(lookup.offsets[first], lookup.offsets[first + lookup.num_slots]):
+            row = np.uintp(lookup.inverse[i])
             for d in range(dim):
                 z += rows[row, d] * sums[b, d]
                 sums[b, d] += rows[row, d]
@@ -207,18 +195,12 @@ def _add_interactions(
 
 
 @kernel
-def _interactions_backward(
-    grad: Floats,
-    sums: Floats,
-    rows: Floats,
-    inverse: Ints,
-    offsets: Ints,
-    num_slots: int,
-    out: Floats,
-) -> None:
-    dim = np.uintp(rows.shape[1])
+def interactions_backward(grad: Floats, sums: Floats, lookup: Lookup, out: Floats) -> None:
+    """Adds the gradient of the rows to `out` float32[N, D]; `sums` is that of `add_interactions`."""
+    rows, dim = lookup.rows, np.uintp(lookup.rows.shape[1])
     for b in range(grad.size):
-        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
-            row = np.uintp(inverse[i])
+        first = b * lookup.num_slots
+        for i in range(lookup.offsets[first], lookup.offsets[first + lookup.num_slots]):
+            row = np.uintp(lookup.inverse[i])
             for d in range(dim):
                 out[row, d] += grad[b] * (sums[b, d] - rows[row, d])

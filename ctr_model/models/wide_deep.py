@@ -25,7 +25,7 @@ from ctr_ps.ctr_model.layers.mlp import Mlp, MlpBuffers
 from ctr_ps.ctr_model.layers.pooling import PooledSlots, Pooling, SlotOptions, require_widths
 from ctr_ps.ctr_model.models.click_model import ClickModel
 from ctr_ps.ctr_model.models.model import EmbeddingTable, keeps_origin
-from ctr_ps.ctr_model.parameters import Floats, Ints, Lookup, Lookups, Segment, SparseGrads, Tensors
+from ctr_ps.ctr_model.parameters import Floats, Lookup, Lookups, Segment, SparseGrads, Tensors
 from ctr_ps.ctr_model.schema import Schema
 
 LINEAR = "linear"
@@ -155,13 +155,20 @@ def first_order_segments(num_dense: int, *, name: str = "linear") -> tuple[Segme
     )
 
 
+@kernel
 def first_order(dense: Floats, lookup: Lookup, weight: Floats, bias: Floats, out: Floats) -> None:
     """Overwrites `out` float32[B] with the first-order part; `lookup` is of a table of dim 1."""
-    _first_order(
-        dense, lookup.rows, lookup.inverse, lookup.offsets, lookup.num_slots, weight, bias, out
-    )
+    for b in range(out.size):
+        z = bias[0]
+        for j in range(weight.size):
+            z += weight[j] * dense[b, j]
+        first = b * lookup.num_slots
+        for i in range(lookup.offsets[first], lookup.offsets[first + lookup.num_slots]):
+            z += lookup.rows[np.uintp(lookup.inverse[i]), 0]
+        out[b] = z
 
 
+@kernel
 def first_order_backward(
     grad: Floats,
     dense: Floats,
@@ -171,49 +178,6 @@ def first_order_backward(
     bias_grad: Floats,
 ) -> None:
     """Overwrites the gradients of rows float32[N, 1], weight and bias; `grad` is float32[B]."""
-    _first_order_backward(
-        grad,
-        dense,
-        lookup.inverse,
-        lookup.offsets,
-        lookup.num_slots,
-        rows_grad,
-        weight_grad,
-        bias_grad,
-    )
-
-
-@kernel
-def _first_order(
-    dense: Floats,
-    rows: Floats,
-    inverse: Ints,
-    offsets: Ints,
-    num_slots: int,
-    weight: Floats,
-    bias: Floats,
-    out: Floats,
-) -> None:
-    for b in range(out.size):
-        z = bias[0]
-        for j in range(weight.size):
-            z += weight[j] * dense[b, j]
-        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
-            z += rows[np.uintp(inverse[i]), 0]
-        out[b] = z
-
-
-@kernel
-def _first_order_backward(
-    grad: Floats,
-    dense: Floats,
-    inverse: Ints,
-    offsets: Ints,
-    num_slots: int,
-    rows_grad: Floats,
-    weight_grad: Floats,
-    bias_grad: Floats,
-) -> None:
     rows_grad[:] = np.float32(0.0)
     weight_grad[:] = np.float32(0.0)
     bias_grad[0] = np.float32(0.0)
@@ -221,5 +185,6 @@ def _first_order_backward(
         bias_grad[0] += grad[b]
         for j in range(weight_grad.size):
             weight_grad[j] += grad[b] * dense[b, j]
-        for i in range(offsets[b * num_slots], offsets[(b + 1) * num_slots]):
-            rows_grad[np.uintp(inverse[i]), 0] += grad[b]
+        first = b * lookup.num_slots
+        for i in range(lookup.offsets[first], lookup.offsets[first + lookup.num_slots]):
+            rows_grad[np.uintp(lookup.inverse[i]), 0] += grad[b]

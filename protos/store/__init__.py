@@ -67,10 +67,8 @@ from ctr_ps.protos.store.status import (
     TableStatus,
     WorkerState,
     merge_progress,
-    merge_saves,
-    merge_shrunk,
-    merge_staleness,
     merge_status,
+    sum_by_name,
 )
 
 

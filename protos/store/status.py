@@ -87,11 +87,6 @@ class Staleness:
         }
 
 
-def merge_staleness(parts: Iterable[Staleness]) -> Staleness:
-    """Returns the histogram of what any of them has counted."""
-    return reduce(Staleness.merge, parts, Staleness())
-
-
 def _bucket_of(staleness: int) -> int:
     return (staleness - 1).bit_length() + 1 if staleness else 0
 
@@ -297,13 +292,13 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
     """
     return StoreStatus(
         version=min(part.version for part in parts),
-        tables=_sum_by_name(part.tables for part in parts),
+        tables=sum_by_name(part.tables for part in parts),
         examples={
             worker: max(part.examples.get(worker, 0) for part in parts)
             for worker in sorted({worker for part in parts for worker in part.examples})
         },
         left=frozenset.intersection(*(part.left for part in parts)),
-        staleness=merge_staleness(part.staleness for part in parts),
+        staleness=reduce(Staleness.merge, (part.staleness for part in parts)),
         progress=merge_progress([part.progress for part in parts]),
         last_save=merge_saves([part.last_save for part in parts]),
         duplicates=sum(part.duplicates for part in parts),
@@ -315,11 +310,6 @@ def merge_status(parts: Sequence[StoreStatus]) -> StoreStatus:
         },
         lease_s=parts[0].lease_s,
     )
-
-
-def merge_shrunk(parts: Iterable[Mapping[str, Shrunk]]) -> dict[str, Shrunk]:
-    """Returns what was removed from the tables of a cluster, by table."""
-    return _sum_by_name(parts)
 
 
 def merge_progress(parts: Sequence[Mapping[int, WorkerProgress]]) -> dict[int, WorkerProgress]:
@@ -359,7 +349,8 @@ def _sum_of_fields(one: T, other: T) -> T:
     )
 
 
-def _sum_by_name(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+def sum_by_name(parts: Iterable[Mapping[str, T]]) -> dict[str, T]:
+    """Returns the sums over servers, by table."""
     total: dict[str, T] = {}
     for part in parts:
         for name, each in part.items():

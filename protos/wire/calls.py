@@ -60,7 +60,7 @@ from ctr_ps.protos.wire.requests import (
     Take,
     WaitVersion,
 )
-from ctr_ps.protos.wire.security.access import Access
+from ctr_ps.protos.wire.security.access import Access, Method
 
 Q = TypeVar("Q")  # what a call is given
 A = TypeVar("A")  # what it answers
@@ -110,12 +110,10 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Call(Generic[Q, A]):
+class Call(Method, Generic[Q, A]):
     """One RPC, which the .proto file documents, and the codecs of its argument and its answer.
 
     Attributes:
-        service: Full name of its service.
-        access: Access that its caller needs.
         is_logged: It changes a server's state, so a recovery repeats it.
         moves: The data that it moves.
         is_long: It visits all rows, reaches a file system, or applies the steps that it completes.
@@ -123,22 +121,15 @@ class Call(Generic[Q, A]):
         awaits: Returns what an argument waits for, None for no other worker; None: it never waits.
     """
 
-    service: str
-    name: str
+    access: Access = Access.TRAINER
     request: Codec[Q]
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
-    access: Access = Access.TRAINER
     is_logged: bool = False
     moves: Moves = Moves.NOTHING
     is_long: bool = False
     declares: Callable[[Q], TableSpec | DenseSpec] | None = None
     awaits: Callable[[Q], Awaited | None] | None = None
-
-    @property
-    def path(self) -> str:
-        """Its path on the wire."""
-        return f"/{self.service}/{self.name}"
 
 
 def call_of(

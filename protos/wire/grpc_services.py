@@ -17,8 +17,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.wire.security.access import token_in
-from ctr_ps.protos.wire.security.authorization import Guarded, Method
+from ctr_ps.protos.wire.security.access import Method, token_in
 from ctr_ps.protos.wire.security.credentials import Credentials, WatchedTokens
 
 MAX_CALLS = 32
@@ -132,7 +131,7 @@ class DebugServices:
         ]
 
     @property
-    def methods(self) -> Sequence[Guarded]:
+    def methods(self) -> Sequence[Method]:
         """The methods, with the access that each needs."""
         return [
             Method(service.full_name, method.name)

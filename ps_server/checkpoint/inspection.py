@@ -111,7 +111,7 @@ def verify_all(root: str | Path) -> Iterator[tuple[str, str, str]]:
     is whole). Raises CheckpointError if the folder cannot be read, or has no checkpoint.
     """
     folder = folder_at(root)
-    children = [child for child in map(folder.child, folder.folders()) if child.has(MANIFEST)]
+    children = [child for name in folder.folders() if (child := folder.child(name)).has(MANIFEST)]
     if not children:
         raise CheckpointError(f"no checkpoint in {folder.url}: give a folder of checkpoints")
     problems: dict[str, str] = {}  # by URL, in a checkpoint's own files

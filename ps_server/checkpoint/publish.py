@@ -273,10 +273,10 @@ def _write_name(root: Folder, file: str, name: str, rank: str) -> None:
 def published_in(root: Folder) -> dict[str, PublishedManifest]:
     """Returns the manifests of the checkpoints in a folder, by name; skips damaged ones with a warning."""
     published = {}
-    for folder in map(root.child, root.folders()):
-        if folder.has(MANIFEST):
+    for name in root.folders():
+        if (folder := root.child(name)).has(MANIFEST):
             try:
-                published[folder.name] = read_published(folder)
+                published[name] = read_published(folder)
             except CheckpointError as error:
                 logger.warning("skipped an unreadable checkpoint: %s", error)
     return published

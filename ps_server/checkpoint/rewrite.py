@@ -21,15 +21,13 @@ from ctr_ps.ps_server.checkpoint.publish import read_manifest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 from ctr_ps.ps_server.checkpoint.writer import (
-    ContentT,
-    ShardSource,
     save_checkpoint,
     shared_folder,
     write_inference_share,
     write_share,
 )
 from ctr_ps.ps_server.optimizers.registry import initial_state
-from ctr_ps.ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.table.contents import ContentT, DensePiece, Rows, ShardSource
 from ctr_ps.ps_server.table.rows.statistics import seconds_of, unknown_statistics, wall_clock
 
 

@@ -6,11 +6,10 @@ state and statistics it cannot be loaded for training.
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -35,16 +34,9 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
 from ctr_ps.ps_server.checkpoint.publish import discard, open_data, publish
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
-from ctr_ps.ps_server.table.contents import (
-    CountersSource,
-    DensePiece,
-    RemovedSource,
-    Rows,
-    TableSource,
-)
+from ctr_ps.ps_server.table.contents import DensePiece, Rows, ShardSource
 from ctr_ps.ps_server.table.rows.statistics import scores_of
-
-ContentT = TypeVar("ContentT")
+from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSource
 
 
 def shared_folder(url: str, token: str) -> Folder:
@@ -67,17 +59,6 @@ def check_folder(url: str, token: str, server_index: int) -> None:
     shared_folder(url, token).put(f"probe.server-{server_index}", b"")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardSource(Generic[ContentT]):
-    """A `TableSource` or `CountersSource` whose shards come from a function of their number."""
-
-    spec: TableSpec
-    shards: Iterable[int]
-    export_shard: Callable[[int], ContentT]
-    state_width: int = 0
-    statistics_width: int = 0
-
-
 def write_share(
     folder: Folder,
     server_index: int,
@@ -86,7 +67,7 @@ def write_share(
     *,
     candidates: Sequence[TableSource] = (),
     counters: Sequence[CountersSource] = (),
-    removed: Sequence[RemovedSource] = (),
+    removed: Sequence[ShardSource[Rows]] = (),
 ) -> list[Entry]:
     """Writes one server's share of a checkpoint into the folder of a save; idempotent.
 

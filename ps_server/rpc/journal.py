@@ -96,13 +96,11 @@ class UpdateJournal(Journal):
         completed: Callable[[], CompletedState],
         *,
         wait_limit_s: float,  # how long a snapshot waits for calls that are being carried out
-        clock: Callable[[], float] = time.perf_counter,  # in seconds
     ) -> None:
         """Continues a log."""
         self._log = log
         self._completed = completed
         self._wait_limit_s = wait_limit_s
-        self._clock = clock
         self._lock = PhaseLock()
         self._bases: dict[int, str] = {}  # the saves with which segments begin
         self._saved: dict[str, SavedAt] = {}
@@ -111,9 +109,11 @@ class UpdateJournal(Journal):
     def written(self, kind: str, payload: bytes) -> Iterator[None]:
         with self._lock.shared():
             self._log.append(kind, payload)
-            start = self._clock()
+            start = time.perf_counter()
             yield
-            self._log.replay_s += self._clock() - start  # two threads at once may lose a call's
+            self._log.replay_s += (
+                time.perf_counter() - start
+            )  # two threads at once may lose a call's
 
     def durable(self) -> Future[None]:
         return self._log.durable()

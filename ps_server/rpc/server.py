@@ -251,11 +251,6 @@ class Server:
         """What clients are told of its stream; None: it has none."""
         return self._handlers.stream
 
-    @property
-    def metrics_url(self) -> str | None:
-        """Of the port for metrics; None: it has none."""
-        return None if self._metrics_port is None else self._metrics_port.url
-
     async def wait(self) -> str:
         """Waits for the end, and returns its reason.
 

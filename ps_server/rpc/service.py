@@ -140,7 +140,6 @@ class Service:
         self,
         handlers: Handlers,
         *,
-        inline_values: int = INLINE_VALUES,
         backlog: Backlog | None = None,
         hot_keys: HotKeys | None = None,
         why_not: Callable[[], CtrPsError | None] = lambda: None,
@@ -151,7 +150,6 @@ class Service:
 
         Args:
             handlers: Of the engine.
-            inline_values: Calls that touch more numbers run in a thread.
             backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
             hot_keys: Told of every pull; None: nobody is.
             why_not: Returns the error with which each call is refused; None: it is answered.
@@ -162,7 +160,6 @@ class Service:
         self._ends_by: Exception | None = None
         self._handlers = handlers
         self.engine = handlers.engine
-        self._inline_values = inline_values
         self.counts = {name: CallCounts() for name in CALLS}
         self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
@@ -172,7 +169,7 @@ class Service:
         self.restart_idle_time()
         self._step_executor = ThreadPoolExecutor(1, "steps")
         self.engine.applier.use_executor(
-            self._step_executor, inline_values=INLINE_PARTS * inline_values
+            self._step_executor, inline_values=INLINE_PARTS * INLINE_VALUES
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -250,7 +247,7 @@ class Service:
         if self.hot_keys is not None and isinstance(argument, PullSparse):
             self.hot_keys.pulled(argument.keys)
         start = self._handlers.start
-        if self._handlers.work(call, argument) <= self._inline_values:
+        if self._handlers.work(call, argument) <= INLINE_VALUES:
             answer = start(call, argument, payload)
         else:
             with self._backlog.holding(num_bytes):

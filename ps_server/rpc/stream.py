@@ -69,7 +69,6 @@ class _Context:
     async def abort(
         self, code: grpc.StatusCode, details: str = "", metadata: Metadata = ()
     ) -> None:
-        """See grpc.aio.ServicerContext."""
         raise FailedCallError(Failure(code, details, metadata))
 
 
@@ -212,7 +211,6 @@ class _TlsLink(_Link):
         self._tls = TlsLayer(context)
 
     async def open(self) -> None:
-        """See _Link."""
         left = _MAX_HANDSHAKE_BYTES
         try:
             while not self._tls.do_handshake():
@@ -233,14 +231,12 @@ class _TlsLink(_Link):
         return arrived
 
     async def receive_into(self, view: memoryview) -> int:
-        """See _Link."""
         while not (count := self._tls.read_into(view)):
             if not await self._receive():
                 return 0
         return count
 
     async def send(self, head: bytes, body: bytes) -> None:
-        """See _Link."""
         await self._loop.sock_sendall(self.socket, self._tls.write(head, body))
 
 

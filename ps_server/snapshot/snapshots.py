@@ -18,10 +18,10 @@ from threading import Condition
 from ctr_ps.protos.errors import CheckpointError, SnapshotLostError, WaitTimeoutError
 from ctr_ps.protos.store import Applied, SaveStatus
 from ctr_ps.ps_server.snapshot.phase_lock import PhaseLock
-from ctr_ps.ps_server.table.contents import DensePiece
+from ctr_ps.ps_server.table.contents import DensePiece, Rows, ShardSource
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.sparse_table import SparseTable
-from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, RemovedSnapshot, TableSnapshot
+from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,12 @@ class StoreSnapshot:
         ]
 
     @property
-    def counters(self) -> list[CountersSnapshot]:
+    def counters(self) -> list[CountersSource]:
         """Counters of keys without a row, of the tables that have them."""
-        return [
-            each.candidates for each in self.tables if isinstance(each.candidates, CountersSnapshot)
-        ]
+        return [each.candidates for each in self.tables if isinstance(each.candidates, ShardSource)]
 
     @property
-    def removed(self) -> list[RemovedSnapshot]:
+    def removed(self) -> list[ShardSource[Rows]]:
         """Keys that lost their row since the base; empty unless it is a delta."""
         return [each.removed() for each in self.tables] if self.is_delta else []
 

@@ -1,15 +1,14 @@
 """Contents of tables and dense blocks as plain arrays, for checkpoints: shards, pieces, and their sources."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Generic, TypeVar
 
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import TableSpec
+
+ContentT = TypeVar("ContentT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +31,16 @@ class DensePiece:
     scalars: Values  # float32[s], optimizer state of the whole piece
 
 
-class _Shards(Protocol):
-    @property
-    def spec(self) -> TableSpec:
-        """The table's spec."""
+@dataclass(frozen=True, slots=True)
+class ShardSource(Generic[ContentT]):
+    """One server's shards of a table, or of its keys without a row: content by a function of their number.
 
-    @property
-    def shards(self) -> Iterable[int]:
-        """Shards of this server."""
+    Candidates and removed keys are `Rows` of dim 0, counters of a Bloom filter bytes, uint8[c].
+    """
 
-
-class TableSource(_Shards, Protocol):
-    """One server's shards of a table, or of its candidates, as rows of dim 0."""
-
-    @property
-    def state_width(self) -> int:
-        """K, the width of `Rows.state`."""
-
-    @property
-    def statistics_width(self) -> int:
-        """S, the width of `Rows.statistics`."""
-
-    def export_shard(self, shard: int) -> Rows:
-        """Returns the rows of one of `shards`."""
-
-
-class RemovedSource(TableSource, Protocol):
-    """Keys removed since the base of a delta, in one server's shards, as rows of dim 0."""
-
-    @property
-    def passes(self) -> int:
-        """Passes that ended since, in each of which all rows aged."""
-
-
-class CountersSource(_Shards, Protocol):
-    """One server's Bloom filter counters of a table."""
-
-    def export_shard(self, shard: int) -> NDArray[np.uint8]:
-        """Returns the counters of one of `shards` as bytes, uint8[c]."""
+    spec: TableSpec
+    shards: Iterable[int]
+    export_shard: Callable[[int], ContentT]
+    state_width: int = 0  # K, the width of `Rows.state`
+    statistics_width: int = 0  # S, the width of `Rows.statistics`
+    passes: int = 0  # of removed keys, since the base; in each pass all rows aged

@@ -9,8 +9,8 @@ microseconds. Sorting and placing happen between stretches, without the lock.
 import mmap
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.protos.spec import TableSpec
-from ctr_ps.ps_server.table.changes import ROW_WORDS, Tombstones
-from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.changes import ROW_WORDS
+from ctr_ps.ps_server.table.contents import Rows, ShardSource
 from ctr_ps.ps_server.table.memory.hash_index import KEY_COLUMNS, RowLayout
 from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
 from ctr_ps.ps_server.table.rows.regions import RowRegions
@@ -231,21 +231,12 @@ class ShardCopy:
         place_rows(rows, first, places, self._weights, self._state, self._statistics)
 
 
-@dataclass(frozen=True, slots=True)
-class CountersSnapshot:
-    """Copies of a filter's counters: a `ps_server.table.contents.CountersSource`."""
-
-    spec: TableSpec
-    shards: Sequence[int]
-    counters: Mapping[int, NDArray[np.uint8]]
-
-    def export_shard(self, shard: int) -> NDArray[np.uint8]:
-        """Returns a shard's counters."""
-        return self.counters[shard]
+CountersSource = ShardSource[NDArray[np.uint8]]
+"""Counters of one server's shards of a table."""
 
 
 class TableSnapshot:
-    """A table at one moment, until its snapshot ends: a `ps_server.table.contents.TableSource`. Thread-safe.
+    """A table at one moment, until its snapshot ends: a `TableSource`. Thread-safe.
 
     Reads each shard once, under its lock; with `changes_only` only dirty rows. `candidates` are its
     candidates, or the Bloom filter's counters; None without.
@@ -257,7 +248,7 @@ class TableSnapshot:
         shards: Sequence[int],
         regions: RowRegions,
         locks: Sequence[threading.Lock],
-        candidates: "TableSnapshot | CountersSnapshot | None" = None,
+        candidates: "TableSnapshot | CountersSource | None" = None,
         *,
         changes_only: bool = False,
     ) -> None:
@@ -299,28 +290,18 @@ class TableSnapshot:
             copy.step()
         return copy.rows()
 
-    def removed(self) -> "RemovedSnapshot":
-        """Returns the keys of rows removed between the last snapshot and this one."""
-        return RemovedSnapshot(replace(self.spec, dim=0), self.shards, self._regions.tombstones)
+    def removed(self) -> ShardSource[Rows]:
+        """Returns the keys removed between the last snapshot and this one, as rows without columns."""
+        tombstones = self._regions.tombstones
+
+        def export_shard(shard: int) -> Rows:
+            keys = tombstones.removed_keys(shard)
+            nothing = np.empty((keys.size, 0), np.float32)
+            return Rows(keys=keys, weights=nothing, state=nothing, statistics=nothing)
+
+        spec = replace(self.spec, dim=0)
+        return ShardSource(spec, self.shards, export_shard, passes=tombstones.passes)
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedSnapshot:
-    """Keys removed between two snapshots: a `ps_server.table.contents.RemovedSource`."""
-
-    spec: TableSpec
-    shards: Sequence[int]
-    tombstones: Tombstones
-    state_width: int = 0
-    statistics_width: int = 0
-
-    @property
-    def passes(self) -> int:
-        """Passes between the two snapshots."""
-        return self.tombstones.passes
-
-    def export_shard(self, shard: int) -> Rows:
-        """Returns a shard's keys, as rows without columns."""
-        keys = self.tombstones.removed_keys(shard)
-        nothing = np.empty((keys.size, 0), np.float32)
-        return Rows(keys=keys, weights=nothing, state=nothing, statistics=nothing)
+TableSource = TableSnapshot | ShardSource[Rows]
+"""One server's shards of a table, or of its candidates, as rows of dim 0."""

@@ -48,9 +48,9 @@ from ctr_ps.protos.store import (
     StoreStatus,
     Version,
     WorkerProgress,
-    merge_shrunk,
     merge_status,
     push_then_pull,
+    sum_by_name,
 )
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
@@ -483,7 +483,7 @@ class ClusterClient:
             member=self._member(),
             number=0 if dry_run else next(self._num_shrinks),
         )
-        return merge_shrunk(results(self._call_all(calls.SHRINK, request)))
+        return sum_by_name(results(self._call_all(calls.SHRINK, request)))
 
     def digest(self) -> str:
         parts = results(self._call_all(calls.GET_DIGEST, None))

@@ -229,7 +229,6 @@ class _Answer(Generic[A]):
             self.fail(unforeseen)
 
     def fail(self, error: Exception) -> None:
-        """See `protos.futures.Answer`."""
         with self._transport.changed:
             if self._has_ended:
                 return
@@ -245,7 +244,6 @@ class _Answer(Generic[A]):
             self._transport.later.after(_DELIVERY_S, rpc.cancel)
 
     def when_failed(self, tell: Callable[[Exception], None]) -> None:
-        """See `protos.futures.Answer`."""
         with self._transport.changed:
             self._on_failure.append(tell)
             if not self._has_ended:
@@ -255,7 +253,6 @@ class _Answer(Generic[A]):
             tell(self._error)
 
     def wait(self, seconds: float) -> bool:
-        """See `protos.futures.Answer`."""
         until = time.monotonic() + seconds
         while True:
             rpc = self._rpc

@@ -98,11 +98,6 @@ class Delays:
         self._is_changed.wait(seconds)
         self._is_changed.clear()
 
-    @property
-    def num_due(self) -> int:
-        """Things that are not done yet."""
-        return len(self._due.queue)
-
     def after(self, seconds: float, do: Callable[[], None]) -> None:
         """Calls `do`, which raises nothing, after this time."""
         with self._lock:

@@ -110,7 +110,6 @@ class _TlsSocket:
         return count
 
     def recv_into(self, view: memoryview) -> int:
-        """See socket.socket."""
         while True:
             with self._lock:
                 count = self._tls.read_into(view)
@@ -134,7 +133,6 @@ class _TlsSocket:
         return len(data)
 
     def sendall(self, data: bytes) -> None:
-        """See socket.socket."""
         self.sendmsg([data, b""])
 
     def __getattr__(self, name: str) -> Any:
@@ -383,7 +381,6 @@ class _Method:
         self._method = method
 
     def future(self, request: bytes, *, timeout: float, **options: Any) -> Any:
-        """See grpc.UnaryUnaryMultiCallable."""
         stream = self._channel.stream
         if stream is not None:
             return stream.send(self._kind, request, timeout)

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from math import isfinite
@@ -39,9 +39,7 @@ Kind = Literal["start", "train", "valid", "pass", "test", "end"]
 class RunFolder(AbstractContextManager["RunFolder"]):
     """Writes the figures of one run. Thread-safe: lines of several threads do not mix."""
 
-    def __init__(
-        self, job: Job, *, is_continued: bool, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, job: Job, *, is_continued: bool) -> None:
         """Changes nothing yet: a run that is refused afterwards leaves the folder as it is.
 
         With `is_continued`, metrics that are there are of this run, which resumes or has another process now.
@@ -49,7 +47,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
         """
         self._job = job
         self._is_continued = is_continued
-        self._clock = clock
         self._lock = threading.Lock()
         folder = Path(job.run.dir)
         metrics = folder / METRICS
@@ -89,7 +86,7 @@ class RunFolder(AbstractContextManager["RunFolder"]):
 
     def write(self, kind: Kind, *, epoch: int, step: int, figures: Mapping[str, Any]) -> None:
         """Writes one line, and its numbers for TensorBoard; those that are nan or infinite become null."""
-        now = self._clock()
+        now = time.time()
         record = {"kind": kind, "time": now, "epoch": epoch, "step": step, **figures}
         line = json.dumps(json_value(record), allow_nan=False)
         try:

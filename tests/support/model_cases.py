@@ -124,7 +124,7 @@ class ModelCase:
         )
 
     def change_lookup(self, table: str, **changes: Any) -> None:
-        self.lookups[table] = replace(self.lookups[table], **changes)
+        self.lookups[table] = self.lookups[table]._replace(**changes)
 
     def oracle_probabilities(
         self, oracle: Oracle, params: Array, rows: Mapping[str, Array]

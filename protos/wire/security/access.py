@@ -12,6 +12,7 @@ import enum
 import hashlib
 import hmac
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Self
 
 from ctr_ps.protos.errors import UsageError
@@ -42,6 +43,20 @@ class Access(enum.IntEnum):
     def __str__(self) -> str:
         """The name in lower case."""
         return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Method:
+    """A method of a server, by the full name of its service, and the access that its caller needs."""
+
+    service: str
+    name: str
+    access: Access = Access.READER
+
+    @property
+    def path(self) -> str:
+        """Its path on the wire."""
+        return f"/{self.service}/{self.name}"
 
 
 class Tokens:

@@ -10,14 +10,13 @@ Health checks need no access and are not in protos/wire/calls.py: they say nothi
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
 from ctr_ps.protos.errors import AccessError, UnknownCallerError
 from ctr_ps.protos.wire.grpc_status import details_of, metadata_of, status_of
-from ctr_ps.protos.wire.security.access import NAME_PREFIX, Access, access_of_name, token_in
+from ctr_ps.protos.wire.security.access import NAME_PREFIX, Access, Method, access_of_name, token_in
 from ctr_ps.protos.wire.security.credentials import (
     TLS_CERT,
     TOKEN,
@@ -32,40 +31,10 @@ _UNKNOWN_TOKEN = (
 )
 
 
-class Guarded(Protocol):
-    """A call that needs an access, as those of `Call` do."""
-
-    @property
-    def name(self) -> str:
-        """For errors."""
-
-    @property
-    def path(self) -> str:
-        """/SERVICE/NAME."""
-
-    @property
-    def access(self) -> Access:
-        """What its caller must be allowed to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A guarded method outside protos/wire/calls.py."""
-
-    service: str
-    name: str
-    access: Access = Access.READER
-
-    @property
-    def path(self) -> str:
-        """/SERVICE/NAME."""
-        return f"/{self.service}/{self.name}"
-
-
 class Authority:
     """Checks callers of the given calls, by tokens if the server has any, else by certificates."""
 
-    def __init__(self, credentials: Credentials, calls: Iterable[Guarded]) -> None:
+    def __init__(self, credentials: Credentials, calls: Iterable[Method]) -> None:
         self._tokens = WatchedTokens(credentials) if credentials.has_token else None
         self._calls = {call.path: call for call in calls}
 
@@ -74,12 +43,12 @@ class Authority:
         """Whether tokens decide."""
         return self._tokens is not None
 
-    def call_at(self, path: str) -> Guarded | None:
+    def call_at(self, path: str) -> Method | None:
         """Returns the call of a path; None: it needs no access."""
         return self._calls.get(path)
 
     def refusal(
-        self, call: Guarded, metadata: Iterable[tuple[str, str | bytes]]
+        self, call: Method, metadata: Iterable[tuple[str, str | bytes]]
     ) -> AccessError | None:
         """Returns why a call with such metadata is refused; None: it is allowed."""
         assert self._tokens is not None
@@ -87,7 +56,7 @@ class Authority:
         found = None if token is None else self._tokens.access_of(token)
         return _refusal(found, call, _NO_TOKEN if token is None else _UNKNOWN_TOKEN)
 
-    def refusal_of_peer(self, call: Guarded, peer: Mapping[str, list[bytes]]) -> AccessError | None:
+    def refusal_of_peer(self, call: Method, peer: Mapping[str, list[bytes]]) -> AccessError | None:
         """Returns why a call is refused by the `auth_context` of its connection; None: it is allowed."""
         names = [name.decode("utf-8", "replace") for name in peer.get("x509_common_name", ())]
         found = next(filter(None, map(access_of_name, names)), None)
@@ -122,7 +91,7 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
             self._of_peers[call.path] = self._asking_for_peer(call, handler)
         return self._of_peers[call.path]
 
-    def _asking_for_peer(self, call: Guarded, handler: Any) -> Any:
+    def _asking_for_peer(self, call: Method, handler: Any) -> Any:
         """Returns a handler that checks the caller's certificate first, which only a context has."""
 
         async def require_access(context: grpc.aio.ServicerContext) -> None:
@@ -156,7 +125,7 @@ class AsyncAuthorization(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # g
 
 
 def interceptors_of(
-    credentials: Credentials, calls: Iterable[Guarded]
+    credentials: Credentials, calls: Iterable[Method]
 ) -> list[grpc.aio.ServerInterceptor]:
     """Returns the interceptors of a server on an event loop; none if it serves all callers."""
     if not credentials.tell_callers_apart:
@@ -195,7 +164,7 @@ class Authorization(grpc.ServerInterceptor):  # type: ignore[misc]  # grpc has n
         )
 
 
-def _refusal(found: Access | None, call: Guarded, why_unknown: str) -> AccessError | None:
+def _refusal(found: Access | None, call: Method, why_unknown: str) -> AccessError | None:
     if found is None:
         return UnknownCallerError(f"{call.name} is refused: {why_unknown}")
     if found < call.access:
@@ -205,7 +174,7 @@ def _refusal(found: Access | None, call: Guarded, why_unknown: str) -> AccessErr
     return None
 
 
-def _no_message(call: Guarded) -> tuple[Any, ...]:
+def _no_message(call: Method) -> tuple[Any, ...]:
     return grpc.StatusCode.INVALID_ARGUMENT, f"{call.name} has no message"
 
 

@@ -39,7 +39,8 @@ from ctr_ps.ps_server.checkpoint.files.manifest import (
 )
 from ctr_ps.ps_server.checkpoint.files.saved_rows import SavedRows, SavedShard, first_misplaced
 from ctr_ps.ps_server.checkpoint.storage.folders import Folder
-from ctr_ps.ps_server.table.contents import CountersSource, DensePiece, Rows, TableSource
+from ctr_ps.ps_server.table.contents import DensePiece, Rows
+from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSource
 
 _KEY_BYTES = 8
 

@@ -8,23 +8,21 @@ The rest of the package sees only `Folder`. Every failure is a CheckpointError t
 operation.
 """
 
-# ruff: noqa: D102 - what a method does is said once, by `Folder`
-
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
 from ctr_ps.protos.errors import CheckpointError
 from ctr_ps.protos.runtime.environment import with_home
 from ctr_ps.ps_server.checkpoint.storage.local_file import Mapped, direct_file
+from ctr_ps.ps_server.checkpoint.storage.remote import RemoteFolder, remote_folder
 
 _LOCAL_SCHEMES = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -32,72 +30,11 @@ _SHORT_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 _NO_PLACE = re.compile(r"[*?\[\]]|::|%2[eE]")
 
 
-class Folder(Protocol):
-    """A folder, which need not exist, and its files. Thread-safe."""
-
-    @property
-    def url(self) -> str:
-        """An absolute path without symbolic links, or a URL; `folder_at` opens it in any process."""
-
-    @property
-    def name(self) -> str:
-        """Last component of `url`."""
-
-    def child(self, name: str) -> "Folder":
-        """Returns the folder `name` in this one."""
-
-    def make(self) -> None:
-        """Creates the folder and its parents, where storage has folders."""
-
-    def files(self) -> Mapping[str, int]:
-        """Returns the sizes of its files in bytes, by name; empty if it does not exist."""
-
-    def folders(self) -> Sequence[str]:
-        """Returns the names of its subfolders, without links."""
-
-    def has(self, file: str) -> bool:
-        """Whether it has a file of this name."""
-
-    def read(self, file: str) -> bytes:
-        """Returns the content of a file."""
-
-    def put(self, file: str, content: bytes) -> None:
-        """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
-
-    def create_new(self, file: str, content: bytes) -> bool:
-        """Writes a file, and returns True; False: it exists, and stays unchanged.
-
-        Only one of concurrent processes succeeds, in a local or mounted folder and where the store's fsspec
-        package creates files exclusively, as that for S3; elsewhere more may.
-        """
-
-    def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a new file for writing; it is complete and durable when the block ends without an error."""
-
-    def open(self, file: str) -> AbstractContextManager[pa.NativeFile]:
-        """Opens a file for reading; the content is a copy, unaffected by later changes."""
-
-    def map(self, file: str) -> Mapped:
-        """Maps a file, if the storage has files; else reads it."""
-
-    def remove_file(self, file: str) -> None:
-        """Removes a file if it exists."""
-
-    def remove(self) -> None:
-        """Removes the folder with its content if it exists."""
-
-    def remove_if_empty(self) -> None:
-        """Removes the folder if it is empty."""
-
-
-def folder_at(url: str | Path) -> Folder:
+def folder_at(url: str | Path) -> "Folder":
     """Returns the folder at a path or URL; raises CheckpointError if it is invalid or cannot be reached."""
     place = place_of(url)
     if "://" not in place:
         return LocalFolder(Path(place))
-    # Imported late: most checkpoints are local.
-    from ctr_ps.ps_server.checkpoint.storage.remote import remote_folder
-
     return remote_folder(place)
 
 
@@ -131,22 +68,26 @@ def place_of(url: str | Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LocalFolder:
-    """A `Folder` in a local or mounted file system."""
+    """A folder in a local or mounted file system, which need not exist, and its files. Thread-safe."""
 
     path: Path
 
     @property
     def url(self) -> str:
+        """An absolute path without symbolic links, or a URL; `folder_at` opens it in any process."""
         return str(self.path)
 
     @property
     def name(self) -> str:
+        """Last component of `url`."""
         return self.path.name
 
     def child(self, name: str) -> "LocalFolder":
+        """Returns the folder `name` in this one."""
         return LocalFolder(self.path / name)
 
     def make(self) -> None:
+        """Creates the folder and its parents, where storage has folders."""
         with _errors("make", self.path):
             missing = [folder for folder in self.path.parents if not folder.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
@@ -155,6 +96,7 @@ class LocalFolder:
                 _sync(folder.parent)
 
     def files(self) -> Mapping[str, int]:
+        """Returns the sizes of its files in bytes, by name; empty if it does not exist."""
         sizes = {}
         for entry in self._entries():
             with suppress(FileNotFoundError):  # a link to nothing
@@ -163,6 +105,7 @@ class LocalFolder:
         return sizes
 
     def folders(self) -> Sequence[str]:
+        """Returns the names of its subfolders, without links."""
         return sorted(
             entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False)
         )
@@ -177,14 +120,17 @@ class LocalFolder:
         return []
 
     def has(self, file: str) -> bool:
+        """Whether it has a file of this name."""
         with _errors("read", self.path / file):
             return (self.path / file).is_file()
 
     def read(self, file: str) -> bytes:
+        """Returns the content of a file."""
         with _errors("read", self.path / file):
             return (self.path / file).read_bytes()
 
     def put(self, file: str, content: bytes) -> None:
+        """Writes or replaces a file atomically: readers see all of the old content or all of the new."""
         # A name of its own: one process may be paused here while another one writes the same file.
         path, beside = self.path / file, self.path / f"{file}.{secrets.token_hex(8)}.next"
         with _errors("write", path):
@@ -199,6 +145,11 @@ class LocalFolder:
             _sync(self.path)
 
     def create_new(self, file: str, content: bytes) -> bool:
+        """Writes a file, and returns True; False: it exists, and stays unchanged.
+
+        Only one of concurrent processes succeeds, in a local or mounted folder and where the store's fsspec
+        package creates files exclusively, as that for S3; elsewhere more may.
+        """
         with _errors("write", self.path / file):
             try:
                 with (self.path / file).open("xb") as sink:
@@ -209,6 +160,7 @@ class LocalFolder:
 
     @contextmanager
     def create(self, file: str) -> Iterator[pa.NativeFile]:
+        """Opens a new file for writing; it is complete and durable when the block ends without an error."""
         path = self.path / file
         with _errors("write", path):
             path.unlink(missing_ok=True)  # it might be a link
@@ -219,11 +171,13 @@ class LocalFolder:
 
     @contextmanager
     def open(self, file: str) -> Iterator[pa.NativeFile]:
+        """Opens a file for reading; the content is a copy, unaffected by later changes."""
         path = self.path / file
         with _errors("read", path), pa.OSFile(str(path)) as source:
             yield source
 
     def map(self, file: str) -> Mapped:
+        """Maps a file, if the storage has files; else reads it."""
         path = self.path / file
         with _errors("read", path):
             try:
@@ -232,16 +186,23 @@ class LocalFolder:
                 raise CheckpointError(f"{path} was altered: it is empty") from error
 
     def remove_file(self, file: str) -> None:
+        """Removes a file if it exists."""
         with _errors("remove", self.path / file):
             (self.path / file).unlink(missing_ok=True)
 
     def remove(self) -> None:
+        """Removes the folder with its content if it exists."""
         with _errors("remove", self.path), suppress(FileNotFoundError):
             shutil.rmtree(self.path)
 
     def remove_if_empty(self) -> None:
+        """Removes the folder if it is empty."""
         with suppress(OSError):
             self.path.rmdir()
+
+
+Folder = LocalFolder | RemoteFolder
+"""Any folder; `LocalFolder` documents the methods."""
 
 
 @contextmanager

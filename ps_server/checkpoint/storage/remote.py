@@ -4,7 +4,7 @@ Credentials and endpoints are configured for fsspec (docs/checkpoint.md). Listin
 processes write to the same storage.
 """
 
-# ruff: noqa: D102 - what a method does is said once, by `Folder`
+# ruff: noqa: D102 - what a method does is said once, by `LocalFolder`
 
 import io
 import secrets

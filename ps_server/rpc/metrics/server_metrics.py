@@ -155,16 +155,15 @@ def _of_job(status: StoreStatus, num_members: int) -> Iterator[Metric]:
 
 
 def _of_tables(tables: Mapping[str, TableStatus]) -> Iterator[Metric]:
-    for name, (text, value) in TABLE_GAUGES.items():
-        gauge = GaugeMetricFamily(f"ctr_ps_table_{name}", text, labels=["table"])
-        for table, status in tables.items():
-            gauge.add_metric([table], value(status))
-        yield gauge
-    for name, (text, value) in TABLE_COUNTERS.items():
-        counter = CounterMetricFamily(f"ctr_ps_table_{name}", text, labels=["table"])
-        for table, status in tables.items():
-            counter.add_metric([table], value(status))
-        yield counter
+    for family, values in (
+        (GaugeMetricFamily, TABLE_GAUGES),
+        (CounterMetricFamily, TABLE_COUNTERS),
+    ):
+        for name, (text, value) in values.items():
+            metric = family(f"ctr_ps_table_{name}", text, labels=["table"])
+            for table, status in tables.items():
+                metric.add_metric([table], value(status))
+            yield metric
 
 
 def _of_saves(status: StoreStatus) -> Iterator[Metric]:

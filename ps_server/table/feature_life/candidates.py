@@ -12,12 +12,11 @@ completely or not at all: a key whose shard has no room is not counted, so a pus
 room counts no key twice. A key with a row is no candidate. One call serves all shards of a push.
 """
 
-# ruff: noqa: D102 - what a method does is said once, by `Candidates`
+# ruff: noqa: D102 - what a method does is said once, by `ExactCandidates`
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import kernel, read_only
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
 from ctr_ps.ps_server.table.changes import mark_dirty
+from ctr_ps.ps_server.table.contents import ShardSource
 from ctr_ps.ps_server.table.feature_life.admission import (
     AdmissionRule,
     CountingBloomFilter,
@@ -60,7 +60,7 @@ from ctr_ps.ps_server.table.rows.initializers import Initializer
 from ctr_ps.ps_server.table.rows.kernels import Push, make_row, write_rows
 from ctr_ps.ps_server.table.rows.regions import RowRegions, remove_row
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push
-from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
+from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSnapshot
 
 
 @kernel
@@ -211,44 +211,8 @@ def admit_estimated(
     return start
 
 
-class Candidates(Protocol):
-    """Counts of a table's candidates. Not thread-safe: a table locks its shards."""
-
-    def declare(self, spec: TableSpec) -> None:
-        """Keeps counting under another spec, for which `can_count` holds; all shards must be locked."""
-
-    @property
-    def num_keys(self) -> int:
-        """Number of candidates; 0 for a Bloom filter."""
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the counts in this process."""
-
-    @property
-    def admission(self) -> tuple[Callable[..., int], TableArrays | FilterArrays, AdmissionRule]:
-        """The kernel that counts keys, `admit_counted` or the like, with its counts and rule."""
-
-    def grow(self, shard: int) -> bool:
-        """Makes room for a candidate in one shard; False if there was room. All shards must be locked."""
-
-    def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """Ages the counts of a locked shard; removes expired candidates, and returns their number."""
-
-    def can_count(self, spec: AdmissionSpec) -> bool:
-        """Whether these counts fit the kind and size of an admission."""
-
-    def snapshot(
-        self, spec: TableSpec, locks: Sequence[threading.Lock]
-    ) -> TableSnapshot | CountersSnapshot:
-        """Returns a snapshot of the counts, copied later under `locks`; all shards must be locked."""
-
-    def end_snapshot(self, *, saved: bool) -> None:
-        """Ends the snapshot; all shards must be locked."""
-
-
 class ExactCandidates:
-    """Candidates as rows, none at first: see `Candidates`."""
+    """Candidates as rows, none at first. Not thread-safe: a table locks its shards."""
 
     def __init__(self, spec: TableSpec, shards: Sequence[int], region_bytes: int) -> None:
         self._shards = shards
@@ -258,39 +222,50 @@ class ExactCandidates:
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
+        """Keeps counting under another spec, for which `can_count` holds; all shards must be locked."""
         self._spec, self._rule = spec, admission_rule(spec)
         self.regions.limit_rows(max_candidates_of_shard(spec))
 
     @property
     def num_keys(self) -> int:
+        """Number of candidates; 0 for a Bloom filter."""
         return int(self.regions.num_rows.sum())
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the counts in this process."""
         return self.regions.size_bytes
 
     @property
     def admission(self) -> tuple[Callable[..., int], TableArrays, AdmissionRule]:
+        """The kernel that counts keys, with its counts and rule."""
         return admit_counted, self.regions.arrays, self._rule
 
     def grow(self, shard: int) -> bool:
-        """See `Candidates`; at the limit, evicts some candidates."""
+        """Makes room for a candidate in one shard; False if there was room. All shards must be locked.
+
+        At the limit it evicts some candidates.
+        """
         if self.regions.is_full(shard):
             evict_rows(self.regions, shard, self._spec)
             return True
         return self.regions.grow(shard)
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
+        """Ages the counts of a locked shard; removes expired candidates, and returns their number."""
         return shrink_shard(self.regions, shard, 0, rule._replace(max_norm=-1.0)).rows
 
     def can_count(self, spec: AdmissionSpec) -> bool:
+        """Whether these counts fit the kind and size of an admission."""
         return spec.counter == "exact" and not spec.table
 
     def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> TableSnapshot:
+        """Returns a snapshot of the counts, copied later under `locks`; all shards must be locked."""
         self.regions.begin_snapshot()
         return TableSnapshot(replace(spec, dim=0), self._shards, self.regions, locks)
 
     def end_snapshot(self, *, saved: bool) -> None:
+        """Ends the snapshot; all shards must be locked."""
         self.regions.end_snapshot(saved=saved)
 
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
@@ -300,7 +275,7 @@ class ExactCandidates:
 
 
 class EstimatedCandidates:
-    """Candidates as counters of a Bloom filter, empty at first: see `Candidates`."""
+    """Candidates as counters of a Bloom filter, empty at first; see `ExactCandidates`."""
 
     def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
         self._shards = shards
@@ -326,11 +301,11 @@ class EstimatedCandidates:
         return admit_estimated, self.filter.arrays, self._rule
 
     def grow(self, shard: int) -> bool:
-        """See `Candidates`; counters never need room."""
+        """See `ExactCandidates`; counters never need room."""
         return False
 
     def shrink(self, shard: int, rule: ExpiryRule) -> int:
-        """See `Candidates`; counters have no keys, so they only decay."""
+        """See `ExactCandidates`; counters have no keys, so they only decay."""
         if not rule.is_dry_run:
             self.filter.decay(shard, float(rule.decay))
         return 0
@@ -338,13 +313,17 @@ class EstimatedCandidates:
     def can_count(self, spec: AdmissionSpec) -> bool:
         return spec.counter == "bloom" and filter_settings(spec) == self._settings
 
-    def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSnapshot:
-        """See `Candidates`; copies all counters."""
+    def snapshot(self, spec: TableSpec, locks: Sequence[threading.Lock]) -> CountersSource:
+        """See `ExactCandidates`; copies all counters."""
         counters = {shard: self.filter.to_bytes(shard) for shard in self._shards}
-        return CountersSnapshot(spec, self._shards, counters)
+        return ShardSource(spec, self._shards, counters.__getitem__)
 
     def end_snapshot(self, *, saved: bool) -> None:
-        """See `Candidates`; no-op, as the snapshot is a copy."""
+        """See `ExactCandidates`; no-op, as the snapshot is a copy."""
+
+
+Candidates = ExactCandidates | EstimatedCandidates
+"""Counts of a table's candidates, of either kind."""
 
 
 def candidates_of(

@@ -15,7 +15,8 @@ from ctr_ps.protos.v1 import open_inference_pb2 as messages
 from ctr_ps.protos.wire.channel import server_options
 from ctr_ps.protos.wire.grpc_services import DebugServices, HealthService
 from ctr_ps.protos.wire.grpc_status import details_of, status_of
-from ctr_ps.protos.wire.security.authorization import Method, interceptors_of
+from ctr_ps.protos.wire.security.access import Method
+from ctr_ps.protos.wire.security.authorization import interceptors_of
 from ctr_ps.protos.wire.security.credentials import Credentials
 from ctr_ps.ps_worker.extras.inference_server.served_model import (
     MAX_WAITING,

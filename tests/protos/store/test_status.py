@@ -1,5 +1,7 @@
 """Statuses of several servers, merged, and histograms of staleness against the list of what was counted."""
 
+from functools import reduce
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +15,8 @@ from ctr_ps.protos.store import (
     TableStatus,
     WorkerProgress,
     merge_progress,
-    merge_shrunk,
-    merge_staleness,
     merge_status,
+    sum_by_name,
 )
 
 
@@ -47,7 +48,7 @@ def test_what_was_removed_from_servers_adds_up() -> None:
     first = {"wide": Shrunk(rows=1, size_bytes=10), "deep": Shrunk(rows=5, size_bytes=6)}
     second = {"wide": Shrunk(rows=2, size_bytes=20)}
 
-    assert merge_shrunk([first, second]) == {
+    assert sum_by_name([first, second]) == {
         "deep": Shrunk(rows=5, size_bytes=6),
         "wide": Shrunk(rows=3, size_bytes=30),
     }
@@ -197,7 +198,7 @@ def test_quantile_is_the_end_of_a_bucket_or_the_largest(share: float, bound: int
 
 @given(parts=st.lists(COUNTED, max_size=4))
 def test_merging_is_counting_together(parts: list[list[tuple[int, int]]]) -> None:
-    merged = merge_staleness(histogram(part) for part in parts)
+    merged = reduce(Staleness.merge, map(histogram, parts), Staleness())
 
     assert merged == histogram([one for part in parts for one in part])
 

@@ -293,10 +293,10 @@ def test_push_in_chunks_counts_when_all_have_come():
     assert service.store.status().examples == {0: 1}
 
 
-def test_large_call_has_the_answer_of_a_small_one():
+def test_large_call_has_the_answer_of_a_small_one(monkeypatch):
     """A limit of 0 sends every call to a thread."""
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.service.INLINE_VALUES", 0)
     service = Service()
-    service.service._inline_values = 0
 
     async def body() -> None:
         await service.push()

@@ -356,7 +356,7 @@ def test_closing_ends_the_pause_of_a_call(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("ctr_ps.ps_worker.cluster.slow_calls.LONGEST_PAUSE_S", 60.0)
     with failing_server(1) as (service, endpoint), transport_to(endpoint, retry_s=60) as transport:
         call = transport.call(0, calls.PULL_SPARSE, pull_of())
-        while not transport.later.num_due:
+        while SENDS_AGAIN not in {thread.name for thread in threading.enumerate()}:
             assert not call.wait(0.01)
 
         transport.close()

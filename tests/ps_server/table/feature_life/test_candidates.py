@@ -15,9 +15,9 @@ from ctr_ps.protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ctr_ps.ps_server.table.contents import Rows
+from ctr_ps.ps_server.table.contents import Rows, ShardSource
 from ctr_ps.ps_server.table.sparse_table import SparseTable
-from ctr_ps.ps_server.table.table_snapshot import CountersSnapshot, TableSnapshot
+from ctr_ps.ps_server.table.table_snapshot import TableSnapshot
 from tests.reference.admission import ReferenceAdmission
 from tests.support.statistics import candidates_of, counted_by
 
@@ -108,7 +108,7 @@ def test_written_counters_are_counted_on() -> None:
     table, other = trained(BLOOM), SparseTable(BLOOM)
     table._candidates.filter.decay(1, 0.9)  # type: ignore[union-attr]
     snapshot = table.begin_snapshot()
-    assert isinstance(snapshot.candidates, CountersSnapshot)
+    assert isinstance(snapshot.candidates, ShardSource)
     for shard in table.shards:
         other.write(snapshot.export_shard(shard))
     table.push(gradient(np.random.default_rng(3)))  # after the snapshot
