@@ -311,7 +311,10 @@ class _Connection:
             return
         call = STREAMED.get(kind)
         if call is None or length > MAX_MESSAGE_BYTES or number in self._calls:
-            raise ProtocolError(f"a request of kind {kind} and number {number} has {length} bytes")
+            raise ProtocolError(
+                f"request {number} of kind {kind} with {length} bytes has an unknown kind, is too large, or "
+                "repeats a number in use"
+            )
         if (error := self._refusal(call, metadata)) is not None:
             self._received = 0
             await self._discard(length)
