@@ -124,7 +124,7 @@ def train_table(lines: list[Line]) -> str:
     header = ["examples/s, all workers (share of the ceiling)", *(f"B={size}" for size in sizes)]
     return (
         f"{table(header, rows)}\n\n"
-        f"Async merges sparse and dense gradients over ({merges}) batches; AUC after the run ({learnt}), "
+        f"Limits on batches merged per async push, sparse and dense: {merges}. AUC after the run ({learnt}), "
         f"best possible 0.84.\n{failed}"
     ).rstrip()
 
@@ -141,7 +141,7 @@ def table_table(lines: list[Line]) -> str:
         if line["case"] == "calls"
     ]
     sizes = ", ".join(
-        f"{line['optimizer']} {line['bytes_per_row']:.0f} bytes a row ({line['of_row']:.2f} of key, "
+        f"{line['optimizer']} {line['bytes_per_row']:.0f} bytes a row ({line['of_row']:.2f} times key, "
         f"weights and state)"
         for line in lines
         if line["case"] == "fill"
@@ -176,7 +176,9 @@ def clients_table(lines: list[Line]) -> str:
         ]
         for line in lines
     ]
-    return table(["workers of one server", "batches/s", "lowest and highest", "of 4 workers"], rows)
+    return table(
+        ["workers of one server", "batches/s", "lowest and highest", "relative to 4 workers"], rows
+    )
 
 
 STEP_PARTS = {
@@ -185,7 +187,7 @@ STEP_PARTS = {
     "scan": "servers: read rows and dense parameters",
     "encode": "both: arrays to bytes",
     "decode": "both: bytes to arrays",
-    "client": "worker: route, check and cut, put together",
+    "client": "worker: route keys, split pushes, join answers",
     "keys": "worker: unique keys",
     "compute": "worker: forward and backward",
     "total": "in all",
@@ -229,7 +231,7 @@ def cost_table(lines: list[Line]) -> str:
 def _cost_cell(line: Line) -> str:
     if "measured" not in line:
         return f"{line['predicted']:,}"
-    return f"{line['predicted']:,} for {line['measured']:,} ({line['of_measured']:.2f})"
+    return f"{line['predicted']:,} / {line['measured']:,} ({line['of_measured']:.2f})"
 
 
 TABLES: dict[str, Callable[[list[Line]], str]] = {

@@ -38,8 +38,8 @@ def in_bfloat16(model: Model) -> Model:
             _warn_of_no_use(type(model).__name__)
         return model.with_products(bfloat16_product)
     raise ValueError(
-        f"{type(model).__name__} computes in float32 by its own code: bfloat16 is for PyTorch modules and "
-        "classes that derive from ClickModel"
+        f"{type(model).__name__} cannot compute in bfloat16: only PyTorch modules and classes that derive "
+        "from ClickModel can"
     )
 
 

@@ -72,8 +72,8 @@ class Membership:
         num_terms = len(self._terms.keys() | terms.keys())
         if num_terms > MAX_TERMS or any(len(text) > MAX_TERM for text in (*terms, *terms.values())):
             raise ProtocolError(
-                f"{name} joins with {num_terms} terms, expected up to {MAX_TERMS}, of {MAX_TERM} characters "
-                "each"
+                f"{name} joins with {num_terms} terms, expected up to {MAX_TERMS}, each of up to {MAX_TERM} "
+                "characters"
             )
         if lease is not None and not 0 < lease.seconds <= MAX_LEASE_S:
             raise ProtocolError(

@@ -306,8 +306,14 @@ class _Connection:
                 running.cancel()
             return
         call = STREAMED.get(kind)
-        if call is None or length > MAX_MESSAGE_BYTES or number in self._calls:
-            raise ProtocolError(f"a request of kind {kind} and number {number} has {length} bytes")
+        if call is None:
+            raise ProtocolError(f"request {number} is of unknown kind {kind}")
+        if length > MAX_MESSAGE_BYTES:
+            raise ProtocolError(
+                f"request {number} has {length} bytes, expected up to {MAX_MESSAGE_BYTES}"
+            )
+        if number in self._calls:
+            raise ProtocolError(f"request {number} has the number of an unfinished one")
         if (error := self._refusal(call, metadata)) is not None:
             self._received = 0
             await self._discard(length)

@@ -155,8 +155,9 @@ def require_batches(checkpoint: Checkpoint) -> None:
     manifest = checkpoint.manifest
     if manifest.version and not manifest.batches:
         raise CheckpointError(
-            f"{checkpoint.url} has version {manifest.version} but does not record the number of "
-            f"batches, so no run can resume from it: {_fresh_from(checkpoint.url)}"
+            f"{checkpoint.url} does not record the number of batches behind its "
+            f"{counted(manifest.version, 'applied step')}, so no run can resume from it: "
+            f"{_fresh_from(checkpoint.url)}"
         )
 
 
@@ -207,7 +208,11 @@ def _compare_settings(job: Job, checkpoint: Checkpoint) -> None:
     try:
         saved = job_of_checkpoint(checkpoint)
     except (CheckpointError, JobError) as error:
-        logger.warning("cannot compare the settings of the run in %s: %s", checkpoint.url, error)
+        logger.warning(
+            "cannot compare this job's settings with those of the run in %s: %s",
+            checkpoint.url,
+            error,
+        )
         return
     # A file of the user's may have moved.
     if PurePath(saved.model.name).name != PurePath(job.model.name).name:

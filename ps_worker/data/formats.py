@@ -100,7 +100,7 @@ def doubt_about(path: str, format: Format | None) -> str:
         text = bytes(head[: content.readinto(memoryview(head))])
     if suffix and b"\0" in text:
         raise DataError(
-            f"{path}: {fault}, and its content is not text: write its rows in a format with such a suffix"
+            f"{path}: {fault}, and its content is not text: convert it to a format with one of these suffixes"
         )
     line = text.partition(b"\n")[0]
     has_commas = line.count(b",") > line.count(b"\t")

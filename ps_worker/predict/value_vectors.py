@@ -104,8 +104,8 @@ def export_values(
         if empty:
             raise UsageError(
                 f"slot {slot!r} has {counted(values.distinct, 'value')} in {counted(values.rows, 'row')}, "
-                f"but none has a row in table {' or '.join(map(repr, empty))}: export a table that looks up "
-                "this slot, with values as the model was trained on"
+                f"but none is a key of table {' or '.join(map(repr, empty))}: export a table that looks up "
+                "this slot, with values as in the training data"
             )
     return ExportedValues(
         tables=[

@@ -226,7 +226,7 @@ def _warn_of_overlaps(files: Mapping[str, Sequence[str]]) -> None:
     for name in ("test", "valid"):
         if shared := sorted(set(files["train"]) & set(files[name])):
             logger.warning(
-                "%s of data.%s %s also trained on, so these figures do not show the quality on new rows: %s",
+                "%s of data.%s %s also trained on, so metrics do not show the quality on new rows: %s",
                 counted(len(shared), "file"),
                 name,
                 "is" if len(shared) == 1 else "are",

@@ -116,7 +116,9 @@ def profile_files(
         if numbers.rows == rows_before:
             logger.warning("a file has no rows: file=%s", path)
     if numbers.rows == 0:
-        raise DataError(f"no rows in {counted(len(files), 'file')} ({bad_rows.total} malformed)")
+        raise DataError(
+            f"no rows in {counted(len(files), 'file')} ({counted(bad_rows.total, 'malformed row')})"
+        )
     bad_rows.report(numbers.rows)
     texts = _value_texts(files, reading, [{key for key, _ in slot.top} for slot in slots], format)
     return Profile(

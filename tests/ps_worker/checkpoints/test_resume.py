@@ -364,7 +364,7 @@ def test_checkpoint_that_does_not_say_how_many_batches_it_has_is_refused(
 
     with pytest.raises(
         CheckpointError,
-        match=rf"has version {manifest.version} but does not record the number of batches",
+        match=rf"does not record the number of batches behind its {manifest.version} applied steps",
     ):
         run_first(job_of(clicks, tmp_path))
 

@@ -243,7 +243,7 @@ def test_values_without_any_row_are_an_error(folder: Path, tmp_path: Path) -> No
     other.write_text("ad\nx\ny\n")
 
     with pytest.raises(
-        UsageError, match="slot 'ad' has 2 values in 2 rows, but none has a row in table"
+        UsageError, match="slot 'ad' has 2 values in 2 rows, but none is a key of table"
     ):
         exported(folder, tmp_path / "out", files=[str(other)])
 
@@ -260,7 +260,7 @@ def test_table_that_was_named_has_a_row_or_nothing_is_written(tmp_path: Path) ->
     job = job_of(*settings, *model, saves)
     train_alone(job)
 
-    with pytest.raises(UsageError, match=r"'ad' has 1 value in 1 row, .* in table 'embedding_5'"):
+    with pytest.raises(UsageError, match=r"'ad' has 1 value in 1 row, .* of table 'embedding_5'"):
         exported(tmp_path, tmp_path / "out", tables=["embedding", "embedding_5"])
 
     assert not list((tmp_path / "out").iterdir())

@@ -26,7 +26,7 @@ def test_rows_that_are_trained_on_and_tested_on_are_told(
         caplog.clear()
         settings = ["model.name=lr", f"data.train={patterns}", f"data.test={test}"]
         plan_of(override_job({}, settings, source="test"))
-        assert [each.split(", so these")[0] for each in caplog.messages] == told
+        assert [each.split(", so metrics")[0] for each in caplog.messages] == told
 
 
 def test_what_a_run_trains_is_derived_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
