@@ -349,7 +349,7 @@ def test_stretch_beyond_a_piece_is_refused() -> None:
             stretches=[Stretch(block="tower", start=5, stop=TOWER.length + 1)],
             shard_map_epoch=1,
         )
-        with pytest.raises(ProtocolError, match=f"this server has {TOWER.length}"):
+        with pytest.raises(ProtocolError, match=f"but the block has {TOWER.length} on this server"):
             client._transport.call(0, calls.PULL_STATE, request).result()
 
 
