@@ -266,8 +266,8 @@ class JoinedWorker:
         is_without_loss = self.lease is None or self.lease.on_worker_loss is WorkerLoss.FAIL
         if len(set(versions)) > 1 and (is_without_loss or barrier.step > 0):
             raise ProtocolError(
-                f"after barrier {barrier.name!r} the servers have different versions {versions}: was a push "
-                "not waited for?"
+                f"after barrier {barrier.name!r} the servers have different versions {versions}: did a "
+                "worker reach it before its pushes had returned?"
             )
         return max(versions)
 

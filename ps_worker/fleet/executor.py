@@ -125,9 +125,9 @@ class DistributedOptimizer:
         of_rows, of_dense = require_optimizer(optimizer), require_optimizer(dense)
         if not of_rows.is_lazy:
             raise UsageError(
-                "lazy_mode=False is not supported: a row changes only when a batch has it, as updating "
-                "millions of rows in each step is too slow; leave it out, dense parameters change in each "
-                "step anyway"
+                "lazy_mode=False is not supported for rows: a step changes only the rows of its batch, as "
+                "changing all rows would be too slow. Leave lazy_mode out; dense parameters always change in "
+                "each step"
             )
         norms = {each.clip_norm for each in (of_rows, of_dense) if each.clip_norm}
         if len(norms) > 1:

@@ -162,8 +162,8 @@ class Progress:
         recent = self._sliding.metrics().log_loss()
         if self._has_log_loss and loss > base_loss and recent > base_loss:
             logger.warning(
-                "%s has a log loss of %.5f (%.5f in the last %d batches of this worker), but would have only "
-                "%.5f if each prediction were the click rate, %.4f: %s",
+                "%s has a log loss of %.5f (%.5f in the last %d batches of this worker), above %.5f, the log "
+                "loss of predicting the click rate (%.4f) for every example: %s",
                 what,
                 loss,
                 recent,
@@ -253,8 +253,8 @@ class Progress:
         if self._is_comparing and self._has_logged and loss > base_loss:
             self._is_comparing = False
             logger.warning(
-                "the mean loss since the last line, up to step %d, is %.5f, but would be only %.5f if each "
-                "prediction were the click rate so far, %.4f: %s",
+                "at step %d the mean loss since the last progress line is %.5f, above %.5f, the log loss of "
+                "predicting the click rate so far (%.4f) for every example: %s",
                 self.steps,
                 loss,
                 base_loss,

@@ -179,10 +179,10 @@ class Preparation(AbstractContextManager["Preparation"]):
         if self._table_bytes is not None and max(needed, before) + kept > self._table_bytes:
             num_rows = sum(table.keys.keys.size for table in tables.values())
             raise UsageError(
-                f"a pass of {examples} examples needs {needed} bytes on the device for its {num_rows} rows "
-                f"(the pass before: {before}), and {kept} bytes to keep rows of the pass before, but it has "
-                f"room for {self._table_bytes} bytes of tables: set device.pass_rows below {examples}, or "
-                "raise device.memory_gb if the device has more"
+                f"a pass of {examples} examples does not fit on the device: its {num_rows} rows need "
+                f"{needed} bytes, those of the previous pass {before}; the larger number, plus {kept} bytes "
+                f"for the rows in both passes, is more than the {self._table_bytes} bytes for tables. Set "
+                f"device.pass_rows below {examples}, or raise device.memory_gb if the device has more"
             )
 
     def _device_bytes(self, tables: Mapping[str, PlacedKeys]) -> int:

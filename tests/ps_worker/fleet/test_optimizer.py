@@ -167,7 +167,7 @@ def test_signatures_show_the_arguments() -> None:
 def test_lazy_mode_is_what_rows_do() -> None:
     distributed_optimizer(optimizer.Adam(lazy_mode=True), dense=optimizer.Adam(lazy_mode=False))
 
-    with pytest.raises(UsageError, match=r"lazy_mode=False is not supported.*leave it out"):
+    with pytest.raises(UsageError, match=r"lazy_mode=False is not supported.*Leave lazy_mode out"):
         distributed_optimizer(optimizer.Adam(lazy_mode=False))
 
 

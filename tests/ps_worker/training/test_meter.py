@@ -66,8 +66,8 @@ def test_interval_with_a_loss_above_the_base_rates_is_warned_of_once(caplog) -> 
 
     assert len(losses.warnings) == 1
     assert losses.warnings[0].startswith(
-        "the mean loss since the last line, up to step 10, is 0.60000, but would be only "
-        f"{losses.BASE:.5f} if each prediction were the click rate so far, 0.2500: "
+        "at step 10 the mean loss since the last progress line is 0.60000, above "
+        f"{losses.BASE:.5f}, the log loss of predicting the click rate so far (0.2500) for every example: "
         "try a smaller learning rate"
     )
 
@@ -79,8 +79,8 @@ def test_base_rate_is_that_of_all_examples_on_those_of_the_interval(caplog) -> N
     losses.add(*[0.2] * 5, clicks=0)
 
     assert (
-        f"only {-math.log1p(-0.125):.5f} if each prediction were the click rate so far, 0.1250:"
-        in (losses.warnings[0])
+        f"above {-math.log1p(-0.125):.5f}, the log loss of predicting the click rate so far (0.1250) for "
+        "every example:" in (losses.warnings[0])
     )
 
 
@@ -113,7 +113,9 @@ def test_base_rate_is_that_of_the_weights(caplog, loss: float, is_above: bool) -
         losses.progress.add(labels, np.full(100, 0.3, np.float32), loss * weights.sum(), weights)
 
     assert len(losses.warnings) == is_above
-    shown = "only 0.32508 if each prediction were the click rate so far, 0.1000"
+    shown = (
+        "above 0.32508, the log loss of predicting the click rate so far (0.1000) for every example"
+    )
     assert all(shown in warning for warning in losses.warnings)
 
 
@@ -251,8 +253,8 @@ def test_early_steps_of_a_pass_that_know_less_than_the_click_rate_are_warned_of(
 
     expected = (
         f"the model after the first 3 steps of a pass has a log loss of {math.log(2):.5f} "
-        f"({math.log(2):.5f} in the last 20 batches of this worker), but would have only "
-        f"{losses.BASE:.5f} if each prediction were the click rate, 0.2500: try this"
+        f"({math.log(2):.5f} in the last 20 batches of this worker), above {losses.BASE:.5f}, the log "
+        "loss of predicting the click rate (0.2500) for every example: try this"
     )
     assert losses.warnings == ([expected] if early else [])
 

@@ -195,7 +195,7 @@ def test_rows_of_the_pass_before_count_in_the_limit() -> None:
 
     train(ParameterStore(), on_device(4, limit), [data])
     with pytest.raises(
-        UsageError, match=r"and [1-9]\d* bytes to keep rows of the pass before, but it has"
+        UsageError, match=r"plus [1-9]\d* bytes for the rows in both passes, is more than the"
     ):
         train(ParameterStore(), on_device(4, limit), [[*data, *data]])
 

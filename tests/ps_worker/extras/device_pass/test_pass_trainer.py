@@ -520,7 +520,7 @@ def test_twice_the_memory_is_refused_with_both_sizes() -> None:
     half = f"device.memory_gb={(needed / 2 + dense_bytes()) / 2**30!r}"
 
     with pytest.raises(
-        UsageError, match=rf"needs {needed} bytes .*, but it has room for \d+ bytes of tables"
+        UsageError, match=rf"rows need {needed} bytes, .* is more than the \d+ bytes for tables"
     ):
         train(store, on_device(8, half), [data])
 
