@@ -317,7 +317,7 @@ class _Workspace:
         else:
             raise ModelInputError(
                 f"{self._name}.loss returned {described(loss)} for B = {batch.size} examples, expected "
-                "float32[B], the loss of each example, or a scalar, their mean"
+                "float32[B] (the loss of each example) or a scalar (their mean)"
             )
         with torch.no_grad():
             probabilities = self.probabilities_of(batch, output)
