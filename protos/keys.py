@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import CtrPsError, ProtocolError
-from ctr_ps.protos.runtime.jit import kernel, read_only
+from ctr_ps.protos.runtime.jit import inlined_kernel, kernel, read_only
 
 Keys = NDArray[np.uint64]
 
@@ -27,6 +27,19 @@ def mix64(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
+@inlined_kernel
+def probe(slots: NDArray[np.int32], known: Keys, key: np.uint64) -> np.uint64:
+    """Returns the slot of a key, or the empty slot where it belongs, by linear probing.
+
+    `slots` int32[S], a power of two and not all full, have positions in `known` uint64[N], -1 if empty.
+    """
+    mask = np.uint64(slots.size - 1)
+    slot = mix64(key) & mask
+    while slots[slot] >= 0 and known[slots[slot]] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
 @kernel
 def _unique_keys(
     keys: Keys,
@@ -34,22 +47,15 @@ def _unique_keys(
     unique: Keys,
     inverse: NDArray[np.int32],
 ) -> int:
-    mask = np.uint64(slots.size - 1)
     slots[:] = -1
     count = 0
     for i in range(keys.size):
-        key = keys[i]
-        slot = mix64(key) & mask
-        found = slots[slot]
-        while found >= 0 and unique[found] != key:
-            slot = (slot + np.uint64(1)) & mask
-            found = slots[slot]
-        if found < 0:
-            found = count
-            slots[slot] = found
-            unique[found] = key
+        slot = probe(slots, unique, keys[i])
+        if slots[slot] < 0:
+            slots[slot] = count
+            unique[count] = keys[i]
             count += 1
-        inverse[i] = found
+        inverse[i] = slots[slot]
     return count
 
 

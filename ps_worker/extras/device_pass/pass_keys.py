@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.protos.keys import Keys, mix64
+from ctr_ps.protos.keys import Keys, mix64, probe
 from ctr_ps.protos.runtime.jit import kernel, read_only
 
 T = TypeVar("T")
@@ -68,46 +68,30 @@ def _insert(
     `known` uint64[C] has the keys of `size` rows. Stops at a key that finds it full; returns where, and the
     new size.
     """
-    mask = np.uint64(slots.size - 1)
     for i in range(start, keys.size):
-        key = keys[i]
-        slot = mix64(key) & mask
-        row = slots[slot]
-        while row >= 0 and known[row] != key:
-            slot = (slot + np.uint64(1)) & mask
-            row = slots[slot]
-        if row < 0:
+        slot = probe(slots, known, keys[i])
+        if slots[slot] < 0:
             if size == known.size:
                 return i, size
-            row = np.int32(size)
-            slots[slot] = row
-            known[size] = key
+            slots[slot] = size
+            known[size] = keys[i]
             size += 1
-        out[origins[i]] = (row << PARTITION_BITS) | partition
+        out[origins[i]] = (slots[slot] << PARTITION_BITS) | partition
     return keys.size, size
 
 
 @kernel
 def _rehash(known: Keys, size: int, slots: NDArray[np.int32]) -> None:
-    mask = np.uint64(slots.size - 1)
     slots[:] = -1
     for row in range(size):
-        slot = mix64(known[row]) & mask
-        while slots[slot] >= 0:
-            slot = (slot + np.uint64(1)) & mask
-        slots[slot] = row
+        slots[probe(slots, known, known[row])] = row
 
 
 @kernel
 def _find(keys: Keys, slots: NDArray[np.int32], known: Keys, first: int, out: Rows) -> None:
     """Overwrites `out` int32[N] with `first` + the row of each key, -1 without one."""
-    mask = np.uint64(slots.size - 1)
     for i in range(keys.size):
-        slot = mix64(keys[i]) & mask
-        row = slots[slot]
-        while row >= 0 and known[row] != keys[i]:
-            slot = (slot + np.uint64(1)) & mask
-            row = slots[slot]
+        row = slots[probe(slots, known, keys[i])]
         out[i] = first + row if row >= 0 else -1
 
 
@@ -197,7 +181,7 @@ def pass_keys(
     """
     expected = (like or NO_KEYS)._partitions
     partitions = [_Partition(number, part.size) for number, part in enumerate(expected)]
-    rows = [row for chunk in _chunks(columns) for row in _inserted(list(chunk), partitions, pool)]
+    rows = [row for chunk in _chunks(columns) for row in _inserted(chunk, partitions, pool)]
     sizes = [part.size for part in partitions]
     firsts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     _run(pool, lambda column: _number(column, firsts), rows, sum(each.size for each in rows))
