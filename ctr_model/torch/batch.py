@@ -27,9 +27,8 @@ class Rows:
     num_slots: int  # S
     # the same as arrays, for the kernels of the built-in models; None on a device
     lookup: Lookup | None = None
-    longest: Ints | None = (
-        None  # int32[S], the most keys that an example has in a slot; on a device
-    )
+    # int32[S], the most keys that an example has in a slot; None on the CPU
+    longest: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ class DeviceModel:
 
     def __init__(self, model: TorchModel, device: torch.device) -> None:
         self._workspace = model.workspace(1, device=device)
-        self._slots = {table.name: slots_of(table) for table in model.tables}
+        self.slots = {table.name: slots_of(table) for table in model.tables}
 
     @property
     def is_watched(self) -> bool:
@@ -112,7 +112,7 @@ class DeviceModel:
         self._workspace.take(params)
         leaves = {}
         for name, weights in rows.items():
-            slots = batch.slots[self._slots[name]]
+            slots = batch.slots[self.slots[name]]
             leaves[name] = tensors.Rows(
                 weights=weights.requires_grad_(),
                 inverse=None,

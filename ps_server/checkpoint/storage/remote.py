@@ -23,7 +23,7 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memor
 
 def remote_folder(url: str) -> "RemoteFolder":
     """Returns the folder at a URL in the form of `place_of`; CheckpointError if it cannot be reached."""
-    from fsspec.core import url_to_fs
+    from fsspec.core import url_to_fs  # late: most checkpoints are local
 
     with _errors("reach", url):
         file_system, path = url_to_fs(url, use_listings_cache=False)

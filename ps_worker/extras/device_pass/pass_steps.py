@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.torch import TorchModel
-from ctr_ps.ctr_model.torch.device import DeviceBatch, DeviceModel, slots_of
+from ctr_ps.ctr_model.torch.device import DeviceBatch, DeviceModel
 from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.gradients import element_fault, row_fault
 from ctr_ps.protos.keys import Keys
@@ -25,7 +26,7 @@ from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable, squares_of
 from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
 from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph
-from ctr_ps.ps_worker.extras.device_pass.step_results import StepResult, StepResults, first_fault
+from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults, first_fault
 from ctr_ps.ps_worker.job.model import ModelSpecs
 from ctr_ps.ps_worker.training.meter import Progress
 from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
@@ -50,7 +51,6 @@ class PassSteps:
         """Moves the module to the device."""
         self._device = device
         self._model = DeviceModel(model, device)
-        self._slots = {table.name: slots_of(table) for table in model.tables}
         self._dims = {spec.name: spec.dim for spec in specs.tables}
         self._dense = specs.dense.name
         # of a step besides its probabilities: the loss, and a row or an element of each gradient
@@ -80,7 +80,7 @@ class PassSteps:
         GradientError as `NonFiniteBatches`, some steps after the batch.
         """
         numbers: list[int] = []
-        results = StepResults(lambda step, figures: self._finish(step, figures, keys))
+        results = StepResults(partial(self._finish, keys))
         graphs: dict[tuple[int, float], StepGraph] = {}
         try:
             for each, ahead in self._staged(batches):
@@ -100,7 +100,7 @@ class PassSteps:
                     figures = graphs[shape].run(staged)
                 else:
                     figures = run(staged.on(self._device))
-                results.add(StepResult(numbers[-1], each, figures))
+                results.add(numbers[-1], each.batch, figures)
                 self.batches += 1
         finally:  # after an error, too: an earlier batch may have failed
             results.finish()
@@ -134,7 +134,7 @@ class PassSteps:
     ) -> Tensor:
         """Trains on a batch, unless it is not finite; returns its figures, float64[N], for `_finish`."""
         rows = {slots: of.rows.long() for slots, of in batch.slots.items()}
-        places = {name: rows[self._slots[name]] for name in tables}
+        places = {name: rows[self._model.slots[name]] for name in tables}
         leaves = {name: table.weights(places[name]) for name, table in tables.items()}
         result, grads = self._model.gradient(block.weights, batch, leaves, block.grad)
         sums = {name: table.summed(places[name], grads[name]) for name, table in tables.items()}
@@ -171,10 +171,10 @@ class PassSteps:
             each.mul_(scale)
 
     def _finish(
-        self, step: StepResult, figures: NDArray[np.float64], keys: Mapping[str, Keys]
+        self, keys: Mapping[str, Keys], number: int, batch: Batch, figures: NDArray[np.float64]
     ) -> int:
         """Counts a batch that the device has trained on; returns its examples, 0 if it was skipped."""
-        batch, (loss, *rest) = step.batch.batch, figures[: self._num_figures].tolist()
+        loss, *rest = figures[: self._num_figures].tolist()
         faults = {}
         for name, dim in self._dims.items():
             (row, *values), rest = rest[: 1 + dim], rest[1 + dim :]
@@ -183,7 +183,7 @@ class PassSteps:
         element, value = rest
         if batch.weight and not math.isfinite(value):
             faults[self._dense] = element_fault(self._dense, int(element), value)
-        if self._non_finite.has_faults(faults, loss, step.number):
+        if self._non_finite.has_faults(faults, loss, number):
             self._progress.skip()
             return 0
         assert batch.labels is not None

@@ -167,9 +167,8 @@ class PassTrainer:
         """
         placed = {table.name: prepared.keys[slots_of(table)] for table in self._tables}
         kept = {
-            name: table.take(self._on_device(placed[name].kept_from))
+            name: tables.pop(name).take(self._on_device(placed[name].kept_from))
             for name in list(tables)
-            for table in [tables.pop(name)]
         }
         for name, of in placed.items():
             table = tables[name] = PassTable(self._specs[name], of.keys.keys.size, self._device)

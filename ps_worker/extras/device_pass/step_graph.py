@@ -33,7 +33,7 @@ class StepGraph:
             raise
         except RuntimeError as error:
             raise UsageError(
-                "a step cannot be recorded as a CUDA graph: forward may not read a value of a tensor "
+                "a step cannot be recorded as a CUDA graph: do not read values of tensors in forward "
                 f"(.item(), if, print), or leave out device.cuda_graph ({str(error).splitlines()[0]})"
             ) from error
         torch.cuda.current_stream().wait_stream(stream)

@@ -2,61 +2,55 @@
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
+from ctr_ps.ctr_model.batch import Batch
 
 MAX_AHEAD = 16
 """Steps that the host may be ahead of the device: the memory of their batches stays in use."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepResult:
-    """Figures of one step, float64[N] on the device, as `PassSteps` writes and reads them."""
-
-    number: int
-    batch: PassBatch
-    figures: Tensor
+Finish = Callable[[int, Batch, NDArray[np.float64]], int]
+"""Takes the number of a step, its batch and its figures; returns the examples to count."""
 
 
 class StepResults:
     """The results of steps, in their order. For one thread."""
 
-    def __init__(self, finish: Callable[[StepResult, NDArray[np.float64]], int]) -> None:
-        """`finish` is called with each result, once its figures are here; returns the examples to count."""
+    def __init__(self, finish: Finish) -> None:
+        """`finish` is called for each step, once its figures are here."""
         self._finish = finish
-        self._waiting: deque[tuple[StepResult, Tensor, torch.cuda.Event | None]] = deque()
+        self._waiting: deque[tuple[int, Batch, Tensor, torch.cuda.Event | None]] = deque()
         self.examples = 0
 
-    def add(self, step: StepResult) -> None:
-        """Adds the result of the next step, and finishes those that are here."""
-        figures, event = step.figures.to("cpu", non_blocking=True), None
-        if step.figures.device.type == "cuda":
-            event = torch.cuda.Event()
+    def add(self, number: int, batch: Batch, figures: Tensor) -> None:
+        """Adds the next step, with figures float64[N] on the device, and finishes those that are here."""
+        event = None
+        if figures.device.type == "cuda":
+            figures, event = figures.to("cpu", non_blocking=True), torch.cuda.Event()
             event.record()
-        self._waiting.append((step, figures, event))
+        self._waiting.append((number, batch, figures, event))
         while self._waiting and (len(self._waiting) > MAX_AHEAD or self._is_here()):
             self._finish_first()
 
     def finish(self) -> None:
-        """Waits for all results, and finishes them."""
+        """Waits for all steps, and finishes them."""
         while self._waiting:
             self._finish_first()
 
     def _is_here(self) -> bool:
-        event = self._waiting[0][2]
+        event = self._waiting[0][3]
         return event is None or event.query()
 
     def _finish_first(self) -> None:
-        step, figures, event = self._waiting.popleft()
+        number, batch, figures, event = self._waiting.popleft()
         if event is not None:
             event.synchronize()
-        self.examples += self._finish(step, figures.numpy())
+        self.examples += self._finish(number, batch, figures.numpy())
 
 
 def first_fault(values: Tensor, rows: Tensor | None = None) -> Tensor:

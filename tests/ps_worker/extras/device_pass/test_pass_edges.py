@@ -24,6 +24,7 @@ from tests.ps_worker.extras.device_pass.test_pass_trainer import (  # noqa: E402
     BATCH_SIZE,
     SCHEMA,
     Net,
+    Product,
     assert_same_model,
     batches,
     close,
@@ -162,23 +163,6 @@ def only_key_faulty(place: int) -> tuple[Batch, int]:
         num_slots=NUM_SLOTS,
     )
     return batch, int(keys[place])
-
-
-class Product(nn.Module):
-    """The gradient of a row of the first slot is the first dense input."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.t = SlotEmbedding([schema.slots[0]], dim=1)
-
-    def forward(self, batch: SeenBatch) -> Tensor:
-        return self.t(batch).flatten(1).sum(1)
-
-    def loss(self, batch: SeenBatch, output: Tensor) -> Tensor:
-        return output * batch.dense[:, 0]
-
-    def probabilities(self, batch: SeenBatch, output: Tensor) -> Tensor:
-        return torch.full((batch.size,), 0.5)
 
 
 def test_fault_names_the_key() -> None:

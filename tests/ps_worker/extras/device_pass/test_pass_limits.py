@@ -30,6 +30,7 @@ from ctr_ps.ps_worker.job import Job  # noqa: E402
 from ctr_ps.ps_worker.training.lookups import keys_of_batch  # noqa: E402
 from tests.ps_worker.extras.device_pass.test_pass_trainer import (  # noqa: E402
     SCHEMA,
+    Product,
     batches,
     on_device,
     settings,
@@ -57,23 +58,8 @@ def test_many_processors_push_no_more_at_once_than_a_server_takes(
         client = servers.client(joins=False, chunk_bytes=2**15)
         train(client, on_device(2), [data], is_in_process=False)
 
-
-class Product(nn.Module):
-    """The gradient of the one row is the sum of the first dense input."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        sgd: dict[str, str | float] = {"name": "sgd", "learning_rate": 1.0}
-        self.t = SlotEmbedding([schema.slots[0]], dim=1, init_range=0.0, optimizer=sgd)
-
-    def forward(self, batch: SeenBatch) -> Tensor:
-        return self.t(batch).flatten(1).sum(1)
-
-    def loss(self, batch: SeenBatch, output: Tensor) -> Tensor:
-        return output * batch.dense[:, 0]
-
-    def probabilities(self, batch: SeenBatch, output: Tensor) -> Tensor:
-        return torch.full((batch.size,), 0.5)
+        keys = np.unique(np.concatenate([batch.keys for batch in data]))
+        assert client.status().tables["shared"].rows == keys.size
 
 
 def test_clipped_norm_is_that_of_the_sum_where_terms_cancel() -> None:

@@ -63,6 +63,24 @@ class Net(nn.Module):
         return self.out(torch.cat([batch.dense, *flat], dim=1))
 
 
+class Product(nn.Module):
+    """The gradient of a row of the first slot is the sum of the first dense input."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        sgd: dict[str, str | float] = {"name": "sgd", "learning_rate": 1.0}
+        self.t = SlotEmbedding([schema.slots[0]], dim=1, init_range=0.0, optimizer=sgd)
+
+    def forward(self, batch: SeenBatch) -> Tensor:
+        return self.t(batch).flatten(1).sum(1)
+
+    def loss(self, batch: SeenBatch, output: Tensor) -> Tensor:
+        return output * batch.dense[:, 0]
+
+    def probabilities(self, batch: SeenBatch, output: Tensor) -> Tensor:
+        return torch.full((batch.size,), 0.5)
+
+
 def model(seed: int = 0) -> TorchModel:
     return TorchModel(SCHEMA, Net, seed=seed)
 
