@@ -61,8 +61,6 @@ def ray_engine(
     """
     try:
         _require_listener(address)
-    except ValueError as error:
-        raise AddressError("expected HOST:PORT or auto") from error
     except OSError as error:
         raise AddressError(f"no Ray cluster answers: {error}") from error
     try:
@@ -115,12 +113,12 @@ def _free_cpus() -> float:
 
 
 def _require_listener(address: str) -> None:
-    """Raises ValueError unless it is an address, OSError if nobody listens: Ray would try for minutes."""
+    """Raises AddressError unless it is an address, OSError if nobody listens: Ray tries for minutes."""
     if address == "auto" or "://" in address:
         return
     found = re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address)
     if found is None or int(found[2]) > 65535:
-        raise ValueError(f"{address!r} is not an address")
+        raise AddressError("expected HOST:PORT or auto")
     socket.create_connection((found[1], int(found[2])), CONNECT_SECONDS).close()
 
 

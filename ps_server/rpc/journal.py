@@ -111,9 +111,8 @@ class UpdateJournal(Journal):
             self._log.append(kind, payload)
             start = time.perf_counter()
             yield
-            self._log.replay_s += (
-                time.perf_counter() - start
-            )  # two threads at once may lose a call's
+            # Two threads at once may lose the time of a call.
+            self._log.replay_s += time.perf_counter() - start
 
     def durable(self) -> Future[None]:
         return self._log.durable()
