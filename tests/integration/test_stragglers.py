@@ -37,8 +37,10 @@ class Race:
         for batch in batches:
             with self._changed:
                 self._taken[FAST] += 1
-                ahead = self._taken[FAST] - self._taken[SLOW]
-                self.furthest_ahead = max(self.furthest_ahead, ahead)
+                # Before the slow worker begins it is one batch more: the first needs no step of others.
+                if self._taken[SLOW]:
+                    ahead = self._taken[FAST] - self._taken[SLOW]
+                    self.furthest_ahead = max(self.furthest_ahead, ahead)
                 self._changed.notify_all()
             yield batch
         with self._changed:
