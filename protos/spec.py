@@ -94,6 +94,9 @@ class TableSpec:
     dim: int  # width of the embedding
     initializer: InitializerSpec  # initial weights of a row
     optimizer: OptimizerSpec  # applied by the server of a row
+    # weights in the server's memory are bfloat16, rounded at random; else float32. A property of the
+    # job, not of the model: checkpoints have float32, and load with either
+    is_bfloat16: bool = False
     seed: int = 0  # of the initial values
     num_shards: int = DEFAULT_NUM_SHARDS  # a power of two; fixed for the life of the table
     # servers record the changed rows for each worker (`Store.pull_changed`). A property of the job,

@@ -153,7 +153,10 @@ class Parameters:
         """Returns a loaded table with the spec that a job declares."""
         require_claimable(table.spec, spec, self._loaded_url)
         loaded = table.spec
-        if (spec.statistics is None) != (loaded.statistics is None):
+        if (spec.statistics is None, spec.is_bfloat16) != (
+            loaded.statistics is None,
+            loaded.is_bfloat16,
+        ):
             claimed = self._new_table(spec)
             for shard in table.shards:
                 claimed.write(table.export_shard(shard))
@@ -273,7 +276,7 @@ class Parameters:
     def apply(self, gradients: Gradients, source: int, *, step: int, staleness: int = 0) -> None:
         """Applies gradients that passed `check`, from the worker `source`, or NOBODY.
 
-        `step` is that of schedules: batches applied before.
+        `step` is that of schedules, and of the rounding of bfloat16: batches applied before.
         """
         admits_by_score = []
         for name, grad in gradients.sparse.items():
@@ -320,10 +323,10 @@ class Parameters:
             keys = {name: rows.keys for name, rows in state.rows.items()}
             self._require_memory(self._memory_limit, keys)
 
-    def write_state(self, state: ModelState) -> None:
-        """Overwrites rows and pieces by state that passed `check_state`."""
+    def write_state(self, state: ModelState, *, step: int) -> None:
+        """Overwrites rows and pieces by state that passed `check_state`; `step` as for `apply`."""
         for name, rows in state.rows.items():
-            state_transfer.write_rows(self._tables[name], rows)
+            state_transfer.write_rows(self._tables[name], rows, step)
         for name, block in state.blocks.items():
             state_transfer.write_block(self._blocks[name], block)
 
@@ -445,7 +448,9 @@ class Parameters:
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
             on_shard()
-        is_as_saved = (saved.statistics is None) == (spec.statistics is None)
+        is_as_saved = (saved.statistics is None) == (spec.statistics is None) and (
+            saved.is_bfloat16 or not spec.is_bfloat16
+        )
         if is_as_saved and not table.status.evicted:
             table.mark_clean()
         if table.counts_as(saved):  # keys without a row, in the same way

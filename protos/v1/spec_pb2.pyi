@@ -92,7 +92,7 @@ class ExpirySpec(_message.Message):
     def __init__(self, delete_threshold: _Optional[float] = ..., max_unseen: _Optional[int] = ..., ttl_s: _Optional[float] = ..., max_rows: _Optional[int] = ..., max_bytes: _Optional[int] = ..., evict: _Optional[str] = ...) -> None: ...
 
 class TableSpec(_message.Message):
-    __slots__ = ("name", "dim", "initializer", "optimizer", "seed", "num_shards", "records_changes", "statistics", "admission", "expiry")
+    __slots__ = ("name", "dim", "initializer", "optimizer", "seed", "num_shards", "records_changes", "statistics", "admission", "expiry", "is_bfloat16")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class TableSpec(_message.Message):
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     ADMISSION_FIELD_NUMBER: _ClassVar[int]
     EXPIRY_FIELD_NUMBER: _ClassVar[int]
+    IS_BFLOAT16_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     initializer: InitializerSpec
@@ -113,7 +114,8 @@ class TableSpec(_message.Message):
     statistics: StatisticsSpec
     admission: AdmissionSpec
     expiry: ExpirySpec
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., num_shards: _Optional[int] = ..., records_changes: bool = ..., statistics: _Optional[_Union[StatisticsSpec, _Mapping]] = ..., admission: _Optional[_Union[AdmissionSpec, _Mapping]] = ..., expiry: _Optional[_Union[ExpirySpec, _Mapping]] = ...) -> None: ...
+    is_bfloat16: bool
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., initializer: _Optional[_Union[InitializerSpec, _Mapping]] = ..., optimizer: _Optional[_Union[OptimizerSpec, _Mapping]] = ..., seed: _Optional[int] = ..., num_shards: _Optional[int] = ..., records_changes: bool = ..., statistics: _Optional[_Union[StatisticsSpec, _Mapping]] = ..., admission: _Optional[_Union[AdmissionSpec, _Mapping]] = ..., expiry: _Optional[_Union[ExpirySpec, _Mapping]] = ..., is_bfloat16: bool = ...) -> None: ...
 
 class DenseSegment(_message.Message):
     __slots__ = ("length", "initializer", "name", "shape", "values")

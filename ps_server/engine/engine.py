@@ -313,7 +313,11 @@ class Engine:
 
     def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:
         self.parameters.check_state(state)
-        return self.applier.apply_arrival(job, push_id, lambda: self.parameters.write_state(state))
+        return self.applier.apply_arrival(
+            job,
+            push_id,
+            lambda: self.parameters.write_state(state, step=job.pushes.batches),
+        )
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
         """Applies the steps that are complete since a worker takes no part in them."""

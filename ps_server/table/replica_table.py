@@ -6,6 +6,8 @@ The base is the servers' row as this worker last knew it. Deltas of trained rows
 rows that the servers changed are merged.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from ctr_ps.protos.errors import ProtocolError
@@ -28,10 +30,13 @@ from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 class ReplicaTable(SparseTable):
-    """A worker's replica of a table, empty at first. Thread-safe. Raises SpecError if the spec is invalid."""
+    """A worker's replica of a table, empty at first, of float32. Thread-safe.
+
+    Raises SpecError if the spec is invalid.
+    """
 
     def __init__(self, spec: TableSpec) -> None:
-        super().__init__(spec, num_subscribers=1, has_base=True)
+        super().__init__(replace(spec, is_bfloat16=False), num_subscribers=1, has_base=True)
 
     def take_deltas(self, share: float) -> tuple[Keys, Values]:
         """Returns `share` times the change of each row trained since the last call, and adds it to the base.

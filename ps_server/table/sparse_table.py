@@ -83,7 +83,13 @@ class SparseTable:
         self._set_spec(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._regions = RowRegions(
-            RowLayout(spec.dim, self.state_width, spec.statistics is not None, has_base),
+            RowLayout(
+                spec.dim,
+                self.state_width,
+                has_statistics=spec.statistics is not None,
+                has_base=has_base,
+                is_bfloat16=spec.is_bfloat16,
+            ),
             num_shards=spec.num_shards,
             shards=self.shards,
             num_subscribers=num_subscribers,
@@ -237,7 +243,8 @@ class SparseTable:
         """Applies the mean of a checked gradient to each key's row, creating rows for admitted keys.
 
         The rows do not count as changed for the subscriber `source`. `scores` float32[N] are those of the
-        keys in the other table, if that decides about admission; `step` is of the optimizer's schedule.
+        keys in the other table, if that decides about admission; `step` is of the optimizer's schedule, and
+        of the rounding of bfloat16.
         """
         if not grad.keys.size:
             return
@@ -260,6 +267,7 @@ class SparseTable:
             admitted=admitted,
             now=seconds_of(self._clock),
             source=source,
+            step=np.uint64(step),
         )
         self._with_room(keys, lambda start: self._apply(hyper, push, start))
 
@@ -278,8 +286,8 @@ class SparseTable:
         )
         return apply_rows(self._arrays, initializer, state, hyper, counted, start)
 
-    def write(self, rows: Rows) -> None:
-        """Writes whole rows of this server's shards, as from a checkpoint.
+    def write(self, rows: Rows, *, step: int = 0) -> None:
+        """Writes whole rows of this server's shards, as from a checkpoint; rounds bfloat16 by `step`.
 
         Statistics that this table does not keep are dropped; missing ones start at `unknown_statistics`.
         Raises CheckpointError, without a change, if rows have other widths than this table's.
@@ -297,7 +305,9 @@ class SparseTable:
         statistics = read_only(statistics)
         self._with_room(
             keys,
-            lambda start: write_rows(self._arrays, keys, weights, state, statistics, start),
+            lambda start: write_rows(
+                self._arrays, keys, weights, state, statistics, np.uint64(step), start
+            ),
         )
 
     def _require_widths(
@@ -410,12 +420,12 @@ class SparseTable:
         with self._locks[shard]:
             rows = self._regions.rows_of(shard)
             order = np.argsort(self._arrays.keys[rows, 0])
-            slab = self._arrays.slab[rows]
+            slab = self._arrays.slab[rows][order]
             return Rows(
                 keys=self._arrays.keys[rows, 0][order],
-                weights=slab[order, self.layout.weights],
-                state=slab[order, self.layout.state],
-                statistics=slab[order, self.layout.statistics],
+                weights=self.layout.weights_in(slab),
+                state=slab[:, self.layout.state],
+                statistics=slab[:, self.layout.statistics],
             )
 
     def prepare_snapshot(self) -> None:

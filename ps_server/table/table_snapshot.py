@@ -20,8 +20,9 @@ from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.ps_server.table.changes import ROW_WORDS
 from ctr_ps.ps_server.table.contents import Rows, ShardSource
+from ctr_ps.ps_server.table.memory.halves import load_halves
 from ctr_ps.ps_server.table.memory.hash_index import KEY_COLUMNS, RowLayout
-from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
+from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
 from ctr_ps.ps_server.table.rows.regions import RowRegions
 
 
@@ -80,6 +81,8 @@ def _copy_columns(rows: Values, i: Int, first_column: Int, out: Values, place: I
 def place_rows(
     rows: Values,
     first_column: int,
+    state_column: int,
+    is_bfloat16: bool,
     places: NDArray[np.int64],
     weights: Values,
     state: Values,
@@ -87,17 +90,21 @@ def place_rows(
 ) -> None:
     """Splits rows float32[n, W] into weights, state and statistics, each at its place in three matrices.
 
-    `places` int64[n] are the rows of the matrices, float32[N, D], [N, K] and [N, S]; `first_column` is the
-    first column of the weights in `rows`, before state and statistics.
+    `places` int64[n] are the rows of the matrices, float32[N, D], [N, K] and [N, S]. In `rows`, weights begin
+    at `first_column`, as bfloat16 or float32, and state and statistics at `state_column`.
     """
     all_weights, all_state = weights.reshape(-1), state.reshape(-1)
-    state_column = first_column + weights.shape[1]
+    dim, width, all_halves = weights.shape[1], 2 * rows.shape[1], rows.reshape(-1).view(np.uint16)
     statistics_column = state_column + state.shape[1]
     for i in range(places.size):
         if i + _ROWS_AHEAD < places.size:
             _prefetch_row(all_weights, weights.shape[1], places[i + _ROWS_AHEAD])
             _prefetch_row(all_state, state.shape[1], places[i + _ROWS_AHEAD])
-        _copy_columns(rows, i, first_column, weights, places[i])
+        if is_bfloat16:
+            halves = borrow(all_halves, i * width + 2 * first_column, dim)
+            load_halves(halves, borrow(all_weights, places[i] * dim, dim))
+        else:
+            _copy_columns(rows, i, first_column, weights, places[i])
         _copy_columns(rows, i, state_column, state, places[i])
         _copy_columns(rows, i, statistics_column, statistics, places[i])
 
@@ -226,9 +233,11 @@ class ShardCopy:
         self._place(kept.view(np.float32), 2 * ROW_WORDS, places[positions])
         snapshot.release(self._shard)
 
-    def _place(self, rows: Values, first_column: int, places: NDArray[np.int64]) -> None:
-        first = first_column + self._regions.layout.weights.start
-        place_rows(rows, first, places, self._weights, self._state, self._statistics)
+    def _place(self, rows: Values, start: int, places: NDArray[np.int64]) -> None:
+        """Places rows whose columns begin at `start`."""
+        layout = self._regions.layout
+        columns = start + KEY_COLUMNS, start + layout.state_column, layout.is_bfloat16
+        place_rows(rows, *columns, places, self._weights, self._state, self._statistics)
 
 
 CountersSource = ShardSource[NDArray[np.uint8]]

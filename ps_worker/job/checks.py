@@ -99,13 +99,15 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
 
 
 def require_life(model_specs: ModelSpecs) -> None:
-    """Refuses settings of `[life]` that no server accepts."""
+    """Refuses settings of rows that no server accepts."""
     job, model = model_specs.job, model_specs.model
     names = [table.name for table in model.tables]
-    for name in job.life.tables:
-        if name not in names:
-            fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
-            raise job.error(f"life.tables.{name}", fault)
+    settings = {"life.tables": job.life.tables, "train.row_dtype": job.train.row_dtypes}
+    for section, tables in settings.items():
+        for name in tables:
+            if name and name not in names:
+                fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
+                raise job.error(f"{section}.{name}", fault)
     specs = {spec.name: spec for spec in model_specs.tables}
     for spec in specs.values():
         own_statistics = job.life.of_table(spec.name).statistics_spec()

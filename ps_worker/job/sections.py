@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -179,6 +179,20 @@ def _rates(value: Any) -> Any:
 Rates = Annotated[Literal["data"] | tuple[float, ...], BeforeValidator(_rates)]
 
 
+def _row_dtype(value: Any) -> Any:
+    dtypes = list(value.values()) if isinstance(value, Mapping) else [value]
+    if not all(each in get_args(Compute) for each in dtypes):
+        raise PydanticCustomError(
+            "not_row_dtype",
+            'expected "float32" or "bfloat16", or one of them for single tables, as in '
+            '{ deep = "bfloat16" }',
+        )
+    return value
+
+
+RowDtype = Annotated[str | Mapping[str, str], BeforeValidator(_row_dtype)]
+
+
 class TrainSection(Section):
     """How to go through the data."""
 
@@ -189,10 +203,16 @@ class TrainSection(Section):
     log_every_s: float = Field(5.0, gt=0)
     non_finite: Literal["fail", "skip"] = "fail"
     compute: Compute = "float32"
+    row_dtype: RowDtype = "float32"
     clip_norm: float = Field(0.0, ge=0)
     dropout: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     base_rate: Rates = "data"
+
+    @property
+    def row_dtypes(self) -> Mapping[str, str]:
+        """The types of rows by table; those of all other tables are under ""."""
+        return {"": self.row_dtype} if isinstance(self.row_dtype, str) else self.row_dtype
 
 
 Metric = Literal["log_loss", "auc"]

@@ -70,6 +70,8 @@ def saving(data: Path, folder: Path) -> dict[str, str]:
     """Returns settings of a job that saves deltas within its epochs."""
     return settings_of(
         data,
+        model__name="wide_deep",
+        train__row_dtype="{deep='bfloat16'}",
         checkpoint__dir=str(folder / "checkpoints"),
         checkpoint__every_steps="40",
         checkpoint__mode="delta",

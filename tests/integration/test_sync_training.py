@@ -68,3 +68,17 @@ def test_workers_with_unequal_data_finish_with_one_digest(lengths: tuple[int, in
     digests.add(train_in_process(data, settings).digest())
 
     assert len(digests) == 1
+
+
+def test_rows_of_bfloat16_are_rounded_alike_on_any_number_of_servers() -> None:
+    data = [random_batches(9, 8, seed=1), random_batches(4, 8, seed=2)]
+    settings = job("sync", *OPTIMIZERS, "train.row_dtype=bfloat16")
+
+    digests = {train_cluster(num_servers, data, settings) for num_servers in (1, 2, 3)}
+    store = train_in_process(data, settings)
+    digests.add(store.digest())
+
+    assert len(digests) == 1
+    _, rows = parameters(store)
+    assert not (rows.view(np.uint32) & np.uint32(0xFFFF)).any()
+    assert rows.any()

@@ -271,7 +271,8 @@ class ExactCandidates:
     def write(self, keys: Keys, statistics: Values, start: int) -> int:
         """Writes candidates, statistics float32[N, 4], from key `start` on; returns as `write_rows` does."""
         nothing = read_only(np.empty((keys.size, 0), np.float32))
-        return write_rows(self.regions.arrays, keys, nothing, nothing, statistics, start)
+        arrays = self.regions.arrays
+        return write_rows(arrays, keys, nothing, nothing, statistics, np.uint64(0), start)
 
 
 class EstimatedCandidates:

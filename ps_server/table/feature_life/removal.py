@@ -30,12 +30,14 @@ from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Shrunk
 from ctr_ps.ps_server.optimizers.registry import initial_state
 from ctr_ps.ps_server.table.feature_life.admission import counter_bytes_of_shard
+from ctr_ps.ps_server.table.memory.halves import half_value
 from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     KEY_COLUMNS,
     MAX_LOAD_PERCENT,
     RowLayout,
     TableArrays,
+    halves_of,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int
 from ctr_ps.ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
@@ -108,8 +110,11 @@ def _has_expired(
 def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
     squares = 0.0
     for j in range(dim):
-        weight = np.float64(table.slab[row, KEY_COLUMNS + j])
-        squares += weight * weight
+        if table.is_bfloat16:
+            weight = half_value(halves_of(table, row, dim)[j])
+        else:
+            weight = table.slab[row, KEY_COLUMNS + j]
+        squares += np.float64(weight) * np.float64(weight)
     return math.sqrt(squares)
 
 
@@ -158,7 +163,8 @@ def _max_rows(spec: TableSpec, expiry: ExpirySpec) -> int:
     if expiry.max_rows:
         limits.append(-(-expiry.max_rows // spec.num_shards))
     if expiry.max_bytes:
-        layout = RowLayout(spec.dim, initial_state(spec.optimizer, spec.dim).size, True)
+        state_width = initial_state(spec.optimizer, spec.dim).size
+        layout = RowLayout(spec.dim, state_width, True, is_bfloat16=spec.is_bfloat16)
         share = _bytes_of_shard(spec) - _candidate_bytes_of_shard(spec)
         limits.append(_rows_within(share, VALUE_BYTES * layout.stride))
     return min(limits)

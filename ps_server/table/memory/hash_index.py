@@ -6,6 +6,7 @@ Each shard has an array of uint64 slots whose number is a power of two:
 
     slot = | high 32 bits of mix64(key): the tag | row + 1: 32 bits |        0 = empty
     row  = | key: 8 bytes | weights: dim x float32 | state: state_width x float32 | statistics | base | pad |
+                          | or dim x bfloat16, pad |
 
 The key is in the row, so a slot takes 8 bytes, every uint64 is a valid key, and a lookup touches one slot and
 one row (docs/decisions/0001). Tags of different keys agree once in 2^26 probes; then the key in the row
@@ -25,9 +26,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
-from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
+from ctr_ps.ps_server.table.memory.halves import Halves, to_float32
+from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
 
 KEY_COLUMNS = 2
 """Width of the key, in float32 columns."""
@@ -44,16 +47,17 @@ class RowLayout:
     state_width: int
     has_statistics: bool = False
     has_base: bool = False
+    is_bfloat16: bool = False
 
     @property
-    def weights(self) -> slice:
-        """Columns of the weights."""
-        return slice(KEY_COLUMNS, KEY_COLUMNS + self.dim)
+    def state_column(self) -> int:
+        """First column of the optimizer state; the weights end before it."""
+        return KEY_COLUMNS + ((self.dim + 1) // 2 if self.is_bfloat16 else self.dim)
 
     @property
     def state(self) -> slice:
         """Columns of the optimizer state."""
-        return slice(KEY_COLUMNS + self.dim, KEY_COLUMNS + self.dim + self.state_width)
+        return slice(self.state_column, self.state_column + self.state_width)
 
     @property
     def statistics_width(self) -> int:
@@ -63,26 +67,30 @@ class RowLayout:
     @property
     def statistics(self) -> slice:
         """Columns of the statistics."""
-        start = KEY_COLUMNS + self.dim + self.state_width
-        return slice(start, start + self.statistics_width)
+        return slice(self.state.stop, self.state.stop + self.statistics_width)
 
     @property
     def statistics_column(self) -> int:
         """First column of the statistics; 0 without."""
-        return KEY_COLUMNS + self.dim + self.state_width if self.has_statistics else 0
+        return self.state.stop if self.has_statistics else 0
 
     @property
     def base_column(self) -> int:
         """First column of the base; 0 without."""
-        first = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
-        return first if self.has_base else 0
+        return self.statistics.stop if self.has_base else 0
 
     @property
     def stride(self) -> int:
         """Columns from one row to the next."""
-        width = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
-        width += self.has_base * self.dim
+        width: int = self.statistics.stop + self.has_base * self.dim
         return width + width % 2
+
+    def weights_in(self, rows: Values) -> Values:
+        """Returns the weights float32[N, D] of rows float32[N, stride]."""
+        columns = rows[:, KEY_COLUMNS : self.state_column]
+        if not self.is_bfloat16:
+            return columns
+        return to_float32(np.ascontiguousarray(columns).view(np.uint16)[:, : self.dim])
 
 
 BLOCK = 32
@@ -140,6 +148,9 @@ class TableArrays(NamedTuple):
     snapshot: SnapshotArrays  # dirty bits and old versions of rows
     statistics_column: int  # first column of a row's statistics; 0 without
     base_column: int  # first column of a row's base; 0 without
+    state_column: int  # first column of a row's optimizer state
+    is_bfloat16: bool  # whether weights are bfloat16
+    halves: Halves  # uint16[num_shards * region_rows * 2 * stride], the slab's memory
     num_shards: int  # a power of two
 
 
@@ -167,6 +178,12 @@ def next_slot(table: TableArrays, shard: Int, slot: Int) -> np.int64:
 def row_of_slot(table: TableArrays, shard: Int, entry: np.uint64) -> np.int64:
     """Returns the row, a position in `table.slab`, that an occupied slot points to."""
     return np.int64(shard * table.region_rows + np.int64(entry & np.uint64(0xFFFFFFFF)) - 1)
+
+
+@inlined_kernel
+def halves_of(table: TableArrays, row: Int, dim: int) -> Halves:
+    """Returns a row's bfloat16 weights, uint16[D]; see `borrow`."""
+    return borrow(table.halves, 2 * (row * table.slab.shape[1] + KEY_COLUMNS), dim)
 
 
 @inlined_kernel

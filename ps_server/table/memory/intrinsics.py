@@ -1,7 +1,7 @@
 """Intrinsics that numba lacks: prefetch, and views without reference counts."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from llvmlite import ir
@@ -11,10 +11,10 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
 from numpy.typing import NDArray
 
-from ctr_ps.protos.gradients import Values
-
 Int = int | np.int64
 """An integer in a kernel."""
+
+Borrowed = TypeVar("Borrowed", bound=NDArray[Any])
 
 
 @intrinsic
@@ -70,7 +70,7 @@ def _borrow(
     return view_type(array, types.intp, types.intp), codegen
 
 
-borrow = cast("Callable[[Values, Int, Int], Values]", _borrow)
+borrow = cast("Callable[[Borrowed, Int, Int], Borrowed]", _borrow)
 """Returns `array[start : start + length]` (one-dimensional) without counting a reference.
 
 The view must not outlive the kernel that was passed the array. Slices in numba count references atomically,

@@ -16,12 +16,14 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty,
     prefetch_dirty_bit,
 )
+from ctr_ps.ps_server.table.memory.halves import load_halves, round_weights, store_halves
 from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     KEY_COLUMNS,
     TableArrays,
     find_block,
     find_row,
+    halves_of,
     has_room,
     insert_row,
     shard_of_hash,
@@ -42,8 +44,19 @@ class Push(NamedTuple):
     counts: Counts
     admitted: NDArray[np.uint8]  # uint8[N], whether a key without a row gets one; uint8[0]: all do
     now: np.uint32  # seconds since 1970
+    step: np.uint64  # by which bfloat16 weights are rounded
     # the subscriber that sent it, for which the rows do not count as changed; or NOBODY
     source: int
+
+
+@kernel
+def _initialize(
+    table: TableArrays, initializer: Initializer, key: np.uint64, weights: Values
+) -> None:
+    """Overwrites `weights` float32[D] with those of a new row."""
+    initialize_row(initializer, key, weights)
+    if table.is_bfloat16:
+        round_weights(weights, key, np.uint64(0))
 
 
 @kernel
@@ -61,17 +74,19 @@ def gather_rows(
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
-    dim = out.shape[1]
+    dim, flat_out = out.shape[1], out.reshape(-1)
     for start in range(0, keys.size, BLOCK):
         stop = min(start + BLOCK, keys.size)
         find_block(table, keys, start, stop, hashes, rows)
         for i in range(stop - start):
             row = rows[i]
-            if row >= 0:
+            if row >= 0 and table.is_bfloat16:
+                load_halves(halves_of(table, row, dim), borrow(flat_out, (start + i) * dim, dim))
+            elif row >= 0:
                 for j in range(dim):
                     out[start + i, j] = table.slab[row, KEY_COLUMNS + j]
             elif reads_initial:
-                initialize_row(initializer, keys[start + i], out[start + i])
+                _initialize(table, initializer, keys[start + i], out[start + i])
             else:
                 for j in range(dim):
                     out[start + i, j] = default
@@ -90,20 +105,26 @@ def gather_states(
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
     dim, state_width = weights.shape[1], state.shape[1]
+    flat_weights = weights.reshape(-1)
     for start in range(0, keys.size, BLOCK):
         stop = min(start + BLOCK, keys.size)
         find_block(table, keys, start, stop, hashes, rows)
         for i in range(stop - start):
             row = rows[i]
             if row < 0:
-                initialize_row(initializer, keys[start + i], weights[start + i])
+                _initialize(table, initializer, keys[start + i], weights[start + i])
                 for j in range(state_width):
                     state[start + i, j] = initial_state[j]
                 continue
-            for j in range(dim):
-                weights[start + i, j] = table.slab[row, KEY_COLUMNS + j]
+            if table.is_bfloat16:
+                load_halves(
+                    halves_of(table, row, dim), borrow(flat_weights, (start + i) * dim, dim)
+                )
+            else:
+                for j in range(dim):
+                    weights[start + i, j] = table.slab[row, KEY_COLUMNS + j]
             for j in range(state_width):
-                state[start + i, j] = table.slab[row, KEY_COLUMNS + dim + j]
+                state[start + i, j] = table.slab[row, table.state_column + j]
 
 
 @kernel
@@ -190,11 +211,16 @@ def make_row(
     """Inserts a row with initial values for `key`, which has none, and returns it; `has_room` must hold."""
     row = insert_row(table, shard, hashed, key)
     slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
-    weights = borrow(slab, first + KEY_COLUMNS, dim)
-    initialize_row(initializer, key, weights)
+    if table.is_bfloat16:
+        weights = np.empty(dim, np.float32)
+        _initialize(table, initializer, key, weights)
+        store_halves(weights, halves_of(table, row, dim), key, np.uint64(0))
+    else:
+        weights = borrow(slab, first + KEY_COLUMNS, dim)
+        initialize_row(initializer, key, weights)
     # Loops, not slices: assigning an array compiles its error of shapes, too, for 3 s.
     for j in range(initial_state.size):
-        slab[first + KEY_COLUMNS + dim + j] = initial_state[j]
+        slab[first + table.state_column + j] = initial_state[j]
     # Statistics are 0 already: memory after the last row is zeroed.
     if table.base_column:
         for j in range(dim):
@@ -223,6 +249,7 @@ def apply_rows(
     bits = slab.view(np.uint32)
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     dim, state_width = push.grads.shape[1], initial_state.size
+    unpacked = np.empty(dim, np.float32)  # a row's weights, if they are bfloat16
     while start < push.keys.size:
         stop = min(start + BLOCK, push.keys.size)
         find_block(table, push.keys, start, stop, hashes, rows)
@@ -241,12 +268,18 @@ def apply_rows(
                 row = make_row(table, initializer, initial_state, dim, shard, hashes[i], key)
             mark_dirty(table, shard, row)
             first = row * table.slab.shape[1]
-            weights = borrow(slab, first + KEY_COLUMNS, dim)
-            state = borrow(slab, first + KEY_COLUMNS + dim, state_width)
+            if table.is_bfloat16:
+                load_halves(halves_of(table, row, dim), unpacked)
+                weights = unpacked
+            else:
+                weights = borrow(slab, first + KEY_COLUMNS, dim)
+            state = borrow(slab, first + table.state_column, state_width)
             decay_row(weights, push.decay)
             update_row(
                 hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), push.scale
             )
+            if table.is_bfloat16:
+                store_halves(weights, halves_of(table, row, dim), key, push.step)
             if table.statistics_column:
                 occurrences, clicks = push.counts[start + i, 0], push.counts[start + i, 1]
                 count_push(
@@ -259,13 +292,22 @@ def apply_rows(
 
 @kernel
 def write_rows(
-    table: TableArrays, keys: Keys, weights: Values, state: Values, statistics: Values, start: int
+    table: TableArrays,
+    keys: Keys,
+    weights: Values,
+    state: Values,
+    statistics: Values,
+    step: np.uint64,
+    start: int,
 ) -> int:
-    """Writes whole rows, as from a checkpoint; returns the same as `apply_rows`."""
+    """Writes whole rows, as from a checkpoint; returns the same as `apply_rows`.
+
+    By `step` bfloat16 weights are rounded.
+    """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
-    first_state = KEY_COLUMNS + weights.shape[1]
-    first_statistics = first_state + state.shape[1]
+    first_statistics = table.state_column + state.shape[1]
+    dim, flat_weights = weights.shape[1], weights.reshape(-1)
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
     while start < keys.size:
         stop = min(start + BLOCK, keys.size)
@@ -280,10 +322,15 @@ def write_rows(
                     return i
                 row = insert_row(table, shard, hashed, keys[i])
             mark_dirty(table, shard, row)
-            for j in range(weights.shape[1]):
-                table.slab[row, KEY_COLUMNS + j] = weights[i, j]
+            if table.is_bfloat16:
+                store_halves(
+                    borrow(flat_weights, i * dim, dim), halves_of(table, row, dim), keys[i], step
+                )
+            else:
+                for j in range(dim):
+                    table.slab[row, KEY_COLUMNS + j] = weights[i, j]
             for j in range(state.shape[1]):
-                table.slab[row, first_state + j] = state[i, j]
+                table.slab[row, table.state_column + j] = state[i, j]
             for j in range(statistics.shape[1]):
                 table.slab[row, first_statistics + j] = statistics[i, j]
             _mark_for_subscribers(words, _first_word(table, shard, row), num_words, NOBODY)
@@ -307,7 +354,7 @@ def take_changed_rows(
     `keys` uint64[N] and `weights` float32[N, D] from the front. Returns the number of rows copied, at most
     N, and the row to resume from.
     """
-    count, dim = 0, weights.shape[1]
+    count, dim, flat_weights = 0, weights.shape[1], weights.reshape(-1)
     word, bit = subscriber // WORD_BITS, np.uint64(1) << np.uint64(subscriber % WORD_BITS)
     for row_in_shard in range(start, stop):
         position = shard * table.change_rows + row_in_shard
@@ -317,7 +364,10 @@ def take_changed_rows(
             table.change_words[position, word] ^= bit
             row = shard * table.region_rows + row_in_shard
             keys[count] = table.keys[row, 0]
-            for j in range(dim):
-                weights[count, j] = table.slab[row, KEY_COLUMNS + j]
+            if table.is_bfloat16:
+                load_halves(halves_of(table, row, dim), borrow(flat_weights, count * dim, dim))
+            else:
+                for j in range(dim):
+                    weights[count, j] = table.slab[row, KEY_COLUMNS + j]
             count += 1
     return count, stop

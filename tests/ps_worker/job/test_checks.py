@@ -45,6 +45,10 @@ dense = {dense}
             r"job\.toml: life\.tables\.embedding\.ttl_s: workers in mode",
         ),
         ("[life.tables.wide]\nttl_s = 1", r"job\.toml: .* no table 'wide', only embedding"),
+        (
+            "[train]\nrow_dtype = { wide = 'bfloat16' }",
+            r"job\.toml: train\.row_dtype\.wide: .* no table 'wide', only embedding",
+        ),
         ("[life]\nmax_bytes = 1", r"job\.toml: .*max_bytes 1"),
         (
             "[strategy]\nmode = 'geo'\n[life]\nadmission = { policy = 'count' }",

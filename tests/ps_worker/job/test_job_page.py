@@ -62,6 +62,8 @@ def type_of(field: FieldInfo) -> str:
         return "settings"
     if field is fields_of("train")["base_rate"]:
         return "`data`, or numbers > 0 and < 1"
+    if field is fields_of("train")["row_dtype"]:
+        return "`float32` or `bfloat16`, or a table of them"
     kind = field.annotation
     if get_origin(kind) is UnionType:
         (kind,) = set(get_args(kind)) - {NoneType}

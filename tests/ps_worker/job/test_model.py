@@ -50,9 +50,28 @@ def test_bfloat16_without_pytorch_says_which_extra_to_install(
         trained_model(job, build_model("ctr_dnn", SCHEMA, {}))
 
 
-def test_unknown_precision_is_refused() -> None:
-    with pytest.raises(JobError, match=r"train\.compute"):
-        override_job({}, ["train.compute=float16"], source="test")
+@pytest.mark.parametrize(
+    "setting",
+    ["train.compute=float16", "train.row_dtype=float16", "train.row_dtype={deep='float16'}"],
+)
+def test_unknown_precision_is_refused(setting: str) -> None:
+    with pytest.raises(JobError, match=r"(train\.compute|train\.row_dtype) is .*bfloat16"):
+        override_job({}, [setting], source="test")
+
+
+@pytest.mark.parametrize(
+    ("setting", "of_tables"),
+    [
+        ("train.row_dtype=bfloat16", {"wide": True, "deep": True}),
+        ("train.row_dtype.deep=bfloat16", {"wide": False, "deep": True}),
+        ("train.seed=0", {"wide": False, "deep": False}),
+    ],
+)
+def test_rows_have_the_precision_of_their_table(setting: str, of_tables: dict[str, bool]) -> None:
+    model = build_model("wide_deep", SCHEMA, {})
+    specs = table_specs(model, override_job({}, [setting], source="test"))
+
+    assert {spec.name: spec.is_bfloat16 for spec in specs} == of_tables
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,7 @@ TABLE_SPECS = st.builds(
     dim=UINT32,
     initializer=INITIALIZERS,
     optimizer=OPTIMIZERS,
+    is_bfloat16=st.booleans(),
     seed=UINT64,
     num_shards=UINT32,
     records_changes=st.booleans(),
