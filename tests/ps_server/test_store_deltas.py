@@ -20,8 +20,10 @@ from ctr_ps.ps_server.checkpoint.rewrite import compact
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
-from tests.support.stores import KEYS as ALL_KEYS
 from tests.support.stores import (
+    DEEP,
+    TOWER,
+    WIDE,
     assert_same_parameters,
     declare,
     in_process,
@@ -30,6 +32,7 @@ from tests.support.stores import (
     train,
     trained_chain,
 )
+from tests.support.stores import KEYS as ALL_KEYS
 
 COUNTING = TableSpec(
     name="counting",
@@ -92,6 +95,35 @@ def test_a_delta_has_only_the_rows_that_changed(tmp_path: Path) -> None:
     assert changed == np.unique(random_gradients(1).sparse["deep"].keys).size
     assert delta.model_digest == ""
     assert (delta.kind, delta.base) == ("delta", "0")
+
+
+@pytest.mark.parametrize("is_declared_first", [True, False])
+def test_a_delta_after_a_load_into_bfloat16_has_the_rows_that_were_rounded(
+    is_declared_first: bool, tmp_path: Path
+) -> None:
+    exact, half, again = in_process(), ParameterStore(), in_process()
+    train(exact, 0)
+    exact.save(SaveRequest(url=str(tmp_path / "0")))
+
+    def declare_half() -> None:
+        half.create_table(replace(DEEP, is_bfloat16=True))
+        half.create_table(WIDE)
+        half.create_dense(TOWER)
+
+    if is_declared_first:
+        declare_half()
+    half.load(str(tmp_path / "0"))
+    declare_half()
+    half.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
+    again.load(str(tmp_path / "1"))
+
+    assert half.digest() != exact.digest()
+    assert_same_parameters(half, again)
+    assert Checkpoint.open(tmp_path / "1").digest_of_files() == half.digest()
+    for store in (half, again):
+        store.save(SaveRequest(url=str(tmp_path / f"{id(store)}"), base=str(tmp_path / "1")))
+        delta = Checkpoint.open(tmp_path / f"{id(store)}").manifest
+        assert not any(entry.batches for entry in delta.files_of_table("deep"))
 
 
 def test_a_delta_of_one_row_in_a_hundred_is_under_a_fiftieth(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ dense = {dense}
         "geo-statistics",
         "geo-table",
         "no-table",
+        "no-table-of-a-dtype",
         "no-room",
         "geo-admission",
         "no-count",
