@@ -16,7 +16,6 @@ Everything runs in one process, so pushes and saves share the interpreter.
 """
 
 import argparse
-import json
 import mmap
 import os
 import shutil
@@ -32,6 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_table import all_keys
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.environment import keep_freed_memory
@@ -202,11 +202,7 @@ def latency(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def report(case: str, rows: int, **measured: float) -> None:
-    """Prints one line."""
-    print(
-        json.dumps({"benchmark": "checkpoint", "rows": rows, "case": case, **measured}), flush=True
-    )
+report = partial(say, "checkpoint")
 
 
 def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> None:
@@ -217,9 +213,9 @@ def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> Non
     pusher = Pusher(store, keys, push_keys, pushes_per_s)
     with pusher.pushing() as before:
         time.sleep(PUSH_SECONDS)
-    report("push", rows, **latency(before))
+    report(rows=rows, case="push", **latency(before))
     measure_pushed(store, pusher, folder, before)
-    report("save", rows, **save_rates(store, folder, rows * 4 * (2 + 2 * DIM)))
+    report(rows=rows, case="save", **save_rates(store, folder, rows * 4 * (2 + 2 * DIM)))
     url = str(folder / "last")
     store.save(SaveRequest(url=url))
     measure_load(rows, url)
@@ -243,8 +239,8 @@ def measure_pushed(
     last_save = store.status().last_save
     assert last_save is not None
     report(
-        "train",
-        table.rows,
+        rows=table.rows,
+        case="train",
         seconds=round(statistics.median(seconds), 2),
         **latency(during),
         push_p99_of_before=round(float(np.quantile(during, 0.99) / np.quantile(before, 0.99)), 2),
@@ -267,8 +263,8 @@ def measure_load(rows: int, url: str) -> None:
         size_bytes = store.status().tables[SPEC.name].size_bytes
         if is_warm:
             report(
-                "load",
-                rows,
+                rows=rows,
+                case="load",
                 seconds=round(seconds, 2),
                 m_rows_per_s=round(rows / seconds / 1e6, 2),
                 m_rows_per_s_a_core=round(rows / used / 1e6, 2),

@@ -22,7 +22,6 @@ It leaves out that workers differ in speed, and what other tenants do with the n
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -35,6 +34,7 @@ import numpy as np
 from benchmarks import bench_step, ceiling
 from benchmarks.bench_train import cluster, in_process
 from benchmarks.bench_wire import push_id
+from benchmarks.figures import say
 from benchmarks.rows import batches
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
@@ -195,7 +195,7 @@ def main() -> None:
 
 def _print(batch_size: int, workers: int, servers: int, **figures: float) -> None:
     sizes = {"batch_size": batch_size, "workers": workers, "servers": servers}
-    print(json.dumps({"benchmark": "cost", **sizes, **figures}), flush=True)
+    say("cost", **sizes, **figures)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_train import ROOT, free_ports, result_of, run_worker, servers_at
+from benchmarks.figures import say
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
@@ -63,7 +64,7 @@ def main() -> None:
             "train": train_lines(folder, formats, options.rounds),
         }
         for line in itertools.chain.from_iterable(lines[case] for case in options.case or CASES):
-            print(json.dumps({"benchmark": "data", **line}), flush=True)
+            say("data", **line)
 
 
 def write_files(folder: Path, rows: int) -> None:

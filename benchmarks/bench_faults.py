@@ -46,6 +46,7 @@ from benchmarks.bench_train import (
     worker_role,
 )
 from benchmarks.fault_worker import STOP, job_of
+from benchmarks.figures import say, spread
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.gradients import SparseGrad
@@ -71,11 +72,6 @@ BACK = 0.9  # of the speed before: the workers are back
 LIMIT_S = 180.0
 
 Line = dict[str, Any]
-
-
-def report(case: str, **measured: Any) -> None:
-    """Prints one line."""
-    print(json.dumps({"benchmark": "faults", "case": case, **measured}), flush=True)
 
 
 # The cost of what is done before there is a fault
@@ -163,12 +159,11 @@ def report_ratio(
     ratios = [pair[0] / pair[1] for pair in speeds]
     last = runs[-1][0]
     sizes = {name: last[name] for name in ("log_kb_a_batch",) if name in last}
-    report(
-        case,
+    say(
+        "faults",
+        case=case,
         batch_size=batch_size,
-        ratio=round(statistics.median(ratios), 3),
-        low=round(min(ratios), 3),
-        high=round(max(ratios), 3),
+        **spread("ratio", ratios, 3),
         examples_per_s=round(statistics.median(pair[0] for pair in speeds)),
         baseline_per_s=round(statistics.median(pair[1] for pair in speeds)),
         **sizes,
@@ -330,8 +325,9 @@ def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, fo
         ends = job.stop()
     times = np.sort(np.concatenate([end["times"] for end in ends]))
     before_per_s = np.count_nonzero((times > saved) & (times < killed)) / (killed - saved)
-    report(
-        "recovery",
+    say(
+        "faults",
+        case="recovery",
         rows=rows,
         mode=mode,
         batch_size=batch_size,
@@ -470,8 +466,9 @@ def measure_snapshots(
                     spans.append((begin, first.wait_for("saved")["time"]))
                 time.sleep(QUIET_S)
         job.stop()
-    report(
-        "snapshot_with_log" if has_log else "snapshot",
+    say(
+        "faults",
+        case="snapshot_with_log" if has_log else "snapshot",
         rows=rows,
         mode=mode,
         batch_size=batch_size,

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import say, spread
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.store import PushId, SaveRequest
@@ -55,19 +56,7 @@ def main() -> None:
         rounds = [in_fresh_process(url, options.rows) for _ in range(options.rounds + 1)]
     for case in rounds[0]:
         numbers = [line[case] for line in rounds[1:]]  # the first round compiles
-        print(
-            json.dumps(
-                {
-                    "benchmark": "predictor",
-                    "case": case,
-                    "rows": options.rows,
-                    "ms": round(statistics.median(numbers), 3),
-                    "low": round(min(numbers), 3),
-                    "high": round(max(numbers), 3),
-                }
-            ),
-            flush=True,
-        )
+        say("predictor", case=case, rows=options.rows, **spread("ms", numbers, 3))
 
 
 def ctr_dnn_job() -> Job:

@@ -9,7 +9,6 @@ health check takes the same way through a server's event loop.
 """
 
 import argparse
-import json
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from threading import Event, Thread
 import numpy as np
 
 from benchmarks.bench_wire import server_processes
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
@@ -82,7 +82,6 @@ def poll(name: str, store: Store, seconds: float, idle_s: list[float]) -> dict[s
     steps = store.status().version - first
     p50, p99, longest = np.percentile(took_s, [50, 99, 100]) * 1e3
     return {
-        "benchmark": "status",
         "case": name,
         "steps": steps,
         "ms_a_step": round((time.perf_counter() - start) / max(steps, 1) * 1e3, 1),
@@ -130,7 +129,7 @@ def main() -> None:
     seconds = parser.parse_args().seconds
     keep_freed_memory()
     for measure in (measure_in_process, measure_server):
-        print(json.dumps(measure(seconds)), flush=True)
+        say("status", **measure(seconds))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ thread.
 """
 
 import argparse
-import json
 import math
 import time
 from collections import defaultdict
@@ -30,6 +29,7 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.bench_model import model_step
 from benchmarks.bench_wire import cpu_s_of, own_cpu_s, server_processes
+from benchmarks.figures import say
 from benchmarks.rows import batches
 from benchmarks.train_worker import OPTIMIZERS
 from ctr_ps.ctr_model.batch import Batch
@@ -209,7 +209,6 @@ def measure(batch_size: int, num_servers: int) -> dict[str, object]:
     found["calls"] = total - in_process
     order = ("keys", "compute", "client", "encode", "decode", "scan", "apply", "calls")
     return {
-        "benchmark": "step",
         "batch_size": batch_size,
         "servers": num_servers,
         **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in order},
@@ -228,7 +227,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     for batch_size in options.batch_size or STEPS:
-        print(json.dumps(measure(batch_size, options.servers)), flush=True)
+        say("step", **measure(batch_size, options.servers))
 
 
 if __name__ == "__main__":

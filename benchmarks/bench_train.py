@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ceiling
+from benchmarks.figures import say, spread
 from benchmarks.peers import PeerCase, PeerError, paddle_cases, peer_folder, torch_cases
 from ctr_ps.ps_worker.communicators.asynchronous import BATCHES_IN_STEP
 
@@ -310,14 +311,12 @@ def report(
     """Prints one line a case: median, lowest and highest speed, and ratios within this run."""
     medians = {name: statistics.median(values) for name, values in speeds.items() if values}
     for name, values in speeds.items():
-        line: dict[str, Any] = {"benchmark": "train", "case": name, "batch_size": batch_size}
         detail = details.get(name, {})
         if "error" in detail:
-            print(json.dumps({**line, "error": detail["error"]}), flush=True)
+            say("train", case=name, batch_size=batch_size, error=detail["error"])
             continue
         median = medians[name]
-        line["examples_per_s"] = round(median)
-        line["low"], line["high"] = round(min(values)), round(max(values))
+        line = spread("examples_per_s", values)
         line["of_ceiling"] = round(median / medians["ceiling"], 3)
         precision = "_bfloat16" if name.endswith("_bfloat16") else ""
         if plain := medians.get(f"peer_torch_2{precision}"):
@@ -326,7 +325,7 @@ def report(
             line["sparse_merge"], line["dense_merge"] = MERGES[batch_size]
         if detail.get("auc"):
             line["auc"] = detail["auc"]
-        print(json.dumps(line), flush=True)
+        say("train", case=name, batch_size=batch_size, **line)
 
 
 if __name__ == "__main__":

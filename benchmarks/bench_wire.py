@@ -9,7 +9,6 @@ gRPC stacks, the tables. `in_flight` calls overlap, as those of a trainer do.
 
 import argparse
 import itertools
-import json
 import os
 import resource
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_train import environment_of, free_ports, start_server
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
@@ -154,7 +154,6 @@ def measure(case: Case, in_flight: int, server: int, seconds: float) -> dict[str
     while waiting:
         waiting.popleft().result()
     return {
-        "benchmark": "wire",
         "case": case.name,
         "size": case.size,
         "in_flight": in_flight,
@@ -176,7 +175,7 @@ def main() -> None:
         client.join(0, 0, terms={}).result()
         for case in cases(client):
             for in_flight in IN_FLIGHT:
-                print(json.dumps(measure(case, in_flight, server, seconds)), flush=True)
+                say("wire", **measure(case, in_flight, server, seconds))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ and a round compares the means over instances. Every checkout needs this module.
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import subprocess
@@ -28,6 +27,7 @@ from benchmarks.bench_train import (
     warmup_steps,
     worker_role,
 )
+from benchmarks.figures import say
 
 STEPS = {100: 300, 512: 80, 4096: 10}
 _GEO_STEPS = 100  # as many as between exchanges, at least
@@ -65,16 +65,15 @@ def main() -> None:
             instances.reverse()  # no checkout is always the first of a round
     for number, checkout in enumerate(options.checkouts):
         ratios = [ours / first for ours, first in zip(speeds[number], speeds[0], strict=True)]
-        line = {
-            "benchmark": "turns",
-            "checkout": str(checkout),
-            "case": options.case,
-            "batch_size": options.batch_size,
-            "examples_per_s": round(statistics.median(speeds[number])),
-            "of_first": round(statistics.median(ratios), 3),
-            "standard_error": round(statistics.stdev(ratios) / len(ratios) ** 0.5, 3),
-        }
-        print(json.dumps(line), flush=True)
+        say(
+            "turns",
+            checkout=str(checkout),
+            case=options.case,
+            batch_size=options.batch_size,
+            examples_per_s=round(statistics.median(speeds[number])),
+            of_first=round(statistics.median(ratios), 3),
+            standard_error=round(statistics.stdev(ratios) / len(ratios) ** 0.5, 3),
+        )
 
 
 @contextlib.contextmanager
