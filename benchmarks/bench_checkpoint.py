@@ -30,13 +30,15 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.background import meanwhile
 from benchmarks.bench_table import all_keys
+from benchmarks.bench_wire import push_id
 from benchmarks.figures import say
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import PushId, SaveRequest
+from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 
 DIM = 10
@@ -69,26 +71,17 @@ class Pusher:
 
     def push(self, keys: Keys) -> None:
         """Pushes once."""
-        push_id = PushId(
-            worker=0,
-            incarnation=1,
-            sequence=self._sequence,
-            step=self._sequence,
-            examples=512,
-            batches=1,
-            pulled=0,
-        )
-        self._sequence += 1
         grad = SparseGrad(keys, self._grads[: keys.size], 512)
-        self._store.push_grad(Gradients({SPEC.name: grad}, {}), push_id).result()
+        gradients = Gradients({SPEC.name: grad}, {})
+        self._store.push_grad(gradients, push_id(self._sequence, incarnation=1)).result()
+        self._sequence += 1
 
     @contextmanager
     def pushing(self) -> Iterator[list[float]]:
         """Pushes in a thread; yields the list of seconds per push, which grows."""
-        is_over = threading.Event()
         seconds: list[float] = []
 
-        def run() -> None:
+        def run(is_over: threading.Event) -> None:
             due = time.perf_counter()
             while not is_over.wait(max(0.0, due - time.perf_counter())):
                 start = time.perf_counter()
@@ -96,33 +89,22 @@ class Pusher:
                 seconds.append(time.perf_counter() - start)
                 due = max(due + self._pause_s, start)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with meanwhile(run):
             yield seconds
-        finally:
-            is_over.set()
-            thread.join()
 
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
     """Yields a list whose only element is, at the end, the peak growth of this process in bytes."""
-    is_over = threading.Event()
     before = anonymous_bytes()
     peak = [0]
 
-    def watch() -> None:
+    def watch(is_over: threading.Event) -> None:
         while not is_over.wait(SAMPLE_S):
             peak[0] = max(peak[0], anonymous_bytes() - before)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with meanwhile(watch):
         yield peak
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def anonymous_bytes() -> int:
@@ -172,11 +154,16 @@ def filled_store(keys: Keys) -> ParameterStore:
     """Returns a store with a row for each key."""
     store = ParameterStore()
     store.create_table(SPEC)
-    grads = np.random.default_rng(1).normal(size=(FILL_KEYS, DIM)).astype(np.float32)
+    fill(store, SPEC, keys)
+    return store
+
+
+def fill(store: ParameterStore, spec: TableSpec, keys: Keys) -> None:
+    """Pushes each key once, so that a table has a row for it."""
+    grads = np.random.default_rng(1).normal(size=(FILL_KEYS, spec.dim)).astype(np.float32)
     for first in range(0, keys.size, FILL_KEYS):
         part = keys[first : first + FILL_KEYS]
-        store.engine.parameters.table(SPEC.name).push(SparseGrad(part, grads[: part.size], 512))
-    return store
+        store.engine.parameters.table(spec.name).push(SparseGrad(part, grads[: part.size], 512))
 
 
 def seconds_of(call: Callable[[], object]) -> float:

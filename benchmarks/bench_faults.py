@@ -33,6 +33,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from benchmarks.background import meanwhile
+from benchmarks.bench_checkpoint import fill
 from benchmarks.bench_table import all_keys
 from benchmarks.bench_train import (
     STEPS,
@@ -49,7 +51,6 @@ from benchmarks.fault_worker import STOP, job_of
 from benchmarks.figures import say, spread
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
-from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import Missing, SaveRequest
@@ -63,7 +64,6 @@ BATCH_SIZES = (512, 4096)
 MODES = ("sync", "async", "geo")
 WAIT = "cluster.on_worker_loss=wait"
 
-FILL_KEYS = 100_000
 NUM_PULLED = 1_000  # keys of a pull
 POLL_S = 0.002
 QUIET_S = 3.0  # seconds between saves
@@ -77,46 +77,26 @@ Line = dict[str, Any]
 # The cost of what is done before there is a fault
 
 
-class LogSizes:
-    """Sizes of the update logs of servers, which remove them at the end of the job."""
+def with_log(mode: str, batch_size: int, folder: Path) -> Line:
+    """Trains with an update log; the result has its size by batch."""
+    size_bytes = 0
 
-    def __init__(self, folder: Path) -> None:
-        """Watches the logs in `folder`, one a server, as soon as they are there."""
-        self.size_bytes = 0
-        self._segments = [
-            folder / str(index) / "segment-00000001.log" for index in range(NUM_SERVERS)
-        ]
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
+    def watch(is_over: threading.Event) -> None:
+        """Opens the logs, one a server, as soon as they are there: the servers remove them at the end."""
+        nonlocal size_bytes
+        left = [Path(logs, str(i), "segment-00000001.log") for i in range(NUM_SERVERS)]
         with contextlib.ExitStack() as stack:
-            left = list(self._segments)
             files = []
-            while not self._is_over.wait(0.05):
+            while not is_over.wait(0.05):
                 for path in [path for path in left if path.exists()]:
                     files.append(stack.enter_context(path.open("rb")))
                     left.remove(path)
-            self.size_bytes = sum(file.seek(0, 2) for file in files)  # removed, but still open
+            size_bytes = sum(file.seek(0, 2) for file in files)  # removed, but still open
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
-
-
-def with_log(mode: str, batch_size: int, folder: Path) -> Line:
-    """Trains with an update log; the result has its size by batch."""
-    with (
-        tempfile.TemporaryDirectory(dir=folder, prefix="logs-") as logs,
-        LogSizes(Path(logs)) as sizes,
-    ):
+    with tempfile.TemporaryDirectory(dir=folder, prefix="logs-") as logs, meanwhile(watch):
         result = cluster(mode, batch_size, update_logs=Path(logs))
     num_batches = NUM_WORKERS * (STEPS[batch_size] + warmup_steps(mode, batch_size))
-    return {**result, "log_kb_a_batch": round(sizes.size_bytes / num_batches / 1e3)}
+    return {**result, "log_kb_a_batch": round(size_bytes / num_batches / 1e3)}
 
 
 def measure_costs(batch_size: int, rounds: int, folder: Path, modes: Sequence[str]) -> None:
@@ -286,11 +266,7 @@ class Cluster:
 def filled_checkpoint(rows: int, batch_size: int, mode: str, url: Path) -> str:
     """Saves a model whose sparse table has `rows` rows that training does not touch; returns the url."""
     store, spec = declared(batch_size, mode)
-    keys, random = all_keys(rows), np.random.default_rng(1)
-    grads = random.normal(size=(FILL_KEYS, spec.dim)).astype(np.float32)
-    for first in range(0, rows, FILL_KEYS):
-        part = keys[first : first + FILL_KEYS]
-        store.engine.parameters.table(spec.name).push(SparseGrad(part, grads[: part.size], 512))
+    fill(store, spec, all_keys(rows))
     store.save(SaveRequest(url=str(url)))
     return str(url)
 
@@ -400,31 +376,19 @@ class ServerLog:
 
 
 class Poller:
-    """Repeats a call in a thread, and records when each began and ended."""
+    """Repeats a call, and records when each began and ended."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         """Repeats `call`."""
         self._call = call
         self._spans: list[tuple[float, float]] = []
-        self._is_over = threading.Event()
 
-    @contextlib.contextmanager
-    def polling(self) -> Iterator[None]:
-        """Repeats it until the end of the block."""
-
-        def run() -> None:
-            while not self._is_over.wait(POLL_S):
-                start = time.time()
-                self._call()
-                self._spans.append((start, time.time()))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            thread.join()
+    def poll(self, is_over: threading.Event) -> None:
+        """Repeats it until the end."""
+        while not is_over.wait(POLL_S):
+            start = time.time()
+            self._call()
+            self._spans.append((start, time.time()))
 
     def took_ms(self, name: str, saves: Sequence[tuple[float, float]]) -> Line:
         """Returns percentiles of the calls during saves, and of the others."""
@@ -456,7 +420,7 @@ def measure_snapshots(
         with connect(job.endpoints) as asks_status, connect(job.endpoints) as pulls:
             _, spec = declared(batch_size, mode)
             status, pull = Poller(asks_status.status), Poller(pull_of(pulls, spec))
-            with status.polling(), pull.polling():
+            with meanwhile(status.poll), meanwhile(pull.poll):
                 spans, pauses = [], []
                 for number in range(saves):
                     time.sleep(QUIET_S)

@@ -12,16 +12,17 @@ import argparse
 import multiprocessing
 import time
 from collections.abc import Callable
-from threading import Event, Thread
+from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.bench_wire import server_processes
+from benchmarks.background import meanwhile
+from benchmarks.bench_wire import push_id, server_processes
 from benchmarks.figures import say
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import PushId, Store
+from ctr_ps.protos.store import Store
 from ctr_ps.ps_server.precompile import KERNELS
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.connect import connect
@@ -46,10 +47,8 @@ def push_steps(store: Store, is_over: Callable[[], bool]) -> None:
     gradients = Gradients(sparse={"table": SparseGrad(keys, values, 512)})
     step = 0
     while not is_over():
-        push_id = PushId(
-            worker=0, incarnation=0, sequence=step, step=step, examples=512, batches=1, pulled=step
-        )
-        store.push_grad(gradients, push_id, at=step).result()
+        push = replace(push_id(step), step=step, pulled=step)
+        store.push_grad(gradients, push, at=step).result()
         step += 1
 
 
@@ -99,14 +98,8 @@ def measure_in_process(seconds: float) -> dict[str, object]:
     store = ParameterStore()
     store.create_table(TABLE)
     idle_s = latencies_of(store, seconds / 4)
-    is_over = Event()
-    pusher = Thread(target=push_steps, args=(store, is_over.is_set))
-    pusher.start()
-    try:
+    with meanwhile(lambda is_over: push_steps(store, is_over.is_set)):
         return poll("in_process", store, seconds, idle_s)
-    finally:
-        is_over.set()
-        pusher.join()
 
 
 def measure_server(seconds: float) -> dict[str, object]:
