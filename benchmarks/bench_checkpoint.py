@@ -65,7 +65,7 @@ class Pusher:
         random = np.random.default_rng(3)
         self._store = store
         self._pause_s = 1 / pushes_per_s
-        self._drawn = [keys[random.integers(0, keys.size, push_keys)] for _ in range(200)]
+        self._drawn = [keys[random.choice(keys.size, push_keys, replace=False)] for _ in range(200)]
         self._grads = random.normal(size=(push_keys, DIM)).astype(np.float32)
         self._sequence = 0
 
