@@ -62,25 +62,15 @@ WARMUP_PUSHES, PUSHES = 20, 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What a batch costs: seconds of processor time, and bytes.
-
-    Attributes:
-        batch_size: Examples.
-        worker: (a, b): the worker takes a + b S.
-        servers: (a, b): its servers together take a + b S.
-        elapsed: (a, b): the step lasts a + b S.
-        dense_s: Of the servers' time, what a step takes once, however many workers there are.
-        in_process_s: Of a step in process, without calls.
-        num_bytes: That a worker sends, and about as many that it gets.
-    """
+    """What a batch costs: seconds of processor time, and bytes; (a, b) of S servers are a + b S seconds."""
 
     batch_size: int
     worker: tuple[float, float]
-    servers: tuple[float, float]
-    elapsed: tuple[float, float]
-    dense_s: float
-    in_process_s: float
-    num_bytes: float
+    servers: tuple[float, float]  # of all together
+    elapsed: tuple[float, float]  # how long the step lasts
+    dense_s: float  # of the servers' time, what a step takes once, however many workers there are
+    in_process_s: float  # of a step in process, without calls
+    num_bytes: float  # that a worker sends, and about as many that it gets
 
     def costs(self, workers: int, servers: int) -> tuple[float, float]:
         """Returns the processor time of all workers and of all servers in a step."""

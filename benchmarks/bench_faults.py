@@ -47,8 +47,9 @@ from benchmarks.bench_train import (
     warmup_steps,
     worker_role,
 )
-from benchmarks.fault_worker import STOP, job_of
+from benchmarks.fault_worker import STOP
 from benchmarks.figures import say, spread
+from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.runtime.environment import keep_freed_memory
@@ -177,23 +178,13 @@ class Worker:
 
 @dataclass
 class Cluster:
-    """Servers and workers as processes; use as a context manager, which ends them.
+    """Servers and workers as processes; use as a context manager, which ends them."""
 
-    Attributes:
-        folder: For logs and checkpoints.
-        has_log: Whether the servers keep update logs.
-        batch_size: Of each worker.
-        mode: Of the strategy.
-        load: Checkpoint to start with.
-        endpoints: Of the servers.
-        workers: In order.
-    """
-
-    folder: Path
-    has_log: bool
-    batch_size: int
+    folder: Path  # for logs and checkpoints
+    has_log: bool  # whether the servers keep update logs
+    batch_size: int  # of each worker
     mode: str
-    load: str
+    load: str  # checkpoint to start with
     endpoints: list[str] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)

@@ -123,19 +123,20 @@ def cluster(
     settings: Sequence[str] = (),
     update_logs: Path | None = None,
 ) -> dict[str, Any]:
+    """Trains in a mode, with `settings` of the job besides those of the mode; see `run_cluster`."""
+    arguments = [*worker_arguments(mode, batch_size), *(f"--set={each}" for each in settings)]
+    return run_cluster(arguments, servers=servers, workers=workers, update_logs=update_logs)
+
+
+def run_cluster(
+    arguments: list[str], *, servers: int = 2, workers: int = 2, update_logs: Path | None = None
+) -> dict[str, Any]:
     """Trains with server and worker processes; returns worker 0's result, with the sum of all speeds.
 
-    Args:
-        mode: Of the strategy.
-        batch_size: Of each worker.
-        servers: Processes.
-        workers: Processes.
-        settings: Settings of the job besides those of the mode.
-        update_logs: Folder in which each server keeps its update log; None: they keep none.
+    `update_logs` is the folder in which each server keeps its update log; None: they keep none.
     """
     ports = free_ports(servers)
     common = environment_of(ports, workers)
-    arguments = [*worker_arguments(mode, batch_size), *(f"--set={each}" for each in settings)]
     with servers_at(ports, common, update_logs):
         running = [
             run_worker({**common, **worker_role(index)}, arguments) for index in range(workers)

@@ -46,19 +46,12 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call to measure.
-
-    Attributes:
-        name: What it does.
-        size: Keys of dim 10, or dense elements.
-        payload_bytes: Numbers that one call moves, in both directions.
-        start: Sends one call.
-    """
+    """A call to measure."""
 
     name: str
-    size: int
-    payload_bytes: int
-    start: Callable[[], Future[object]]
+    size: int  # keys of dim 10, or dense elements
+    payload_bytes: int  # of the numbers that one call moves, in both directions
+    start: Callable[[], Future[object]]  # sends one call
 
 
 @contextmanager
