@@ -200,15 +200,13 @@ def measure(batch_size: int, num_servers: int) -> dict[str, object]:
         of_worker, of_servers, elapsed = seconds_of_processes(rows, num_warm, num_servers)
     total = of_worker + of_servers
     found["calls"] = total - in_process
+    found |= {"total": total, "worker": of_worker, "servers": of_servers, "elapsed": elapsed}
     order = ("keys", "compute", "client", "encode", "decode", "scan", "apply", "calls")
+    sums = ("total", "worker", "servers", "elapsed")
     return {
         "batch_size": batch_size,
         "servers": num_servers,
-        **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in order},
-        "total_us": round(total / num_steps * 1e6),
-        "worker_us": round(of_worker / num_steps * 1e6),
-        "servers_us": round(of_servers / num_steps * 1e6),
-        "elapsed_us": round(elapsed / num_steps * 1e6),
+        **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in (*order, *sums)},
     }
 
 

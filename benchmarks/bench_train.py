@@ -78,15 +78,21 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_worker(
-    environment: dict[str, str], arguments: list[str], *, module: str = "benchmarks.train_worker"
+    environment: dict[str, str],
+    arguments: list[str],
+    *,
+    module: str = "benchmarks.train_worker",
+    checkout: Path = ROOT,
+    stderr: int | None = None,
 ) -> subprocess.Popen[str]:
     """Starts a worker, whose last line of output is its result."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **environment},
-        cwd=ROOT,
+        cwd=checkout,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -159,22 +165,20 @@ def worker_role(index: int) -> dict[str, str]:
 
 
 def start_server(
-    port: int, common: dict[str, str], *, update_log: Path | None = None, stderr: Any = None
+    port: int,
+    common: dict[str, str],  # see `environment_of`
+    *,
+    update_log: Path | None = None,  # its folder; None: it keeps none
+    checkout: Path = ROOT,
+    stderr: Any = None,  # file for what it logs; None: nowhere
 ) -> subprocess.Popen[bytes]:
-    """Starts a `ps-server` process, which exits when all workers have left.
-
-    Args:
-        port: Where it listens.
-        common: See `environment_of`.
-        update_log: Its folder; None: it keeps none.
-        stderr: File for what it logs; None: nowhere.
-    """
+    """Starts a `ps-server` process, which exits when all workers have left."""
     role = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
     options = [] if update_log is None else ["--update-log", str(update_log)]
     return subprocess.Popen(
         [sys.executable, "-m", "ctr_ps.ps_server.cli", "--bind", "127.0.0.1", *options],
         env={**os.environ, **common, **role},
-        cwd=ROOT,
+        cwd=checkout,
         stderr=stderr or subprocess.DEVNULL,
     )
 

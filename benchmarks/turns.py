@@ -10,10 +10,8 @@ and a round compares the means over instances. Every checkout needs this module.
 
 import argparse
 import contextlib
-import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,9 @@ from benchmarks.bench_train import (
     NUM_WORKERS,
     environment_of,
     free_ports,
+    run_worker,
     settings_of,
+    start_server,
     warmup_steps,
     worker_role,
 )
@@ -80,7 +80,7 @@ def main() -> None:
 def instance(checkout: Path, mode: str, batch_size: int, steps: int) -> Iterator[Workers]:
     """Runs the processes of one checkout's job, and returns its workers once all are warm."""
     folder = checkout.resolve()
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
     roles: list[dict[str, str]] = [{}]
     settings: list[str] = []
     ports: list[int] = []
@@ -91,24 +91,11 @@ def instance(checkout: Path, mode: str, batch_size: int, steps: int) -> Iterator
         settings = settings_of(mode, batch_size)
     arguments = ["--turns", f"--batch-size={batch_size}", f"--steps={steps}"]
     arguments += [f"--warmup={warmup_steps(mode, batch_size)}", *(f"--set={s}" for s in settings)]
-
-    def start(module: str, role: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=environment | role,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    server = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1"}
-    processes = [
-        start("ctr_ps.ps_server.cli", server | {"PADDLE_PORT": str(port)}, "--bind=127.0.0.1")
-        for port in ports
+    processes = [start_server(port, environment, checkout=folder) for port in ports]
+    workers = [
+        run_worker(environment | role, arguments, checkout=folder, stderr=subprocess.DEVNULL)
+        for role in roles
     ]
-    workers = [start("benchmarks.train_worker", role, *arguments) for role in roles]
     try:
         for worker in workers:
             answer_of(worker)
