@@ -109,7 +109,7 @@ class PassSteps:
     def _can_be_recorded(self, batch: DeviceBatch) -> bool:
         """Whether other batches have the same shapes, and nothing waits for the device."""
         is_single = all(slots.offsets is None for slots in batch.slots.values())
-        return self._has_graphs and is_single and not self._model.is_watched
+        return self._has_graphs and is_single and not self._model.workspace.is_watched
 
     def _staged(
         self, batches: Iterable[PassBatch]
@@ -187,6 +187,8 @@ class PassSteps:
             self._progress.skip()
             return 0
         assert batch.labels is not None
-        probabilities = self._model.checked(figures[self._num_figures :].astype(np.float32))
+        probabilities = self._model.workspace.checked(
+            figures[self._num_figures :].astype(np.float32)
+        )
         self._progress.add(batch.labels, probabilities, loss, batch.weights)
         return batch.size
