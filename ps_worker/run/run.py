@@ -37,7 +37,7 @@ from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, num_biases, num_rates
-from ctr_ps.ps_worker.run.guests import DenseTrainers, PassTrainer
+from ctr_ps.ps_worker.run.guests import DenseTrainers, PassParts, PassTrainer
 from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.termination import Termination
@@ -488,14 +488,15 @@ class Run(AbstractContextManager["Run"]):
     def _pass_trainer(self) -> PassTrainer:
         if self._plan.new_pass_trainer is None:
             raise UsageError('device.tables is "pass", but this run has no trainer of passes')
-        return self._plan.new_pass_trainer(
-            self._trained_model,
-            self._plan.specs,
-            self.store,
-            self.communicator.push_ids,
+        parts = PassParts(
+            model=self._trained_model,
+            specs=self._plan.specs,
+            store=self.store,
+            push_ids=self.communicator.push_ids,
             progress=self.progress,
             non_finite=self.non_finite,
         )
+        return self._plan.new_pass_trainer(parts)
 
     def _step_loop(self, thread_num: int) -> StepLoop:
         return StepLoop(
