@@ -63,6 +63,7 @@ from ctr_ps.ps_worker.job.model import declare, specs_of
 NUM_SERVERS = NUM_WORKERS = 2
 BATCH_SIZES = (512, 4096)
 MODES = ("sync", "async", "geo")
+BATCH_SIZE, MODE = 512, "sync"  # of recovery and snapshot
 WAIT = "cluster.on_worker_loss=wait"
 
 NUM_PULLED = 1_000  # keys of a pull
@@ -182,8 +183,6 @@ class Cluster:
 
     folder: Path  # for logs and checkpoints
     has_log: bool  # whether the servers keep update logs
-    batch_size: int  # of each worker
-    mode: str
     load: str  # checkpoint to start with
     endpoints: list[str] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
@@ -195,10 +194,10 @@ class Cluster:
         self.endpoints = [f"127.0.0.1:{port}" for port in self._ports]
         self._servers = [self._start_server(index) for index in range(NUM_SERVERS)]
         arguments = [
-            *("--batch-size", str(self.batch_size)),
+            *("--batch-size", str(BATCH_SIZE)),
             *("--folder", str(self.folder / "checkpoints")),
             *("--load", self.load),
-            *(f"--set={each}" for each in settings_of(self.mode, self.batch_size)),
+            *(f"--set={each}" for each in settings_of(MODE, BATCH_SIZE)),
         ]
         common = environment_of(self._ports, NUM_WORKERS)
         self.workers = [
@@ -254,18 +253,18 @@ class Cluster:
         return ends
 
 
-def filled_checkpoint(rows: int, batch_size: int, mode: str, url: Path) -> str:
+def filled_checkpoint(rows: int, url: Path) -> str:
     """Saves a model whose sparse table has `rows` rows that training does not touch; returns the url."""
-    store, spec = declared(batch_size, mode)
+    store, spec = declared()
     fill(store, spec, all_keys(rows))
     store.save(SaveRequest(url=str(url)))
     return str(url)
 
 
-def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
+def declared() -> tuple[ParameterStore, TableSpec]:
     """Returns a store with the model of the jobs, and the spec of its sparse table."""
     store = ParameterStore()
-    job = job_of(batch_size, settings_of(mode, batch_size))
+    job = job_of(BATCH_SIZE, settings_of(MODE, BATCH_SIZE))
     declare(store, specs_of(build_model("ctr_dnn", criteo_schema(), {}), job))
     (spec, *_), _ = store.engine.parameters.declared()
     return store, spec
@@ -274,10 +273,10 @@ def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
 # Recovery
 
 
-def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, folder: Path) -> None:
+def measure_recovery(rows: int, num_batches: int, folder: Path) -> None:
     """Kills a server of a job that trains, starts it again, and prints one line."""
-    load = filled_checkpoint(rows, batch_size, mode, folder / "filled")
-    with Cluster(folder, has_log=True, batch_size=batch_size, mode=mode, load=load) as job:
+    load = filled_checkpoint(rows, folder / "filled")
+    with Cluster(folder, has_log=True, load=load) as job:
         first = job.workers[0]
         first.wait_for("start")
         first.tell("save first")
@@ -296,8 +295,8 @@ def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, fo
         "faults",
         case="recovery",
         rows=rows,
-        mode=mode,
-        batch_size=batch_size,
+        mode=MODE,
+        batch_size=BATCH_SIZE,
         log_mb=round(log_bytes / 1e6, 1),
         calls=log.calls,
         serves_after_s=round(log.serving - killed, 2),
@@ -307,7 +306,7 @@ def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, fo
         other_s=round(log.serving - log.recovered, 2),
         trains_after_s=round(float(times[times > log.serving][0]) - killed, 2),
         speed_back_after_s=back_after_s(times, killed, log.serving, before_per_s),
-        examples_per_s_before=round(before_per_s * batch_size),
+        examples_per_s_before=round(before_per_s * BATCH_SIZE),
     )
 
 
@@ -399,17 +398,15 @@ class Poller:
         return line
 
 
-def measure_snapshots(
-    rows: int, saves: int, batch_size: int, mode: str, folder: Path, *, has_log: bool
-) -> None:
+def measure_snapshots(rows: int, saves: int, folder: Path, *, has_log: bool) -> None:
     """Saves checkpoints of a job that trains, while its servers are asked; prints one line."""
-    load = filled_checkpoint(rows, batch_size, mode, folder / "filled")
-    with Cluster(folder, has_log=has_log, batch_size=batch_size, mode=mode, load=load) as job:
+    load = filled_checkpoint(rows, folder / "filled")
+    with Cluster(folder, has_log=has_log, load=load) as job:
         first = job.workers[0]
         first.wait_for("start")
         first.wait_for("trained")
         with connect(job.endpoints) as asks_status, connect(job.endpoints) as pulls:
-            _, spec = declared(batch_size, mode)
+            _, spec = declared()
             status, pull = Poller(asks_status.status), Poller(pull_of(pulls, spec))
             with meanwhile(status.poll), meanwhile(pull.poll):
                 spans, pauses = [], []
@@ -425,8 +422,8 @@ def measure_snapshots(
         "faults",
         case="snapshot_with_log" if has_log else "snapshot",
         rows=rows,
-        mode=mode,
-        batch_size=batch_size,
+        mode=MODE,
+        batch_size=BATCH_SIZE,
         saves=saves,
         seconds_a_save=round(statistics.median(end - start for start, end in spans), 2),
         training_pause_max_ms=round(max(pauses) * 1e3, 1),
@@ -465,12 +462,11 @@ def main() -> None:
             measure_costs(batch_size, options.rounds, options.folder, modes)
     if "recovery" in cases:
         with scratch(options.folder) as folder:
-            measure_recovery(options.rows, options.batches, 512, "sync", folder)
+            measure_recovery(options.rows, options.batches, folder)
     if "snapshot" in cases:
         for has_log in (False, True):
             with scratch(options.folder) as folder:
-                sizes = (options.rows, options.saves, 512, "sync")
-                measure_snapshots(*sizes, folder, has_log=has_log)
+                measure_snapshots(options.rows, options.saves, folder, has_log=has_log)
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
-from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
@@ -60,14 +60,9 @@ def main() -> None:
         say("predictor", case=case, rows=options.rows, **spread("ms", numbers, 3))
 
 
-def ctr_dnn_job() -> Job:
-    """Returns a job with the network of Paddle's tutorial."""
-    return override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
-
-
 def save_model(url: str, rows: int) -> None:
     """Saves a model with `rows` rows."""
-    job = ctr_dnn_job()
+    job = override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
     plan = plan_of(job)
     store = ParameterStore()
     declare(store, specs_of(plan.model, job))
