@@ -32,11 +32,10 @@ from ctr_ps.ps_server.settings import Limits, ServerSettings
 from ctr_ps.ps_worker.checkpoints.attachments import values_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.resume import require_batches
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
-from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, file_splits, split_files
 from ctr_ps.ps_worker.data.files.listing import signature_of, stamp_of
-from ctr_ps.ps_worker.data.formats import Format, reader_of
+from ctr_ps.ps_worker.data.formats import Format, splitter
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.extras.chaos import faults_of
@@ -199,12 +198,8 @@ class Fleet:
         """
         role = self._role_as(WorkerRole, "fleet.file_splits()")
         paths = [str(file) for file in files]
-        own = file_splits(
-            lambda path: reader_of(path, schema, BadRows(), format),
-            paths,
-            role.worker_index,
-            role.num_workers,
-        )
+        reader_of = splitter(schema, format)
+        own = file_splits(reader_of, paths, role.worker_index, role.num_workers)
         self._note_files(paths)
         return own
 
