@@ -149,7 +149,6 @@ def _line(measured: list[dict[str, float]], part: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints one JSON line for each size of a cluster."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")

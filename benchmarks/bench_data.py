@@ -46,7 +46,6 @@ TRAIN_MODE = (
 
 
 def main() -> None:
-    """Prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--format", action="append", choices=FORMATS, help="default: all")

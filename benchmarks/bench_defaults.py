@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -134,10 +134,7 @@ def results(data: Data, cases: Sequence[Case], settings: Sequence[str]) -> Itera
         line = {
             "bench": "defaults",
             "data": data.name,
-            "model": case.model,
-            "mode": case.mode,
-            "workers": case.workers,
-            "seed": case.seed,
+            **asdict(case),
             "auc": round(auc, 4),
             "log_loss": round(loss, 4),
             "pass_log_loss": round(result.pass_log_loss, 4),
@@ -190,7 +187,6 @@ def of_first_pass(by_column: Runs) -> Iterator[str]:
 
 
 def main() -> None:
-    """Prints a line a run, and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", nargs="+", default=[], help="files; the last one is to test on")
     parser.add_argument("--planted", type=int, default=0, help="rows to plant")

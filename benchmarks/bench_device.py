@@ -226,7 +226,6 @@ def peak_mb(device: torch.device, *, since: float | None = None) -> float:
 
 
 def main() -> None:
-    """Measures all cases for each batch size, on one device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help='"cuda", "cuda:1" or "cpu"')
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")

@@ -131,12 +131,9 @@ def report_ratio(
     """Runs two variants by turns, and prints their speeds and the ratios of `measured` to `baseline`."""
     runs: list[tuple[Line, Line]] = []
     for number in range(rounds):
-        if number % 2:
-            first = measured()
-            runs.append((first, baseline()))
-        else:
-            second = baseline()
-            runs.append((measured(), second))
+        order = (measured, baseline) if number % 2 else (baseline, measured)
+        found = {run: run() for run in order}
+        runs.append((found[measured], found[baseline]))
     speeds = [[line["examples_per_s"] for line in pair] for pair in runs]
     ratios = [pair[0] / pair[1] for pair in speeds]
     last = runs[-1][0]
@@ -443,7 +440,6 @@ CASES = ("cost", "recovery", "snapshot")
 
 
 def main() -> None:
-    """Measures the cases chosen, in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))

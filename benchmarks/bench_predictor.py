@@ -42,7 +42,6 @@ REPEATS = 200
 
 
 def main() -> None:
-    """Prints a line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
     parser.add_argument("--rounds", type=int, default=3)

@@ -36,7 +36,6 @@ DISTINCT = 50
 
 
 def main() -> None:
-    """Prints a line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
     parser.add_argument("--requests", type=int, default=2_000)

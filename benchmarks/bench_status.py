@@ -116,7 +116,6 @@ def measure_server(seconds: float) -> dict[str, object]:
 
 
 def main() -> None:
-    """Prints one JSON line a case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case; default 20")
     seconds = parser.parse_args().seconds

@@ -211,7 +211,6 @@ def measure(batch_size: int, num_servers: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Prints one JSON line a batch size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=tuple(STEPS))
     parser.add_argument("--servers", type=int, default=2)

@@ -122,7 +122,6 @@ def take_seconds(table: SparseTable) -> float:
 
 
 def main() -> None:
-    """Measures every optimizer of `OPTIMIZERS`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--subscribers", type=int, default=0)

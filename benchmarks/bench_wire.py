@@ -159,7 +159,6 @@ def measure(case: Case, in_flight: int, server: int, seconds: float) -> dict[str
 
 
 def main() -> None:
-    """Prints one JSON line a case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each case; default 2")
     seconds = parser.parse_args().seconds

@@ -37,7 +37,6 @@ def auc_after(
 
 
 def main() -> None:
-    """Prints one line per seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     deep = [name for name in MODELS if name not in ("lr", "fm")]  # those have no matrix products
     parser.add_argument("--model", default="ctr_dnn", choices=deep)

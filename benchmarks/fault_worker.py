@@ -89,7 +89,6 @@ class Training:
 
 
 def main() -> None:
-    """Runs the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--batch-size", type=int, required=True)

@@ -34,7 +34,6 @@ OPTIMIZERS = (
 
 
 def main() -> None:
-    """Runs the worker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     for name in ("batch-size", "steps", "warmup"):

@@ -36,7 +36,6 @@ Workers = list[subprocess.Popen[str]]
 
 
 def main() -> None:
-    """Prints a JSON line for each checkout: its speed, and the ratio to the first checkout's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", type=Path, nargs="+", metavar="CHECKOUT")
     cases = ["in_process_1", *(f"{mode}_2x2" for mode in MODES)]
