@@ -67,18 +67,13 @@ Disturb = Callable[[Sequence[grpc.Channel]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long calls may take, in seconds.
+    """How long calls may take, in seconds."""
 
-    Attributes:
-        rpc_s: An ordinary call.
-        wait_s: What a call may take longer if it waits for other workers. A server has such a limit of
-            its own (`ps-server --wait-limit`), whose error names who is missing: let it come first.
-        checkpoint_s: Saving, loading, hashing or shrinking one server's part.
-    """
-
-    rpc_s: float = 60.0
+    rpc_s: float = 60.0  # an ordinary call
+    # what a call may take longer if it waits for other workers. A server has such a limit of its own
+    # (`ps-server --wait-limit`), whose error names who is missing: let it come first
     wait_s: float = 600.0
-    checkpoint_s: float = 3600.0
+    checkpoint_s: float = 3600.0  # saving, loading, hashing or shrinking one server's part
 
     def of(self, call: Call[Q, Any], argument: Q) -> float:
         """Returns how long a call may take."""

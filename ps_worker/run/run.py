@@ -184,13 +184,9 @@ class Run(AbstractContextManager["Run"]):
     def start(self, head: Iterable[Batch] = (), *, num_training: int | None = None) -> None:
         """Waits for all workers, and makes ready to train; once started, a no-op.
 
-        Args:
-            head: First rows to train on. Worker 0's tell the rate at which a fresh model begins; nobody else
-                reads them.
-            num_training: Workers that have rows to train on, the same on all workers; None: all.
-
-        Raises:
-            CtrPsError: If others do not come.
+        Worker 0 reads `head`, first rows to train on, for the rate at which a fresh model begins.
+        `num_training` workers have rows to train on, the same on all workers; None: all. Raises CtrPsError if
+        others do not come.
         """
         if self._communicator is not None:
             return
