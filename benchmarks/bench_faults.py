@@ -342,7 +342,7 @@ class ServerLog:
         while time.time() < end:
             found: dict[str, tuple[float, dict[str, str]]] = {}
             for line in path.read_text().splitlines():
-                if match := re.match(r"(\S+ \S+) [A-Z]+ (recovered|serving) (.*)", line):
+                if match := re.match(r"(\S+ \S+) [A-Z]+ server-\d+ (recovered|serving) (.*)", line):
                     at = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
                     if at >= since:
                         found[match[2]] = at, dict(re.findall(r"(\w+)=(\S+)", match[3]))
