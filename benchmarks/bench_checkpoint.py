@@ -16,7 +16,6 @@ Everything runs in one process, so pushes and saves share the interpreter.
 """
 
 import argparse
-import json
 import mmap
 import os
 import shutil
@@ -31,12 +30,15 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.background import meanwhile
 from benchmarks.bench_table import all_keys
+from benchmarks.bench_wire import push_id
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import PushId, SaveRequest
+from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 
 DIM = 10
@@ -63,32 +65,23 @@ class Pusher:
         random = np.random.default_rng(3)
         self._store = store
         self._pause_s = 1 / pushes_per_s
-        self._drawn = [keys[random.integers(0, keys.size, push_keys)] for _ in range(200)]
+        self._drawn = [keys[random.choice(keys.size, push_keys, replace=False)] for _ in range(200)]
         self._grads = random.normal(size=(push_keys, DIM)).astype(np.float32)
         self._sequence = 0
 
     def push(self, keys: Keys) -> None:
         """Pushes once."""
-        push_id = PushId(
-            worker=0,
-            incarnation=1,
-            sequence=self._sequence,
-            step=self._sequence,
-            examples=512,
-            batches=1,
-            pulled=0,
-        )
-        self._sequence += 1
         grad = SparseGrad(keys, self._grads[: keys.size], 512)
-        self._store.push_grad(Gradients({SPEC.name: grad}, {}), push_id).result()
+        gradients = Gradients({SPEC.name: grad}, {})
+        self._store.push_grad(gradients, push_id(self._sequence, incarnation=1)).result()
+        self._sequence += 1
 
     @contextmanager
     def pushing(self) -> Iterator[list[float]]:
         """Pushes in a thread; yields the list of seconds per push, which grows."""
-        is_over = threading.Event()
         seconds: list[float] = []
 
-        def run() -> None:
+        def run(is_over: threading.Event) -> None:
             due = time.perf_counter()
             while not is_over.wait(max(0.0, due - time.perf_counter())):
                 start = time.perf_counter()
@@ -96,33 +89,22 @@ class Pusher:
                 seconds.append(time.perf_counter() - start)
                 due = max(due + self._pause_s, start)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
+        with meanwhile(run):
             yield seconds
-        finally:
-            is_over.set()
-            thread.join()
 
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
     """Yields a list whose only element is, at the end, the peak growth of this process in bytes."""
-    is_over = threading.Event()
     before = anonymous_bytes()
     peak = [0]
 
-    def watch() -> None:
+    def watch(is_over: threading.Event) -> None:
         while not is_over.wait(SAMPLE_S):
             peak[0] = max(peak[0], anonymous_bytes() - before)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
+    with meanwhile(watch):
         yield peak
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def anonymous_bytes() -> int:
@@ -172,11 +154,16 @@ def filled_store(keys: Keys) -> ParameterStore:
     """Returns a store with a row for each key."""
     store = ParameterStore()
     store.create_table(SPEC)
-    grads = np.random.default_rng(1).normal(size=(FILL_KEYS, DIM)).astype(np.float32)
+    fill(store, SPEC, keys)
+    return store
+
+
+def fill(store: ParameterStore, spec: TableSpec, keys: Keys) -> None:
+    """Pushes each key once, so that a table has a row for it."""
+    grads = np.random.default_rng(1).normal(size=(FILL_KEYS, spec.dim)).astype(np.float32)
     for first in range(0, keys.size, FILL_KEYS):
         part = keys[first : first + FILL_KEYS]
-        store.engine.parameters.table(SPEC.name).push(SparseGrad(part, grads[: part.size], 512))
-    return store
+        store.engine.parameters.table(spec.name).push(SparseGrad(part, grads[: part.size], 512))
 
 
 def seconds_of(call: Callable[[], object]) -> float:
@@ -202,11 +189,7 @@ def latency(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def report(case: str, rows: int, **measured: float) -> None:
-    """Prints one line."""
-    print(
-        json.dumps({"benchmark": "checkpoint", "rows": rows, "case": case, **measured}), flush=True
-    )
+report = partial(say, "checkpoint")
 
 
 def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> None:
@@ -217,9 +200,9 @@ def measure(rows: int, folder: Path, push_keys: int, pushes_per_s: float) -> Non
     pusher = Pusher(store, keys, push_keys, pushes_per_s)
     with pusher.pushing() as before:
         time.sleep(PUSH_SECONDS)
-    report("push", rows, **latency(before))
+    report(rows=rows, case="push", **latency(before))
     measure_pushed(store, pusher, folder, before)
-    report("save", rows, **save_rates(store, folder, rows * 4 * (2 + 2 * DIM)))
+    report(rows=rows, case="save", **save_rates(store, folder, rows * 4 * (2 + 2 * DIM)))
     url = str(folder / "last")
     store.save(SaveRequest(url=url))
     measure_load(rows, url)
@@ -243,8 +226,8 @@ def measure_pushed(
     last_save = store.status().last_save
     assert last_save is not None
     report(
-        "train",
-        table.rows,
+        rows=table.rows,
+        case="train",
         seconds=round(statistics.median(seconds), 2),
         **latency(during),
         push_p99_of_before=round(float(np.quantile(during, 0.99) / np.quantile(before, 0.99)), 2),
@@ -259,25 +242,23 @@ def measure_load(rows: int, url: str) -> None:
     On a virtual machine, getting new memory from the host can take longer than the load itself, so the time
     to touch the same amount is reported too.
     """
-    for is_warm in (False, True):
-        store = ParameterStore()
-        used = time.process_time()
-        seconds = seconds_of(partial(store.load, url))
-        used = time.process_time() - used
-        size_bytes = store.status().tables[SPEC.name].size_bytes
-        if is_warm:
-            report(
-                "load",
-                rows,
-                seconds=round(seconds, 2),
-                m_rows_per_s=round(rows / seconds / 1e6, 2),
-                m_rows_per_s_a_core=round(rows / used / 1e6, 2),
-                touch_seconds=round(seconds_of(partial(touch, size_bytes)), 2),
-            )
+    ParameterStore().load(url)
+    store = ParameterStore()
+    used = time.process_time()
+    seconds = seconds_of(partial(store.load, url))
+    used = time.process_time() - used
+    size_bytes = store.status().tables[SPEC.name].size_bytes
+    report(
+        rows=rows,
+        case="load",
+        seconds=round(seconds, 2),
+        m_rows_per_s=round(rows / seconds / 1e6, 2),
+        m_rows_per_s_a_core=round(rows / used / 1e6, 2),
+        touch_seconds=round(seconds_of(partial(touch, size_bytes)), 2),
+    )
 
 
 def main() -> None:
-    """Measures one table in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))

@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.bench_train import ROOT
 from benchmarks.bench_wire import DIM, TABLE, push_id, server_processes
+from benchmarks.figures import say, spread
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.store import Future, Missing
@@ -144,17 +145,10 @@ def main() -> None:
             found.append(measure(number, options.servers, options.seconds))
     medians = {number: statistics.median(found) for number, found in speeds.items()}
     for number, found in speeds.items():
-        line = {
-            "benchmark": "clients",
-            "workers": number,
-            "servers": options.servers,
-            "batches_per_s": round(medians[number]),
-            "low": round(min(found)),
-            "high": round(max(found)),
-        }
+        line = spread("batches_per_s", found)
         if 4 in medians:
             line["of_4"] = round(medians[number] / medians[4], 3)
-        print(json.dumps(line), flush=True)
+        say("clients", workers=number, servers=options.servers, **line)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ It leaves out that workers differ in speed, and what other tenants do with the n
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -35,6 +34,7 @@ import numpy as np
 from benchmarks import bench_step, ceiling
 from benchmarks.bench_train import cluster, in_process
 from benchmarks.bench_wire import push_id
+from benchmarks.figures import say
 from benchmarks.rows import batches
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
@@ -62,25 +62,15 @@ WARMUP_PUSHES, PUSHES = 20, 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What a batch costs: seconds of processor time, and bytes.
-
-    Attributes:
-        batch_size: Examples.
-        worker: (a, b): the worker takes a + b S.
-        servers: (a, b): its servers together take a + b S.
-        elapsed: (a, b): the step lasts a + b S.
-        dense_s: Of the servers' time, what a step takes once, however many workers there are.
-        in_process_s: Of a step in process, without calls.
-        num_bytes: That a worker sends, and about as many that it gets.
-    """
+    """What a batch costs: seconds of processor time, and bytes; (a, b) of S servers are a + b S seconds."""
 
     batch_size: int
     worker: tuple[float, float]
-    servers: tuple[float, float]
-    elapsed: tuple[float, float]
-    dense_s: float
-    in_process_s: float
-    num_bytes: float
+    servers: tuple[float, float]  # of all together
+    elapsed: tuple[float, float]  # how long the step lasts
+    dense_s: float  # of the servers' time, what a step takes once, however many workers there are
+    in_process_s: float  # of a step in process, without calls
+    num_bytes: float  # that a worker sends, and about as many that it gets
 
     def costs(self, workers: int, servers: int) -> tuple[float, float]:
         """Returns the processor time of all workers and of all servers in a step."""
@@ -159,7 +149,6 @@ def _line(measured: list[dict[str, float]], part: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints one JSON line for each size of a cluster."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=BATCH_SIZES)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"default {ROUNDS}")
@@ -195,7 +184,7 @@ def main() -> None:
 
 def _print(batch_size: int, workers: int, servers: int, **figures: float) -> None:
     sizes = {"batch_size": batch_size, "workers": workers, "servers": servers}
-    print(json.dumps({"benchmark": "cost", **sizes, **figures}), flush=True)
+    say("cost", **sizes, **figures)
 
 
 if __name__ == "__main__":

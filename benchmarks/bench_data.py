@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench_train import ROOT, free_ports, result_of, run_worker, servers_at
+from benchmarks.bench_train import ROOT, run_cluster
+from benchmarks.figures import say
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.ps_worker.extras.data_tools.convert import convert
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
@@ -45,7 +46,6 @@ TRAIN_MODE = (
 
 
 def main() -> None:
-    """Prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--format", action="append", choices=FORMATS, help="default: all")
@@ -63,7 +63,7 @@ def main() -> None:
             "train": train_lines(folder, formats, options.rounds),
         }
         for line in itertools.chain.from_iterable(lines[case] for case in options.case or CASES):
-            print(json.dumps({"benchmark": "data", **line}), flush=True)
+            say("data", **line)
 
 
 def write_files(folder: Path, rows: int) -> None:
@@ -132,18 +132,10 @@ def train_lines(folder: Path, formats: list[str], rounds: int) -> Iterator[dict[
 
 def train(pattern: Path, *, is_streamed: bool) -> float:
     """Trains 2x2; returns the sum of examples/s of both workers."""
-    ports = free_ports(2)
-    common = {
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"127.0.0.1:{port}" for port in ports),
-        "PADDLE_TRAINERS_NUM": "2",
-    }
     arguments = ["--batch-size", "512", "--steps", "0", "--warmup", str(WARMUP_STEPS)]
     arguments += [*TRAIN_MODE, "--files", str(pattern), *(["--stream"] if is_streamed else [])]
-    with servers_at(ports, common):
-        roles = [{"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)} for index in (0, 1)]
-        workers = [run_worker({**common, **role}, arguments) for role in roles]
-        total: float = sum(result_of(worker)["examples_per_s"] for worker in workers)
-        return total
+    speed: float = run_cluster(arguments)["examples_per_s"]
+    return speed
 
 
 def spread(name: str, values: list[float]) -> dict[str, int]:

@@ -18,13 +18,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sklearn.metrics import log_loss
+
+from benchmarks.report import table as markdown_table
 
 MODELS = ("lr", "fm", "wide_deep", "ctr_dnn", "deepfm", "dcn_v2")
 MODES = ("sync", "half_async", "async", "geo", "bounded_staleness")
@@ -40,19 +42,12 @@ _LAUNCH = "from ctr_ps.deploy.launch import main; main()"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Rows in Criteo's layout.
-
-    Attributes:
-        name: Of the data.
-        train: Files to train on.
-        test: Files to test on.
-        least_auc: Which a run has to reach.
-    """
+    """Rows in Criteo's layout."""
 
     name: str
-    train: Sequence[str]
-    test: Sequence[str]
-    least_auc: float
+    train: Sequence[str]  # files to train on
+    test: Sequence[str]  # files to test on
+    least_auc: float  # which a run has to reach
 
     def base_log_loss(self) -> float:
         """Returns the log loss on the test rows of predicting their share of clicks for each."""
@@ -84,17 +79,8 @@ class Result:
 
 def planted(folder: Path, num_rows: int) -> Data:
     """Writes rows of a known click model, and a tenth as many to test on."""
-    options = [
-        "--rows",
-        str(num_rows),
-        "--test-rows",
-        str(num_rows // 10),
-        "--files",
-        "4",
-        "--seed",
-        "1",
-    ]
-    command = [sys.executable, "-c", _DATA, "generate", str(folder), *options]
+    sizes = f"--rows {num_rows} --test-rows {num_rows // 10} --files 4 --seed 1"
+    command = [sys.executable, "-c", _DATA, "generate", str(folder), *sizes.split()]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     best = json.loads((folder / "planted.json").read_text())["best_auc"]
     return Data(
@@ -148,10 +134,7 @@ def results(data: Data, cases: Sequence[Case], settings: Sequence[str]) -> Itera
         line = {
             "bench": "defaults",
             "data": data.name,
-            "model": case.model,
-            "mode": case.mode,
-            "workers": case.workers,
-            "seed": case.seed,
+            **asdict(case),
             "auc": round(auc, 4),
             "log_loss": round(loss, 4),
             "pass_log_loss": round(result.pass_log_loss, 4),
@@ -164,54 +147,46 @@ def results(data: Data, cases: Sequence[Case], settings: Sequence[str]) -> Itera
     print(f"# log loss of the base rate {base:.4f}, least AUC {data.least_auc:.4f}")
 
 
-def table(data: Data, found: Sequence[Result]) -> str:
-    """Returns lowest AUC / highest log loss by model, mode and workers; (!) where a run has not learnt."""
-    columns = list(dict.fromkeys((each.case.mode, each.case.workers) for each in found))
-    head = " | ".join(f"{mode}, {workers}" for mode, workers in columns)
-    lines = [f"| {data.name} | {head} |", "| --- |" + " ---: |" * len(columns)]
-    for model in dict.fromkeys(each.case.model for each in found):
-        cells = []
-        for mode, workers in columns:
-            runs = [
-                each
-                for each in found
-                if (each.case.model, each.case.mode, each.case.workers) == (model, mode, workers)
-            ]
-            auc, loss = min(each.auc for each in runs), max(each.log_loss for each in runs)
-            mark = "" if all(each.has_learnt for each in runs) else " (!)"
-            cells.append(f"{auc:.3f} / {loss:.4f}{mark}")
-        lines.append(f"| `{model}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+Runs = dict[tuple[str, int], list[Result]]
+"""The runs of a model by mode and workers."""
 
 
-def table_of_first_pass(data: Data, found: Sequence[Result]) -> str:
-    """Returns log loss of the pass / on the test rows, medians of the seeds; (!) where sync is far below."""
+def table(data: Data, found: Sequence[Result], cells: Callable[[Runs], Iterable[str]]) -> str:
+    """Returns a line for each model, with cells by mode and workers."""
     columns = list(dict.fromkeys((each.case.mode, each.case.workers) for each in found))
-    head = " | ".join(f"{mode}, {workers}" for mode, workers in columns)
-    lines = [f"| {data.name} | {head} |", "| --- |" + " ---: |" * len(columns)]
-    for model in dict.fromkeys(each.case.model for each in found):
-        cells = {}
-        for mode, workers in columns:
-            runs = [
-                each
-                for each in found
-                if (each.case.model, each.case.mode, each.case.workers) == (model, mode, workers)
-            ]
-            cells[mode, workers] = (
-                median(each.pass_log_loss for each in runs),
-                median(each.log_loss for each in runs),
-            )
-        texts = []
-        for (_, workers), losses in cells.items():
-            of_sync = cells.get(("sync", workers), losses)
-            is_far = any(a > b + FRESH_GAP for a, b in zip(losses, of_sync, strict=True))
-            texts.append(f"{losses[0]:.4f} / {losses[1]:.4f}{' (!)' if is_far else ''}")
-        lines.append(f"| `{model}` | {' | '.join(texts)} |")
-    return "\n".join(lines)
+    by_model: dict[str, Runs] = {}
+    for each in found:
+        runs = by_model.setdefault(each.case.model, {column: [] for column in columns})
+        runs[each.case.mode, each.case.workers].append(each)
+    header = [data.name, *(f"{mode}, {workers}" for mode, workers in columns)]
+    rows = [[f"`{model}`", *cells(runs)] for model, runs in by_model.items()]
+    return markdown_table(header, rows)
+
+
+def learnt(by_column: Runs) -> Iterator[str]:
+    """Yields lowest AUC / highest log loss; (!) where a run has not learnt."""
+    for runs in by_column.values():
+        auc, loss = min(each.auc for each in runs), max(each.log_loss for each in runs)
+        mark = "" if all(each.has_learnt for each in runs) else " (!)"
+        yield f"{auc:.3f} / {loss:.4f}{mark}"
+
+
+def of_first_pass(by_column: Runs) -> Iterator[str]:
+    """Yields log loss of the pass / on the test rows, medians of the seeds; (!) where sync is far below."""
+    by_losses = {
+        column: (
+            median(each.pass_log_loss for each in runs),
+            median(each.log_loss for each in runs),
+        )
+        for column, runs in by_column.items()
+    }
+    for (_, workers), losses in by_losses.items():
+        of_sync = by_losses.get(("sync", workers), losses)
+        is_far = any(a > b + FRESH_GAP for a, b in zip(losses, of_sync, strict=True))
+        yield f"{losses[0]:.4f} / {losses[1]:.4f}{' (!)' if is_far else ''}"
 
 
 def main() -> None:
-    """Prints a line a run, and the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", nargs="+", default=[], help="files; the last one is to test on")
     parser.add_argument("--planted", type=int, default=0, help="rows to plant")
@@ -232,16 +207,12 @@ def main() -> None:
     if options.sample:
         *train, test = options.sample
         data = Data(name="sample", train=train, test=[test], least_auc=SAMPLE_AUC)
-        print(table(data, list(results(data, cases, options.settings))), flush=True)
-    if options.planted:
-        with tempfile.TemporaryDirectory() as folder:
-            data = planted(Path(folder), options.planted)
-            print(table(data, list(results(data, cases, options.settings))), flush=True)
-    if options.fresh:
-        with tempfile.TemporaryDirectory() as folder:
-            data = planted(Path(folder), options.fresh)
-            found = list(results(data, cases, options.settings))
-            print(table_of_first_pass(data, found), flush=True)
+        print(table(data, list(results(data, cases, options.settings)), learnt), flush=True)
+    for num_rows, cells in ((options.planted, learnt), (options.fresh, of_first_pass)):
+        if num_rows:
+            with tempfile.TemporaryDirectory() as folder:
+                data = planted(Path(folder), num_rows)
+                print(table(data, list(results(data, cases, options.settings)), cells), flush=True)
 
 
 if __name__ == "__main__":

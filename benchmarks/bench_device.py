@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from benchmarks import rows
 from benchmarks.torch_models import CtrDnn, perceptron
-from benchmarks.train_worker import OPTIMIZERS
+from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.model import Compute, Model, StepResult
 from ctr_ps.ctr_model.parameters import Floats, Lookup
@@ -45,7 +45,6 @@ from ctr_ps.ctr_model.torch import TorchModel
 from ctr_ps.ctr_model.torch.halves import BackHalf, FrontHalf
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
-from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.run.plan import model_plan_of
 from ctr_ps.ps_worker.run.run import Run
 
@@ -110,8 +109,7 @@ def passes(
 
 def run_of(model: Model, batch_size: int, *settings: str) -> Train:
     """Returns the training of a run in process."""
-    quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
-    job = override_job({}, [*OPTIMIZERS, *quiet, *settings], source="bench")
+    job = job_of(batch_size, settings)
     return Run(ParameterStore(), model_plan_of(model, job, new_pass_trainer=new_pass_trainer)).train
 
 
@@ -228,7 +226,6 @@ def peak_mb(device: torch.device, *, since: float | None = None) -> float:
 
 
 def main() -> None:
-    """Measures all cases for each batch size, on one device."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help='"cuda", "cuda:1" or "cpu"')
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")

@@ -33,6 +33,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from benchmarks.background import meanwhile
+from benchmarks.bench_checkpoint import fill
 from benchmarks.bench_table import all_keys
 from benchmarks.bench_train import (
     STEPS,
@@ -45,10 +47,11 @@ from benchmarks.bench_train import (
     warmup_steps,
     worker_role,
 )
-from benchmarks.fault_worker import STOP, job_of
+from benchmarks.fault_worker import STOP
+from benchmarks.figures import say, spread
+from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
-from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import Missing, SaveRequest
@@ -60,9 +63,9 @@ from ctr_ps.ps_worker.job.model import declare, specs_of
 NUM_SERVERS = NUM_WORKERS = 2
 BATCH_SIZES = (512, 4096)
 MODES = ("sync", "async", "geo")
+BATCH_SIZE, MODE = 512, "sync"  # of recovery and snapshot
 WAIT = "cluster.on_worker_loss=wait"
 
-FILL_KEYS = 100_000
 NUM_PULLED = 1_000  # keys of a pull
 POLL_S = 0.002
 QUIET_S = 3.0  # seconds between saves
@@ -73,54 +76,29 @@ LIMIT_S = 180.0
 Line = dict[str, Any]
 
 
-def report(case: str, **measured: Any) -> None:
-    """Prints one line."""
-    print(json.dumps({"benchmark": "faults", "case": case, **measured}), flush=True)
-
-
 # The cost of what is done before there is a fault
-
-
-class LogSizes:
-    """Sizes of the update logs of servers, which remove them at the end of the job."""
-
-    def __init__(self, folder: Path) -> None:
-        """Watches the logs in `folder`, one a server, as soon as they are there."""
-        self.size_bytes = 0
-        self._segments = [
-            folder / str(index) / "segment-00000001.log" for index in range(NUM_SERVERS)
-        ]
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        with contextlib.ExitStack() as stack:
-            left = list(self._segments)
-            files = []
-            while not self._is_over.wait(0.05):
-                for path in [path for path in left if path.exists()]:
-                    files.append(stack.enter_context(path.open("rb")))
-                    left.remove(path)
-            self.size_bytes = sum(file.seek(0, 2) for file in files)  # removed, but still open
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()
 
 
 def with_log(mode: str, batch_size: int, folder: Path) -> Line:
     """Trains with an update log; the result has its size by batch."""
-    with (
-        tempfile.TemporaryDirectory(dir=folder, prefix="logs-") as logs,
-        LogSizes(Path(logs)) as sizes,
-    ):
+    size_bytes = 0
+
+    def watch(is_over: threading.Event) -> None:
+        """Opens the logs, one a server, as soon as they are there: the servers remove them at the end."""
+        nonlocal size_bytes
+        left = [Path(logs, str(i), "segment-00000001.log") for i in range(NUM_SERVERS)]
+        with contextlib.ExitStack() as stack:
+            files = []
+            while not is_over.wait(0.05):
+                for path in [path for path in left if path.exists()]:
+                    files.append(stack.enter_context(path.open("rb")))
+                    left.remove(path)
+            size_bytes = sum(file.seek(0, 2) for file in files)  # removed, but still open
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix="logs-") as logs, meanwhile(watch):
         result = cluster(mode, batch_size, update_logs=Path(logs))
     num_batches = NUM_WORKERS * (STEPS[batch_size] + warmup_steps(mode, batch_size))
-    return {**result, "log_kb_a_batch": round(sizes.size_bytes / num_batches / 1e3)}
+    return {**result, "log_kb_a_batch": round(size_bytes / num_batches / 1e3)}
 
 
 def measure_costs(batch_size: int, rounds: int, folder: Path, modes: Sequence[str]) -> None:
@@ -153,22 +131,18 @@ def report_ratio(
     """Runs two variants by turns, and prints their speeds and the ratios of `measured` to `baseline`."""
     runs: list[tuple[Line, Line]] = []
     for number in range(rounds):
-        if number % 2:
-            first = measured()
-            runs.append((first, baseline()))
-        else:
-            second = baseline()
-            runs.append((measured(), second))
+        order = (measured, baseline) if number % 2 else (baseline, measured)
+        found = {run: run() for run in order}
+        runs.append((found[measured], found[baseline]))
     speeds = [[line["examples_per_s"] for line in pair] for pair in runs]
     ratios = [pair[0] / pair[1] for pair in speeds]
     last = runs[-1][0]
     sizes = {name: last[name] for name in ("log_kb_a_batch",) if name in last}
-    report(
-        case,
+    say(
+        "faults",
+        case=case,
         batch_size=batch_size,
-        ratio=round(statistics.median(ratios), 3),
-        low=round(min(ratios), 3),
-        high=round(max(ratios), 3),
+        **spread("ratio", ratios, 3),
         examples_per_s=round(statistics.median(pair[0] for pair in speeds)),
         baseline_per_s=round(statistics.median(pair[1] for pair in speeds)),
         **sizes,
@@ -202,23 +176,11 @@ class Worker:
 
 @dataclass
 class Cluster:
-    """Servers and workers as processes; use as a context manager, which ends them.
+    """Servers and workers as processes; use as a context manager, which ends them."""
 
-    Attributes:
-        folder: For logs and checkpoints.
-        has_log: Whether the servers keep update logs.
-        batch_size: Of each worker.
-        mode: Of the strategy.
-        load: Checkpoint to start with.
-        endpoints: Of the servers.
-        workers: In order.
-    """
-
-    folder: Path
-    has_log: bool
-    batch_size: int
-    mode: str
-    load: str
+    folder: Path  # for logs and checkpoints
+    has_log: bool  # whether the servers keep update logs
+    load: str  # checkpoint to start with
     endpoints: list[str] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     _servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -229,10 +191,10 @@ class Cluster:
         self.endpoints = [f"127.0.0.1:{port}" for port in self._ports]
         self._servers = [self._start_server(index) for index in range(NUM_SERVERS)]
         arguments = [
-            *("--batch-size", str(self.batch_size)),
+            *("--batch-size", str(BATCH_SIZE)),
             *("--folder", str(self.folder / "checkpoints")),
             *("--load", self.load),
-            *(f"--set={each}" for each in settings_of(self.mode, self.batch_size)),
+            *(f"--set={each}" for each in settings_of(MODE, BATCH_SIZE)),
         ]
         common = environment_of(self._ports, NUM_WORKERS)
         self.workers = [
@@ -288,22 +250,18 @@ class Cluster:
         return ends
 
 
-def filled_checkpoint(rows: int, batch_size: int, mode: str, url: Path) -> str:
+def filled_checkpoint(rows: int, url: Path) -> str:
     """Saves a model whose sparse table has `rows` rows that training does not touch; returns the url."""
-    store, spec = declared(batch_size, mode)
-    keys, random = all_keys(rows), np.random.default_rng(1)
-    grads = random.normal(size=(FILL_KEYS, spec.dim)).astype(np.float32)
-    for first in range(0, rows, FILL_KEYS):
-        part = keys[first : first + FILL_KEYS]
-        store.engine.parameters.table(spec.name).push(SparseGrad(part, grads[: part.size], 512))
+    store, spec = declared()
+    fill(store, spec, all_keys(rows))
     store.save(SaveRequest(url=str(url)))
     return str(url)
 
 
-def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
+def declared() -> tuple[ParameterStore, TableSpec]:
     """Returns a store with the model of the jobs, and the spec of its sparse table."""
     store = ParameterStore()
-    job = job_of(batch_size, settings_of(mode, batch_size))
+    job = job_of(BATCH_SIZE, settings_of(MODE, BATCH_SIZE))
     declare(store, specs_of(build_model("ctr_dnn", criteo_schema(), {}), job))
     (spec, *_), _ = store.engine.parameters.declared()
     return store, spec
@@ -312,10 +270,10 @@ def declared(batch_size: int, mode: str) -> tuple[ParameterStore, TableSpec]:
 # Recovery
 
 
-def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, folder: Path) -> None:
+def measure_recovery(rows: int, num_batches: int, folder: Path) -> None:
     """Kills a server of a job that trains, starts it again, and prints one line."""
-    load = filled_checkpoint(rows, batch_size, mode, folder / "filled")
-    with Cluster(folder, has_log=True, batch_size=batch_size, mode=mode, load=load) as job:
+    load = filled_checkpoint(rows, folder / "filled")
+    with Cluster(folder, has_log=True, load=load) as job:
         first = job.workers[0]
         first.wait_for("start")
         first.tell("save first")
@@ -330,11 +288,12 @@ def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, fo
         ends = job.stop()
     times = np.sort(np.concatenate([end["times"] for end in ends]))
     before_per_s = np.count_nonzero((times > saved) & (times < killed)) / (killed - saved)
-    report(
-        "recovery",
+    say(
+        "faults",
+        case="recovery",
         rows=rows,
-        mode=mode,
-        batch_size=batch_size,
+        mode=MODE,
+        batch_size=BATCH_SIZE,
         log_mb=round(log_bytes / 1e6, 1),
         calls=log.calls,
         serves_after_s=round(log.serving - killed, 2),
@@ -344,7 +303,7 @@ def measure_recovery(rows: int, num_batches: int, batch_size: int, mode: str, fo
         other_s=round(log.serving - log.recovered, 2),
         trains_after_s=round(float(times[times > log.serving][0]) - killed, 2),
         speed_back_after_s=back_after_s(times, killed, log.serving, before_per_s),
-        examples_per_s_before=round(before_per_s * batch_size),
+        examples_per_s_before=round(before_per_s * BATCH_SIZE),
     )
 
 
@@ -383,7 +342,7 @@ class ServerLog:
         while time.time() < end:
             found: dict[str, tuple[float, dict[str, str]]] = {}
             for line in path.read_text().splitlines():
-                if match := re.match(r"(\S+ \S+) [A-Z]+ (recovered|serving) (.*)", line):
+                if match := re.match(r"(\S+ \S+) [A-Z]+ server-\d+ (recovered|serving) (.*)", line):
                     at = datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
                     if at >= since:
                         found[match[2]] = at, dict(re.findall(r"(\w+)=(\S+)", match[3]))
@@ -404,31 +363,19 @@ class ServerLog:
 
 
 class Poller:
-    """Repeats a call in a thread, and records when each began and ended."""
+    """Repeats a call, and records when each began and ended."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         """Repeats `call`."""
         self._call = call
         self._spans: list[tuple[float, float]] = []
-        self._is_over = threading.Event()
 
-    @contextlib.contextmanager
-    def polling(self) -> Iterator[None]:
-        """Repeats it until the end of the block."""
-
-        def run() -> None:
-            while not self._is_over.wait(POLL_S):
-                start = time.time()
-                self._call()
-                self._spans.append((start, time.time()))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            thread.join()
+    def poll(self, is_over: threading.Event) -> None:
+        """Repeats it until the end."""
+        while not is_over.wait(POLL_S):
+            start = time.time()
+            self._call()
+            self._spans.append((start, time.time()))
 
     def took_ms(self, name: str, saves: Sequence[tuple[float, float]]) -> Line:
         """Returns percentiles of the calls during saves, and of the others."""
@@ -448,19 +395,17 @@ class Poller:
         return line
 
 
-def measure_snapshots(
-    rows: int, saves: int, batch_size: int, mode: str, folder: Path, *, has_log: bool
-) -> None:
+def measure_snapshots(rows: int, saves: int, folder: Path, *, has_log: bool) -> None:
     """Saves checkpoints of a job that trains, while its servers are asked; prints one line."""
-    load = filled_checkpoint(rows, batch_size, mode, folder / "filled")
-    with Cluster(folder, has_log=has_log, batch_size=batch_size, mode=mode, load=load) as job:
+    load = filled_checkpoint(rows, folder / "filled")
+    with Cluster(folder, has_log=has_log, load=load) as job:
         first = job.workers[0]
         first.wait_for("start")
         first.wait_for("trained")
         with connect(job.endpoints) as asks_status, connect(job.endpoints) as pulls:
-            _, spec = declared(batch_size, mode)
+            _, spec = declared()
             status, pull = Poller(asks_status.status), Poller(pull_of(pulls, spec))
-            with status.polling(), pull.polling():
+            with meanwhile(status.poll), meanwhile(pull.poll):
                 spans, pauses = [], []
                 for number in range(saves):
                     time.sleep(QUIET_S)
@@ -470,11 +415,12 @@ def measure_snapshots(
                     spans.append((begin, first.wait_for("saved")["time"]))
                 time.sleep(QUIET_S)
         job.stop()
-    report(
-        "snapshot_with_log" if has_log else "snapshot",
+    say(
+        "faults",
+        case="snapshot_with_log" if has_log else "snapshot",
         rows=rows,
-        mode=mode,
-        batch_size=batch_size,
+        mode=MODE,
+        batch_size=BATCH_SIZE,
         saves=saves,
         seconds_a_save=round(statistics.median(end - start for start, end in spans), 2),
         training_pause_max_ms=round(max(pauses) * 1e3, 1),
@@ -494,7 +440,6 @@ CASES = ("cost", "recovery", "snapshot")
 
 
 def main() -> None:
-    """Measures the cases chosen, in a temporary folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", action="append", choices=CASES, help="default: all")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
@@ -513,12 +458,11 @@ def main() -> None:
             measure_costs(batch_size, options.rounds, options.folder, modes)
     if "recovery" in cases:
         with scratch(options.folder) as folder:
-            measure_recovery(options.rows, options.batches, 512, "sync", folder)
+            measure_recovery(options.rows, options.batches, folder)
     if "snapshot" in cases:
         for has_log in (False, True):
             with scratch(options.folder) as folder:
-                sizes = (options.rows, options.saves, 512, "sync")
-                measure_snapshots(*sizes, folder, has_log=has_log)
+                measure_snapshots(options.rows, options.saves, folder, has_log=has_log)
 
 
 @contextlib.contextmanager

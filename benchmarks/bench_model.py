@@ -111,7 +111,6 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def main() -> None:
-    """Prints one line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="ctr_dnn", choices=[*MODELS, ALL])
     parser.add_argument("--compute", default="float32", choices=get_args(Compute))

@@ -20,16 +20,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.bench_table import all_keys
+from benchmarks.bench_wire import push_id
+from benchmarks.figures import say, spread
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.gradients import Gradients, SparseGrad
-from ctr_ps.protos.store import PushId, SaveRequest
+from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
-from ctr_ps.ps_worker.job import Job, override_job
+from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.plan import plan_of
@@ -40,7 +42,6 @@ REPEATS = 200
 
 
 def main() -> None:
-    """Prints a line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the table")
     parser.add_argument("--rounds", type=int, default=3)
@@ -55,45 +56,20 @@ def main() -> None:
         rounds = [in_fresh_process(url, options.rows) for _ in range(options.rounds + 1)]
     for case in rounds[0]:
         numbers = [line[case] for line in rounds[1:]]  # the first round compiles
-        print(
-            json.dumps(
-                {
-                    "benchmark": "predictor",
-                    "case": case,
-                    "rows": options.rows,
-                    "ms": round(statistics.median(numbers), 3),
-                    "low": round(min(numbers), 3),
-                    "high": round(max(numbers), 3),
-                }
-            ),
-            flush=True,
-        )
-
-
-def ctr_dnn_job() -> Job:
-    """Returns a job with the network of Paddle's tutorial."""
-    return override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
-
-
-def keys_of_rows(start: int, stop: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Returns the keys of rows `start` to `stop`: distinct, and scattered like hashes."""
-    return np.arange(start + 1, stop + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        say("predictor", case=case, rows=options.rows, **spread("ms", numbers, 3))
 
 
 def save_model(url: str, rows: int) -> None:
     """Saves a model with `rows` rows."""
-    job = ctr_dnn_job()
+    job = override_job({}, ["model.dim=10", "model.hidden=[400, 400, 400]"], source="benchmark")
     plan = plan_of(job)
     store = ParameterStore()
     declare(store, specs_of(plan.model, job))
     (table,) = plan.model.tables
-    for number, start in enumerate(range(0, rows, ROWS_A_PUSH)):
-        keys = keys_of_rows(start, min(rows, start + ROWS_A_PUSH))
+    for number, keys in enumerate(np.split(all_keys(rows), range(ROWS_A_PUSH, rows, ROWS_A_PUSH))):
         grad = SparseGrad(keys, np.ones((keys.size, table.dim), np.float32), examples=1)
-        push_id = PushId(
-            worker=0, incarnation=1, sequence=number, step=number, examples=1, batches=1, pulled=0
-        )
-        store.push_grad(Gradients(sparse={table.name: grad}), push_id).result()
+        push = push_id(number, incarnation=1)
+        store.push_grad(Gradients(sparse={table.name: grad}), push).result()
     store.save(SaveRequest(url=url, attachments=attachments_of(job, plan.schema)))
 
 

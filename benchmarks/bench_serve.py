@@ -25,6 +25,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.bench_predictor import save_model
+from benchmarks.figures import say
 from ctr_ps.protos.v1 import open_inference_pb2 as messages
 from ctr_ps.ps_worker.data.user_code.samples import Sample
 from ctr_ps.ps_worker.predict.predictor import Predictor
@@ -35,7 +36,6 @@ DISTINCT = 50
 
 
 def main() -> None:
-    """Prints a line per case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the table")
     parser.add_argument("--requests", type=int, default=2_000)
@@ -54,14 +54,14 @@ def main() -> None:
                 }
                 for case, ask in cases.items():
                     seconds = timed(ask, options.requests)
-                    line = {
-                        "benchmark": "serve",
-                        "case": case,
-                        "examples": size,
-                        "p50_ms": round(1e3 * float(np.quantile(seconds, 0.5)), 3),
-                        "p99_ms": round(1e3 * float(np.quantile(seconds, 0.99)), 3),
-                    }
-                    print(json.dumps(line), flush=True)
+                    p50, p99 = 1e3 * np.quantile(seconds, [0.5, 0.99])
+                    say(
+                        "serve",
+                        case=case,
+                        examples=size,
+                        p50_ms=round(float(p50), 3),
+                        p99_ms=round(float(p99), 3),
+                    )
 
 
 def timed(ask: Callable[[int], object], num_requests: int) -> list[float]:

@@ -9,19 +9,20 @@ health check takes the same way through a server's event loop.
 """
 
 import argparse
-import json
 import multiprocessing
 import time
 from collections.abc import Callable
-from threading import Event, Thread
+from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.bench_wire import server_processes
+from benchmarks.background import meanwhile
+from benchmarks.bench_wire import push_id, server_processes
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, TableSpec
-from ctr_ps.protos.store import PushId, Store
+from ctr_ps.protos.store import Store
 from ctr_ps.ps_server.precompile import KERNELS
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.connect import connect
@@ -46,10 +47,8 @@ def push_steps(store: Store, is_over: Callable[[], bool]) -> None:
     gradients = Gradients(sparse={"table": SparseGrad(keys, values, 512)})
     step = 0
     while not is_over():
-        push_id = PushId(
-            worker=0, incarnation=0, sequence=step, step=step, examples=512, batches=1, pulled=step
-        )
-        store.push_grad(gradients, push_id, at=step).result()
+        push = replace(push_id(step), step=step, pulled=step)
+        store.push_grad(gradients, push, at=step).result()
         step += 1
 
 
@@ -82,7 +81,6 @@ def poll(name: str, store: Store, seconds: float, idle_s: list[float]) -> dict[s
     steps = store.status().version - first
     p50, p99, longest = np.percentile(took_s, [50, 99, 100]) * 1e3
     return {
-        "benchmark": "status",
         "case": name,
         "steps": steps,
         "ms_a_step": round((time.perf_counter() - start) / max(steps, 1) * 1e3, 1),
@@ -100,14 +98,8 @@ def measure_in_process(seconds: float) -> dict[str, object]:
     store = ParameterStore()
     store.create_table(TABLE)
     idle_s = latencies_of(store, seconds / 4)
-    is_over = Event()
-    pusher = Thread(target=push_steps, args=(store, is_over.is_set))
-    pusher.start()
-    try:
+    with meanwhile(lambda is_over: push_steps(store, is_over.is_set)):
         return poll("in_process", store, seconds, idle_s)
-    finally:
-        is_over.set()
-        pusher.join()
 
 
 def measure_server(seconds: float) -> dict[str, object]:
@@ -124,13 +116,12 @@ def measure_server(seconds: float) -> dict[str, object]:
 
 
 def main() -> None:
-    """Prints one JSON line a case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of each case; default 20")
     seconds = parser.parse_args().seconds
     keep_freed_memory()
     for measure in (measure_in_process, measure_server):
-        print(json.dumps(measure(seconds)), flush=True)
+        say("status", **measure(seconds))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ thread.
 """
 
 import argparse
-import json
 import math
 import time
 from collections import defaultdict
@@ -30,8 +29,9 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.bench_model import model_step
 from benchmarks.bench_wire import cpu_s_of, own_cpu_s, server_processes
+from benchmarks.figures import say
 from benchmarks.rows import batches
-from benchmarks.train_worker import OPTIMIZERS
+from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
@@ -45,7 +45,6 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import connect
 from ctr_ps.ps_worker.communicators.lockstep import SyncCommunicator
-from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.model import declare, specs_of
 from ctr_ps.ps_worker.training.lookups import keys_of_batch
 from ctr_ps.ps_worker.training.meter import Progress
@@ -125,12 +124,6 @@ class TimedTransport:
         """No-op: the stores stay."""
 
 
-def job_of(batch_size: int) -> Job:
-    """Returns the job that is trained."""
-    settings = [*OPTIMIZERS, f"train.batch_size={batch_size}", "strategy.mode=sync"]
-    return override_job({}, settings, source="bench")
-
-
 class Training:
     """One worker's synchronous training on a store."""
 
@@ -139,7 +132,7 @@ class Training:
         member = Member(0, 1)
         client.join(member.worker, member.incarnation, terms={}).result()
         self.model = build_model("ctr_dnn", criteo_schema(), {})
-        declare(client, specs_of(self.model, job_of(batch_size)))
+        declare(client, specs_of(self.model, job_of(batch_size, ["strategy.mode=sync"])))
         self._loop = StepLoop(
             self.model,
             SyncCommunicator(client, member=member, num_params=self.model.num_params),
@@ -207,28 +200,24 @@ def measure(batch_size: int, num_servers: int) -> dict[str, object]:
         of_worker, of_servers, elapsed = seconds_of_processes(rows, num_warm, num_servers)
     total = of_worker + of_servers
     found["calls"] = total - in_process
+    found |= {"total": total, "worker": of_worker, "servers": of_servers, "elapsed": elapsed}
     order = ("keys", "compute", "client", "encode", "decode", "scan", "apply", "calls")
+    sums = ("total", "worker", "servers", "elapsed")
     return {
-        "benchmark": "step",
         "batch_size": batch_size,
         "servers": num_servers,
-        **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in order},
-        "total_us": round(total / num_steps * 1e6),
-        "worker_us": round(of_worker / num_steps * 1e6),
-        "servers_us": round(of_servers / num_steps * 1e6),
-        "elapsed_us": round(elapsed / num_steps * 1e6),
+        **{f"{part}_us": round(found[part] / num_steps * 1e6) for part in (*order, *sums)},
     }
 
 
 def main() -> None:
-    """Prints one JSON line a batch size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, action="append", choices=tuple(STEPS))
     parser.add_argument("--servers", type=int, default=2)
     options = parser.parse_args()
     keep_freed_memory()
     for batch_size in options.batch_size or STEPS:
-        print(json.dumps(measure(batch_size, options.servers)), flush=True)
+        say("step", **measure(batch_size, options.servers))
 
 
 if __name__ == "__main__":

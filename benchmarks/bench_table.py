@@ -10,15 +10,16 @@ subscribers it also measures `take_changed` when no rows changed, and when the r
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
@@ -85,58 +86,32 @@ def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -
     for first in range(0, rows, max(CALL_SIZES)):
         push(keys[first : first + max(CALL_SIZES)])
     seconds = time.perf_counter() - start
-    line = {
-        "benchmark": "table",
-        "optimizer": optimizer,
-        "rows": rows,
-        "statistics": is_counting,
-    }
+    report = partial(say, "table", optimizer=optimizer, rows=rows, statistics=is_counting)
     row_bytes = 8 + 4 * (DIM + table.state_width + table.statistics_width)
     size = (resident_bytes() - before) / rows
-    print(
-        json.dumps(
-            {
-                **line,
-                "case": "fill",
-                "insert_m_rows_per_s": round(rows / seconds / 1e6, 2),
-                "bytes_per_row": round(size, 1),
-                "of_row": round(size / row_bytes, 2),
-            }
-        ),
-        flush=True,
+    report(
+        case="fill",
+        insert_m_rows_per_s=round(rows / seconds / 1e6, 2),
+        bytes_per_row=round(size, 1),
+        of_row=round(size / row_bytes, 2),
     )
     rng = np.random.default_rng(2)
     for call_size in CALL_SIZES:
         num_calls = max(1, KEYS_A_PASS // call_size)
         calls = [keys[rng.integers(0, rows, call_size)] for _ in range(num_calls)]
-        print(
-            json.dumps(
-                {
-                    **line,
-                    "case": "calls",
-                    "keys_per_call": call_size,
-                    "pull_m_keys_per_s": round(m_per_s(calls, pull), 1),
-                    "push_m_keys_per_s": round(m_per_s(calls, push), 1),
-                }
-            ),
-            flush=True,
+        report(
+            case="calls",
+            keys_per_call=call_size,
+            pull_m_keys_per_s=round(m_per_s(calls, pull), 1),
+            push_m_keys_per_s=round(m_per_s(calls, push), 1),
         )
     if subscribers:
         table.take_changed(0, rows)
         none_s = take_seconds(table)
         push(keys[: max(CALL_SIZES)])
         some_s = take_seconds(table)
-        print(
-            json.dumps(
-                {
-                    **line,
-                    "case": "changes",
-                    "take_none_ms": round(1e3 * none_s, 1),
-                    f"take_{max(CALL_SIZES)}_ms": round(1e3 * some_s, 1),
-                }
-            ),
-            flush=True,
-        )
+        took_ms = {"none": 1e3 * none_s, str(max(CALL_SIZES)): 1e3 * some_s}
+        report(case="changes", **{f"take_{of}_ms": round(ms, 1) for of, ms in took_ms.items()})
 
 
 def take_seconds(table: SparseTable) -> float:
@@ -147,7 +122,6 @@ def take_seconds(table: SparseTable) -> float:
 
 
 def main() -> None:
-    """Measures every optimizer of `OPTIMIZERS`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--subscribers", type=int, default=0)

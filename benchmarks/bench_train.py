@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ceiling
+from benchmarks.figures import say, spread
 from benchmarks.peers import PeerCase, PeerError, paddle_cases, peer_folder, torch_cases
 from ctr_ps.ps_worker.communicators.asynchronous import BATCHES_IN_STEP
 
@@ -77,15 +78,21 @@ def free_ports(count: int) -> list[int]:
 
 
 def run_worker(
-    environment: dict[str, str], arguments: list[str], *, module: str = "benchmarks.train_worker"
+    environment: dict[str, str],
+    arguments: list[str],
+    *,
+    module: str = "benchmarks.train_worker",
+    checkout: Path = ROOT,
+    stderr: int | None = None,
 ) -> subprocess.Popen[str]:
     """Starts a worker, whose last line of output is its result."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, **environment},
-        cwd=ROOT,
+        cwd=checkout,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -122,19 +129,20 @@ def cluster(
     settings: Sequence[str] = (),
     update_logs: Path | None = None,
 ) -> dict[str, Any]:
+    """Trains in a mode, with `settings` of the job besides those of the mode; see `run_cluster`."""
+    arguments = [*worker_arguments(mode, batch_size), *(f"--set={each}" for each in settings)]
+    return run_cluster(arguments, servers=servers, workers=workers, update_logs=update_logs)
+
+
+def run_cluster(
+    arguments: list[str], *, servers: int = 2, workers: int = 2, update_logs: Path | None = None
+) -> dict[str, Any]:
     """Trains with server and worker processes; returns worker 0's result, with the sum of all speeds.
 
-    Args:
-        mode: Of the strategy.
-        batch_size: Of each worker.
-        servers: Processes.
-        workers: Processes.
-        settings: Settings of the job besides those of the mode.
-        update_logs: Folder in which each server keeps its update log; None: they keep none.
+    `update_logs` is the folder in which each server keeps its update log; None: they keep none.
     """
     ports = free_ports(servers)
     common = environment_of(ports, workers)
-    arguments = [*worker_arguments(mode, batch_size), *(f"--set={each}" for each in settings)]
     with servers_at(ports, common, update_logs):
         running = [
             run_worker({**common, **worker_role(index)}, arguments) for index in range(workers)
@@ -157,22 +165,20 @@ def worker_role(index: int) -> dict[str, str]:
 
 
 def start_server(
-    port: int, common: dict[str, str], *, update_log: Path | None = None, stderr: Any = None
+    port: int,
+    common: dict[str, str],  # see `environment_of`
+    *,
+    update_log: Path | None = None,  # its folder; None: it keeps none
+    checkout: Path = ROOT,
+    stderr: Any = None,  # file for what it logs; None: nowhere
 ) -> subprocess.Popen[bytes]:
-    """Starts a `ps-server` process, which exits when all workers have left.
-
-    Args:
-        port: Where it listens.
-        common: See `environment_of`.
-        update_log: Its folder; None: it keeps none.
-        stderr: File for what it logs; None: nowhere.
-    """
+    """Starts a `ps-server` process, which exits when all workers have left."""
     role = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1", "PADDLE_PORT": str(port)}
     options = [] if update_log is None else ["--update-log", str(update_log)]
     return subprocess.Popen(
         [sys.executable, "-m", "ctr_ps.ps_server.cli", "--bind", "127.0.0.1", *options],
         env={**os.environ, **common, **role},
-        cwd=ROOT,
+        cwd=checkout,
         stderr=stderr or subprocess.DEVNULL,
     )
 
@@ -310,14 +316,12 @@ def report(
     """Prints one line a case: median, lowest and highest speed, and ratios within this run."""
     medians = {name: statistics.median(values) for name, values in speeds.items() if values}
     for name, values in speeds.items():
-        line: dict[str, Any] = {"benchmark": "train", "case": name, "batch_size": batch_size}
         detail = details.get(name, {})
         if "error" in detail:
-            print(json.dumps({**line, "error": detail["error"]}), flush=True)
+            say("train", case=name, batch_size=batch_size, error=detail["error"])
             continue
         median = medians[name]
-        line["examples_per_s"] = round(median)
-        line["low"], line["high"] = round(min(values)), round(max(values))
+        line = spread("examples_per_s", values)
         line["of_ceiling"] = round(median / medians["ceiling"], 3)
         precision = "_bfloat16" if name.endswith("_bfloat16") else ""
         if plain := medians.get(f"peer_torch_2{precision}"):
@@ -326,7 +330,7 @@ def report(
             line["sparse_merge"], line["dense_merge"] = MERGES[batch_size]
         if detail.get("auc"):
             line["auc"] = detail["auc"]
-        print(json.dumps(line), flush=True)
+        say("train", case=name, batch_size=batch_size, **line)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ gRPC stacks, the tables. `in_flight` calls overlap, as those of a trainer do.
 
 import argparse
 import itertools
-import json
 import os
 import resource
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench_train import environment_of, free_ports, start_server
+from benchmarks.figures import say
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, OptimizerSpec, TableSpec
@@ -46,19 +46,12 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call to measure.
-
-    Attributes:
-        name: What it does.
-        size: Keys of dim 10, or dense elements.
-        payload_bytes: Numbers that one call moves, in both directions.
-        start: Sends one call.
-    """
+    """A call to measure."""
 
     name: str
-    size: int
-    payload_bytes: int
-    start: Callable[[], Future[object]]
+    size: int  # keys of dim 10, or dense elements
+    payload_bytes: int  # of the numbers that one call moves, in both directions
+    start: Callable[[], Future[object]]  # sends one call
 
 
 @contextmanager
@@ -154,7 +147,6 @@ def measure(case: Case, in_flight: int, server: int, seconds: float) -> dict[str
     while waiting:
         waiting.popleft().result()
     return {
-        "benchmark": "wire",
         "case": case.name,
         "size": case.size,
         "in_flight": in_flight,
@@ -167,7 +159,6 @@ def measure(case: Case, in_flight: int, server: int, seconds: float) -> dict[str
 
 
 def main() -> None:
-    """Prints one JSON line a case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of each case; default 2")
     seconds = parser.parse_args().seconds
@@ -176,7 +167,7 @@ def main() -> None:
         client.join(0, 0, terms={}).result()
         for case in cases(client):
             for in_flight in IN_FLIGHT:
-                print(json.dumps(measure(case, in_flight, server, seconds)), flush=True)
+                say("wire", **measure(case, in_flight, server, seconds))
 
 
 if __name__ == "__main__":

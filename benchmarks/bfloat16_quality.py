@@ -10,36 +10,26 @@ same initial values, and differ in rounding alone. Needs PyTorch.
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 from benchmarks import rows
-from benchmarks.train_worker import OPTIMIZERS
+from benchmarks.bench_model import SCHEMA
+from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.ctr_model.registry import MODELS, build_model
-from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.run.plan import model_plan_of
 from ctr_ps.ps_worker.run.run import Run
 
 BATCH_SIZE = 512
 TEST_SEED = 1_000_000
-# Of keys alone: which slots share them matters to no model but `din`.
-SCHEMA = replace(criteo_schema(), shares={"C2": "C1"})
 
 
 def auc_after(
     name: str, hidden: Sequence[int], compute: Compute, *, num_batches: int, seed: int
 ) -> float:
     """Returns the AUC on other rows than those that were trained on."""
-    settings = [
-        *OPTIMIZERS,
-        "strategy.mode=sync",
-        f"train.batch_size={BATCH_SIZE}",
-        f"train.seed={seed}",
-        f"train.compute={compute}",
-    ]
-    job = override_job({}, settings, source="benchmark")
+    settings = ["strategy.mode=sync", f"train.seed={seed}", f"train.compute={compute}"]
+    job = job_of(BATCH_SIZE, settings)
     model = build_model(name, SCHEMA, {"hidden": hidden})
     with Run(ParameterStore(), model_plan_of(model, job)) as run:
         run.train(rows.batches(num_batches, BATCH_SIZE, seed=seed))
@@ -47,7 +37,6 @@ def auc_after(
 
 
 def main() -> None:
-    """Prints one line per seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     deep = [name for name in MODELS if name not in ("lr", "fm")]  # those have no matrix products
     parser.add_argument("--model", default="ctr_dnn", choices=deep)

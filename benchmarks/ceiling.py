@@ -99,7 +99,6 @@ def blas_kernels() -> str:
 
 
 def main() -> None:
-    """Prints one line per batch size."""
     for batch_size in BATCH_SIZES:
         line = {
             "bench": "ceiling",

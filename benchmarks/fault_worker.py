@@ -15,14 +15,13 @@ import threading
 import time
 
 from benchmarks.rows import batches
-from benchmarks.train_worker import OPTIMIZERS
+from benchmarks.train_worker import job_of
 from ctr_ps.ctr_model.registry import build_model
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.role import WorkerRole, role_from_environment
 from ctr_ps.protos.runtime.environment import keep_freed_memory
 from ctr_ps.ps_worker.checkpoints.saver import Saver
 from ctr_ps.ps_worker.cluster.open_store import open_store
-from ctr_ps.ps_worker.job import Job, override_job
 from ctr_ps.ps_worker.job.sections import CheckpointSection
 from ctr_ps.ps_worker.run.plan import model_plan_of
 from ctr_ps.ps_worker.run.run import Run
@@ -35,12 +34,6 @@ STOP = "stop"
 def say(event: str, **what: object) -> None:
     """Prints an event."""
     print(json.dumps({"event": event, "time": time.time(), **what}), flush=True)
-
-
-def job_of(batch_size: int, settings: list[str]) -> Job:
-    """Returns the job of the worker, and of the checkpoint that it starts with."""
-    quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
-    return override_job({}, [*OPTIMIZERS, *quiet, *settings], source="bench")
 
 
 class Training:
@@ -96,7 +89,6 @@ class Training:
 
 
 def main() -> None:
-    """Runs the worker."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--batch-size", type=int, required=True)

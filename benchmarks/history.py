@@ -30,17 +30,11 @@ RATIOS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Ratios of one run.
+    """Ratios of one run."""
 
-    Attributes:
-        commit: Id of the version, short.
-        machine: Its processor.
-        ratios: By name and batch size.
-    """
-
-    commit: str
-    machine: str
-    ratios: Mapping[str, float]
+    commit: str  # id of the version, short
+    machine: str  # its processor
+    ratios: Mapping[str, float]  # by name and batch size
 
 
 def entry_of(lines: Sequence[Mapping[str, Any]], commit: str) -> Entry:

@@ -99,13 +99,9 @@ def train_table(lines: list[Line]) -> str:
     sizes = sorted({size for _, size in cells})
     rows = []
     for case, title in TRAIN_CASES.items():
-        if not any((case, size) in cells for size in sizes):
-            continue
-        row = [title]
-        for size in sizes:
-            line = cells.get((case, size))
-            row.append(train_cell(line))
-        rows.append(row)
+        found = [cells.get((case, size)) for size in sizes]
+        if any(found):
+            rows.append([title, *map(train_cell, found)])
     failed = "".join(
         f"\n{TRAIN_CASES[case]}, B={size}, failed: {line['error']}\n"
         for (case, size), line in cells.items()

@@ -43,7 +43,6 @@ def package_of(path: Path) -> str:
 
 
 def main() -> None:
-    """Prints a table of packages, then the sums."""
     rows: dict[str, Counter[str]] = {}
     for folder in (*PRODUCT, *OTHERS):
         for path in tracked(f"{folder}/*.py"):

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from benchmarks.rows import batches
 from ctr_ps.ctr_model.batch import Batch
@@ -34,7 +34,6 @@ OPTIMIZERS = (
 
 
 def main() -> None:
-    """Runs the worker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     for name in ("batch-size", "steps", "warmup"):
@@ -50,13 +49,18 @@ def main() -> None:
     role = role_from_environment(os.environ) or LOCAL
     if isinstance(role, ServerRole):
         raise SystemExit("train_worker is for workers")
-    quiet = [f"train.batch_size={options.batch_size}", "train.log_every_s=1e9"]
-    job = override_job({}, [*OPTIMIZERS, *quiet, *options.set], source="bench")
+    job = job_of(options.batch_size, options.set)
     keep_freed_memory()  # as the commands do
     with open_store(role, job.cluster) as store:
         result = train(options, job, store, role)
     if result is not None:
         print(json.dumps(result), flush=True)
+
+
+def job_of(batch_size: int, settings: Sequence[str]) -> Job:
+    """Returns the job of a benchmark, which logs no progress."""
+    quiet = [f"train.batch_size={batch_size}", "train.log_every_s=1e9"]
+    return override_job({}, [*OPTIMIZERS, *quiet, *settings], source="bench")
 
 
 def train(

@@ -10,11 +10,8 @@ and a round compares the means over instances. Every checkout needs this module.
 
 import argparse
 import contextlib
-import json
-import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +21,13 @@ from benchmarks.bench_train import (
     NUM_WORKERS,
     environment_of,
     free_ports,
+    run_worker,
     settings_of,
+    start_server,
     warmup_steps,
     worker_role,
 )
+from benchmarks.figures import say
 
 STEPS = {100: 300, 512: 80, 4096: 10}
 _GEO_STEPS = 100  # as many as between exchanges, at least
@@ -36,7 +36,6 @@ Workers = list[subprocess.Popen[str]]
 
 
 def main() -> None:
-    """Prints a JSON line for each checkout: its speed, and the ratio to the first checkout's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkouts", type=Path, nargs="+", metavar="CHECKOUT")
     cases = ["in_process_1", *(f"{mode}_2x2" for mode in MODES)]
@@ -65,23 +64,22 @@ def main() -> None:
             instances.reverse()  # no checkout is always the first of a round
     for number, checkout in enumerate(options.checkouts):
         ratios = [ours / first for ours, first in zip(speeds[number], speeds[0], strict=True)]
-        line = {
-            "benchmark": "turns",
-            "checkout": str(checkout),
-            "case": options.case,
-            "batch_size": options.batch_size,
-            "examples_per_s": round(statistics.median(speeds[number])),
-            "of_first": round(statistics.median(ratios), 3),
-            "standard_error": round(statistics.stdev(ratios) / len(ratios) ** 0.5, 3),
-        }
-        print(json.dumps(line), flush=True)
+        say(
+            "turns",
+            checkout=str(checkout),
+            case=options.case,
+            batch_size=options.batch_size,
+            examples_per_s=round(statistics.median(speeds[number])),
+            of_first=round(statistics.median(ratios), 3),
+            standard_error=round(statistics.stdev(ratios) / len(ratios) ** 0.5, 3),
+        )
 
 
 @contextlib.contextmanager
 def instance(checkout: Path, mode: str, batch_size: int, steps: int) -> Iterator[Workers]:
     """Runs the processes of one checkout's job, and returns its workers once all are warm."""
     folder = checkout.resolve()
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": str(folder), "OPENBLAS_NUM_THREADS": "1"}
     roles: list[dict[str, str]] = [{}]
     settings: list[str] = []
     ports: list[int] = []
@@ -92,24 +90,11 @@ def instance(checkout: Path, mode: str, batch_size: int, steps: int) -> Iterator
         settings = settings_of(mode, batch_size)
     arguments = ["--turns", f"--batch-size={batch_size}", f"--steps={steps}"]
     arguments += [f"--warmup={warmup_steps(mode, batch_size)}", *(f"--set={s}" for s in settings)]
-
-    def start(module: str, role: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            env=environment | role,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    server = {"TRAINING_ROLE": "PSERVER", "POD_IP": "127.0.0.1"}
-    processes = [
-        start("ctr_ps.ps_server.cli", server | {"PADDLE_PORT": str(port)}, "--bind=127.0.0.1")
-        for port in ports
+    processes = [start_server(port, environment, checkout=folder) for port in ports]
+    workers = [
+        run_worker(environment | role, arguments, checkout=folder, stderr=subprocess.DEVNULL)
+        for role in roles
     ]
-    workers = [start("benchmarks.train_worker", role, *arguments) for role in roles]
     try:
         for worker in workers:
             answer_of(worker)

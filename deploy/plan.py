@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -152,31 +152,18 @@ class Plan:
 
     def servers(self, command: Sequence[str]) -> list[ProcessSpec]:
         """Returns the servers."""
-        role = self._role("PSERVER")
-        return [
-            ProcessSpec(name=f"pserver.{index}", command=tuple(command), role=role | _own(endpoint))
-            for index, endpoint in enumerate(self.endpoints)
-        ]
+        return _processes("pserver", command, self._role("PSERVER"), map(_own, self.endpoints))
 
     def workers(self, command: Sequence[str]) -> list[ProcessSpec]:
         """Returns the workers."""
         role = self._role("TRAINER") | ({STAGE: "1"} if self.heter_endpoints else {})
-        return [
-            ProcessSpec(
-                name=f"trainer.{index}",
-                command=tuple(command),
-                role=role | {WORKER_INDEX: str(index)},
-            )
-            for index in range(self.num_workers)
-        ]
+        own = ({WORKER_INDEX: str(index)} for index in range(self.num_workers))
+        return _processes("trainer", command, role, own)
 
     def heter_trainers(self, command: Sequence[str], device: str) -> list[ProcessSpec]:
         """Returns the heter trainers, on a device "cpu" or "gpu"."""
         role = self._role("HETER_TRAINER") | {STAGE: "2", HETER_DEVICE: device}
-        return [
-            ProcessSpec(name=f"heter.{index}", command=tuple(command), role=role | _own(endpoint))
-            for index, endpoint in enumerate(self.heter_endpoints)
-        ]
+        return _processes("heter", command, role, map(_own, self.heter_endpoints))
 
     def _role(self, role: str) -> dict[str, str]:
         shared = {
@@ -187,6 +174,15 @@ class Plan:
         if self.heter_endpoints:
             shared |= {HETER_TRAINERS[0]: ",".join(self.heter_endpoints), STAGES: "2"}
         return shared
+
+
+def _processes(
+    kind: str, command: Sequence[str], role: dict[str, str], own: Iterable[dict[str, str]]
+) -> list[ProcessSpec]:
+    return [
+        ProcessSpec(name=f"{kind}.{index}", command=tuple(command), role=role | each)
+        for index, each in enumerate(own)
+    ]
 
 
 def _own(endpoint: str) -> dict[str, str]:

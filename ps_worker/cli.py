@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import typer
 
 from ctr_ps.protos.errors import CtrPsError, RoleError, UsageError
-from ctr_ps.protos.role import HeterRole, WorkerRole, default_bind, role_from_environment
+from ctr_ps.protos.role import HeterRole, WorkerRole, role_from_environment
 from ctr_ps.protos.runtime.environment import arguments, keep_freed_memory
 from ctr_ps.protos.runtime.logs import LogFormat, LogLevel, configure_logs, errors_as_exit_codes
 from ctr_ps.protos.runtime.options import LogFormatOption, LogLevelOption, Metrics, command_app
@@ -263,11 +263,9 @@ def _tell_of_interruptions(job: Job) -> None:
 
 
 def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
-    from ctr_ps.ps_worker.cluster.open_store import open_store
-    from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
+    from ctr_ps.ps_worker.extras.heter.heter_job import run_heter
     from ctr_ps.ps_worker.run.membership import job_ends_by_errors
     from ctr_ps.ps_worker.run.plan import heter_plan_of
-    from ctr_ps.ps_worker.run.termination import Termination
 
     role = role_from_environment(os.environ)
     if not isinstance(role, HeterRole):
@@ -277,17 +275,7 @@ def _heter(job: Job, device: str | None) -> Mapping[str, Any]:
     keep_freed_memory()
     with job_ends_by_errors(role):
         plan = heter_plan_of(job, role)
-    with (
-        Termination() as termination,
-        open_store(role, job.cluster, disturb=faults_of(os.environ)) as store,
-    ):
-        return train_heter(
-            plan,
-            store,
-            host=default_bind(role.endpoint),
-            on_joined=lambda run: run.end_by(termination),
-            is_told_to_end=lambda: termination.is_told_to_end,
-        )
+    return run_heter(plan)
 
 
 def _other_role(command: str) -> RoleError:

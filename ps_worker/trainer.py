@@ -25,11 +25,10 @@ from ctr_ps.ps_worker.checkpoints.attachments import (
     values_of_checkpoint,
 )
 from ctr_ps.ps_worker.checkpoints.warm_start import require_schema
-from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.file_dataset import head_of
 from ctr_ps.ps_worker.data.files.file_split import file_splits
 from ctr_ps.ps_worker.data.files.listing import Files, are_files, files_of
-from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.formats import splitter
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader, batches_of_samples
 from ctr_ps.ps_worker.extras.device_pass import new_pass_trainer
@@ -270,12 +269,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             for _ in range(epochs):
                 yield self._batches(data, self.schema)
             return
-        parts = file_splits(
-            lambda path: reader_of(path, self.schema, BadRows(), format_of_job(self.job)),
-            files_of(data),
-            0,
-            1,
-        )
+        parts = file_splits(splitter(self.schema, format_of_job(self.job)), files_of(data), 0, 1)
         files = TrainingData(self.job, self.schema, parts)
         for epoch in range(self._epochs_done + 1, self._epochs_done + epochs + 1):
             files.prepare(self._run, epoch)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.ctr_model.models.checks import labels_of
 from ctr_ps.ctr_model.models.model import EmbeddingTable
-from ctr_ps.ctr_model.parameters import Floats, Ints
+from ctr_ps.ctr_model.parameters import Ints
 from ctr_ps.ctr_model.torch import batch as tensors
 from ctr_ps.ctr_model.torch.model import LossResult, TorchModel
 
@@ -88,13 +88,8 @@ class DeviceModel:
     """The module of a `TorchModel` on a device, which no call waits for. For one thread."""
 
     def __init__(self, model: TorchModel, device: torch.device) -> None:
-        self._workspace = model.workspace(1, device=device)
+        self.workspace = model.workspace(1, device=device)
         self.slots = {table.name: slots_of(table) for table in model.tables}
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether gradients are still looked at, and waited for: those of the first batches."""
-        return self._workspace.is_watched
 
     def gradient(
         self,
@@ -109,7 +104,7 @@ class DeviceModel:
         there as often. Overwrites `dense_grad` float32[P]; returns, by table, those float32[L, D] of `rows`,
         None for zeros.
         """
-        self._workspace.take(params)
+        self.workspace.take(params)
         leaves = {}
         for name, weights in rows.items():
             slots = batch.slots[self.slots[name]]
@@ -123,8 +118,4 @@ class DeviceModel:
         seen = tensors.Batch(
             dense=batch.dense, labels=batch.labels, weights=batch.weights, rows=leaves
         )
-        return self._workspace.gradient(seen, dense_grad)
-
-    def checked(self, probabilities: Floats) -> Floats:
-        """Returns the probabilities of a `LossResult`; raises ModelInputError if they are none."""
-        return self._workspace.checked(probabilities)
+        return self.workspace.gradient(seen, dense_grad)

@@ -67,18 +67,13 @@ Disturb = Callable[[Sequence[grpc.Channel]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadlines:
-    """How long calls may take, in seconds.
+    """How long calls may take, in seconds."""
 
-    Attributes:
-        rpc_s: An ordinary call.
-        wait_s: What a call may take longer if it waits for other workers. A server has such a limit of
-            its own (`ps-server --wait-limit`), whose error names who is missing: let it come first.
-        checkpoint_s: Saving, loading, hashing or shrinking one server's part.
-    """
-
-    rpc_s: float = 60.0
+    rpc_s: float = 60.0  # an ordinary call
+    # what a call may take longer if it waits for other workers. A server has such a limit of its own
+    # (`ps-server --wait-limit`), whose error names who is missing: let it come first
     wait_s: float = 600.0
-    checkpoint_s: float = 3600.0
+    checkpoint_s: float = 3600.0  # saving, loading, hashing or shrinking one server's part
 
     def of(self, call: Call[Q, Any], argument: Q) -> float:
         """Returns how long a call may take."""
@@ -343,45 +338,31 @@ class _Connection:
 
 
 class GrpcTransport:
-    """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe.
-
-    Attributes:
-        later: Where calls wait that are sent again.
-        changed: Held while an answer changes; notified when a failed call is sent again, or ends.
-    """
+    """Channels to all servers: a `ps_worker.cluster.transport.Transport`. Thread-safe."""
 
     def __init__(
         self,
-        endpoints: Sequence[str],
-        deadlines: Deadlines | None = None,
+        endpoints: Sequence[str],  # host:port of every server
+        deadlines: Deadlines | None = None,  # how long calls may take
         *,
+        # for how long a call is sent again whose server is unavailable, in seconds; None: for as long as a
+        # restart takes where servers keep an update log, else for a moment
         retry_s: float | None = None,
-        calls: Mapping[str, Call[Any, Any]] = CALLS,
+        calls: Mapping[str, Call[Any, Any]] = CALLS,  # that servers of this kind answer, by name
+        # None: those of this process's environment; a file that cannot be used is a UsageError
         credentials: Credentials | None = None,
-        disturb: Disturb | None = None,
-        stream: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        disturb: Disturb | None = None,  # puts faults into the calls of a test
+        stream: bool = True,  # whether calls that move data use the streams that servers offer
+        clock: Callable[[], float] = time.monotonic,  # in seconds
     ) -> None:
-        """Opens a channel to each server; whether they answer shows at the first call.
-
-        Args:
-            endpoints: host:port of every server.
-            deadlines: How long calls may take.
-            retry_s: For how long a call is sent again whose server is unavailable, in seconds; None: for as
-                long as a restart takes where servers keep an update log, else for a moment.
-            calls: Those that servers of this kind answer, by name.
-            credentials: None: those of this process's environment; a file that cannot be used is a
-                UsageError.
-            disturb: Puts faults into the calls of a test.
-            stream: Whether calls that move data use the streams that servers offer.
-            clock: In seconds.
-        """
+        """Opens a channel to each server; whether they answer shows at the first call."""
         self.servers_recover = False
         self._retry_s = retry_s
         self.retries = 0
         self.clock = clock
         self.log = CallLog(clock)
-        self.later = Delays(SENDS_AGAIN)
+        self.later = Delays(SENDS_AGAIN)  # where calls wait that are sent again
+        # held while an answer changes; notified when a failed call is sent again, or ends
         self.changed = threading.Condition(threading.Lock())
         self.is_closed = False  # nothing is sent any more
         self.endpoints: Sequence[str] = tuple(endpoints)

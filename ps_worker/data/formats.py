@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import PurePath
 
@@ -78,6 +79,11 @@ def reader_of(path: str, schema: Schema, bad_rows: BadRows, format: Format | Non
     module, _, kind = _FORMATS[format].reader.rpartition(".")
     reader: Reader = getattr(import_module(f"{__package__}.{module}"), kind)(schema, bad_rows)
     return reader
+
+
+def splitter(schema: Schema, format: Format | None = None) -> Callable[[str], Reader]:
+    """Returns a function for the reader of a file that is to be split, and of which no row is read."""
+    return partial(reader_of, schema=schema, bad_rows=BadRows(), format=format)
 
 
 def format_of(path: str) -> str:

@@ -17,7 +17,7 @@ from ctr_ps.ctr_model.models.model import Model, origin_of
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import RoleError, UsageError
 from ctr_ps.protos.metrics.metrics_port import metrics_address
-from ctr_ps.protos.role import HeterRole, Role, ServerRole, WorkerRole, default_bind
+from ctr_ps.protos.role import HeterRole, Role, ServerRole, WorkerRole
 from ctr_ps.protos.runtime.logs import configure_logs, errors_as_exit_codes
 from ctr_ps.protos.store import (
     InferenceDtype,
@@ -32,11 +32,10 @@ from ctr_ps.ps_server.settings import Limits, ServerSettings
 from ctr_ps.ps_worker.checkpoints.attachments import values_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.resume import require_batches
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
-from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, file_splits, split_files
 from ctr_ps.ps_worker.data.files.listing import signature_of, stamp_of
-from ctr_ps.ps_worker.data.formats import Format, reader_of
+from ctr_ps.ps_worker.data.formats import Format, splitter
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.data.slot_values import SlotValues
 from ctr_ps.ps_worker.extras.chaos import faults_of
@@ -49,7 +48,7 @@ from ctr_ps.ps_worker.run.membership import abort_before_joining
 from ctr_ps.ps_worker.run.plan import model_plan_of
 from ctr_ps.ps_worker.run.precompile import precompile_script
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.termination import Place, Termination
+from ctr_ps.ps_worker.run.termination import Place
 from ctr_ps.ps_worker.run.worker_metrics import metrics_port
 
 _MOST_LISTS = 16
@@ -199,12 +198,8 @@ class Fleet:
         """
         role = self._role_as(WorkerRole, "fleet.file_splits()")
         paths = [str(file) for file in files]
-        own = file_splits(
-            lambda path: reader_of(path, schema, BadRows(), format),
-            paths,
-            role.worker_index,
-            role.num_workers,
-        )
+        reader_of = splitter(schema, format)
+        own = file_splits(reader_of, paths, role.worker_index, role.num_workers)
         self._note_files(paths)
         return own
 
@@ -294,21 +289,10 @@ class Fleet:
         if self._task is None or not self._is_server_ready:
             raise UsageError("call fleet.init_heter_worker() before fleet.run_heter_worker()")
         # Late, so that others do not load the shell of a heter trainer.
-        from ctr_ps.ps_worker.extras.heter.heter_job import train_heter
+        from ctr_ps.ps_worker.extras.heter.heter_job import run_heter
 
         self._is_over = True
-        plan = model_plan_of(self._task.model, self._task.job, role)
-        with (
-            Termination() as termination,
-            open_store(role, plan.job.cluster, disturb=faults_of(os.environ)) as store,
-        ):
-            train_heter(
-                plan,
-                store,
-                host=default_bind(role.endpoint),
-                on_joined=lambda run: run.end_by(termination),
-                is_told_to_end=lambda: termination.is_told_to_end,
-            )
+        run_heter(model_plan_of(self._task.model, self._task.job, role))
 
     def init_worker(self) -> None:
         """Waits for the servers, and declares the model to them.

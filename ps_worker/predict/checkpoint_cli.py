@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -41,10 +40,9 @@ from ctr_ps.ps_server.checkpoint.storage.folders import folder_at
 from ctr_ps.ps_worker.data.files.listing import matching_files
 from ctr_ps.ps_worker.predict.value_vectors import ExportedValues, export_values, import_vectors
 from ctr_ps.ps_worker.predict.vector_files import VectorFormat
+from ctr_ps.ps_worker.run.result_tables import output_console
 
 app = command_app("Inspect, verify, export, import and compact checkpoints.")
-
-_FILE_WIDTH = 200  # characters per line of output to a file or a pipe
 
 Url = Annotated[
     str,
@@ -281,9 +279,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> No
         table.add_column(header, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(str(each))) for each in row))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = output_console()
     console.print()
     console.print(table)
 

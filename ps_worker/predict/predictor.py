@@ -117,18 +117,9 @@ class _Loaded:
 class Predictor:
     """Predicts clicks with a saved model. Thread-safe."""
 
-    def __init__(
-        self,
-        loaded: _Loaded,
-        *,
-        maps: bool = False,
-        verifies: bool = False,
-        allows_code: bool = False,
-    ) -> None:
+    def __init__(self, loaded: _Loaded, options: "_Options") -> None:
         self._loaded = loaded
-        self._maps = maps
-        self._verifies = verifies
-        self._allows_code = allows_code
+        self._options = options
         self._previous: list[_Loaded] = []
         self._switching = threading.Lock()
 
@@ -150,8 +141,8 @@ class Predictor:
             allow_code: Run the file of a model of one's own, which the checkpoint names; whoever writes the
                 checkpoint chooses that code.
         """
-        loaded = _load(url, maps=map, verifies=verify, allows_code=allow_code)
-        return cls(loaded, maps=map, verifies=verify, allows_code=allow_code)
+        options = _Options(maps=map, verifies=verify, allows_code=allow_code)
+        return cls(_load(url, options), options)
 
     @property
     def url(self) -> str:
@@ -199,7 +190,7 @@ class Predictor:
         )
 
         command = "data.pipe_command"
-        require_consent(self.url, loaded.job, [command], allow_code=self._allows_code)
+        require_consent(self.url, loaded.job, [command], allow_code=self._options.allows_code)
         rows = streamed(loaded.job, replace(loaded.schema, is_for_prediction=True, id=None))
         rows.set_filelist(files_of(data))
         return np.concatenate([loaded.none, *(loaded.predict(batch) for batch in rows)])
@@ -233,12 +224,8 @@ class Predictor:
         keys mean something else.
         """
         with self._switching:
-            loaded = _load(
-                url,
-                maps=self._maps,
-                verifies=self._verifies if verify is None else verify,
-                allows_code=self._allows_code,
-            )
+            usual = self._options
+            loaded = _load(url, usual if verify is None else replace(usual, verifies=verify))
             if loaded.schema.fingerprint != self.schema.fingerprint:
                 raise UsageError(
                     f"{loaded.saved.checkpoint.url} was trained with another schema than {self.url}: load "
@@ -261,12 +248,19 @@ class Predictor:
             self._loaded = self._previous.pop()
 
 
-def _load(url: str | Path, *, maps: bool, verifies: bool, allows_code: bool) -> _Loaded:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    maps: bool
+    verifies: bool
+    allows_code: bool
+
+
+def _load(url: str | Path, options: _Options) -> _Loaded:
     checkpoint = Checkpoint.open(url)
     schema = schema_of_checkpoint(checkpoint)
     # A prediction for each row of files.
     job = job_of_checkpoint(checkpoint, ["data.bad_row_limit=0"])
-    require_consent(checkpoint.url, job, ["model.name"], allow_code=allows_code)
+    require_consent(checkpoint.url, job, ["model.name"], allow_code=options.allows_code)
     model = model_of_checkpoint(checkpoint, job, schema)
-    saved = SavedModel(checkpoint, maps=maps, verifies=verifies)
+    saved = SavedModel(checkpoint, maps=options.maps, verifies=options.verifies)
     return _Loaded(saved, schema, model, job, values_of_checkpoint(checkpoint))

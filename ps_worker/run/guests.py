@@ -1,6 +1,7 @@
 """Parts of training that the core does not have; who starts a run passes them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from ctr_ps.ctr_model.models.model import Model
@@ -38,17 +39,16 @@ class PassTrainer(Protocol):
         """Trains on each batch once."""
 
 
-class NewPassTrainer(Protocol):
-    """Makes the trainer of passes of a run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassParts:
+    """What a run has for a trainer of passes."""
 
-    def __call__(
-        self,
-        model: Model,
-        specs: ModelSpecs,
-        store: Store,
-        push_ids: PushIds,
-        *,
-        progress: Progress,
-        non_finite: NonFiniteBatches,
-    ) -> PassTrainer:
-        """Returns it; `model` computes the gradients, in `store` all is declared."""
+    model: Model  # computes the gradients
+    specs: ModelSpecs
+    store: Store  # in which all is declared
+    push_ids: PushIds
+    progress: Progress
+    non_finite: NonFiniteBatches
+
+
+NewPassTrainer = Callable[[PassParts], PassTrainer]

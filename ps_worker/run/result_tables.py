@@ -14,11 +14,17 @@ _FILE_WIDTH = 200  # characters a line of output to a file or a pipe
 
 def print_result(result: Mapping[str, Any]) -> None:
     """Prints a result to stdout: with colours in a terminal, as plain text elsewhere."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
+    console = output_console()
     console.print(result_tables(result))
     console.file.flush()
+
+
+def output_console(*, highlight: bool = False) -> Console:
+    """Returns stdout, whose lines are as wide as a terminal, or as tables need in a file or a pipe."""
+    console = Console(highlight=highlight)
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
 
 
 def result_tables(result: Mapping[str, Any]) -> Group:

@@ -37,7 +37,7 @@ from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.data.global_shuffle import Peers
 from ctr_ps.ps_worker.job.checks import require_one_worker
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, num_biases, num_rates
-from ctr_ps.ps_worker.run.guests import DenseTrainers, PassTrainer
+from ctr_ps.ps_worker.run.guests import DenseTrainers, PassParts, PassTrainer
 from ctr_ps.ps_worker.run.membership import Membership, abort_by
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.termination import Termination
@@ -91,7 +91,7 @@ class Run(AbstractContextManager["Run"]):
         self._model = model
         self._job = job
         self._heter = heter
-        self._trained_model = plan.trained
+        self._tasks = tasks_of(model)
         self._counting_tables = plan.specs.counting_tables
         self._communicator: Communicator | None = None  # None: not started
         self._earlier_progress: WorkerProgress | None = None
@@ -164,7 +164,7 @@ class Run(AbstractContextManager["Run"]):
                 "the first pass"
             )
         takes_dense = not only or DENSE_BLOCK in only
-        self._declare(() if takes_dense or self._is_declared else self._rates_of(head))
+        self._declare(() if takes_dense or self._is_declared else rates_of(head, self._tasks))
         self.store.load(url, only=only, token=token)
         start = warm_start(url, self._model, only)
         logger.info(
@@ -184,13 +184,9 @@ class Run(AbstractContextManager["Run"]):
     def start(self, head: Iterable[Batch] = (), *, num_training: int | None = None) -> None:
         """Waits for all workers, and makes ready to train; once started, a no-op.
 
-        Args:
-            head: First rows to train on. Worker 0's tell the rate at which a fresh model begins; nobody else
-                reads them.
-            num_training: Workers that have rows to train on, the same on all workers; None: all.
-
-        Raises:
-            CtrPsError: If others do not come.
+        Worker 0 reads `head`, first rows to train on, for the rate at which a fresh model begins.
+        `num_training` workers have rows to train on, the same on all workers; None: all. Raises CtrPsError if
+        others do not come.
         """
         if self._communicator is not None:
             return
@@ -199,7 +195,7 @@ class Run(AbstractContextManager["Run"]):
         communicator = communicator_of(
             self._job,
             self.store,
-            self._trained_model,
+            self._plan.trained,
             self._plan.specs,
             self._plan.role,
             member=self._membership.member,
@@ -228,16 +224,13 @@ class Run(AbstractContextManager["Run"]):
         if self._is_declared:
             told[-1] = 1.0
         elif self.is_first and not self.is_repeating:  # else it is told what the lost process was
-            told[:-1] = self._rates_of(head) or _NOTHING[ReduceOp.MAX]
+            told[:-1] = rates_of(head, self._tasks) or _NOTHING[ReduceOp.MAX]
         reduced = self.store.all_reduce("start", self.worker, told, ReduceOp.MAX, step=0).result()
         self.barriers_passed += 1
         self._version_of_barrier = reduced.version
         *rates, is_declared = reduced.values.tolist()
         self._declare(rates if np.isfinite(rates).all() and is_declared != 1.0 else ())
         return reduced.version
-
-    def _rates_of(self, head: Iterable[Batch]) -> tuple[float, ...]:
-        return rates_of(head, tasks_of(self._model))
 
     @property
     def earlier_progress(self) -> WorkerProgress | None:
@@ -488,18 +481,19 @@ class Run(AbstractContextManager["Run"]):
     def _pass_trainer(self) -> PassTrainer:
         if self._plan.new_pass_trainer is None:
             raise UsageError('device.tables is "pass", but this run has no trainer of passes')
-        return self._plan.new_pass_trainer(
-            self._trained_model,
-            self._plan.specs,
-            self.store,
-            self.communicator.push_ids,
+        parts = PassParts(
+            model=self._plan.trained,
+            specs=self._plan.specs,
+            store=self.store,
+            push_ids=self.communicator.push_ids,
             progress=self.progress,
             non_finite=self.non_finite,
         )
+        return self._plan.new_pass_trainer(parts)
 
     def _step_loop(self, thread_num: int) -> StepLoop:
         return StepLoop(
-            self._trained_model,
+            self._plan.trained,
             self.communicator,
             batch_size=self._job.train.batch_size,
             thread_num=thread_num,

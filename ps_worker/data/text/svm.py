@@ -17,6 +17,7 @@ be repeated. Omitted numbers are missing; an omitted slot has the empty value.
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,32 @@ _NO_FIELD = -1
 _MAX_INDEX = 2**64 - 1
 
 
+class Layout(NamedTuple):
+    """What `scan_lines` knows of a format and its columns."""
+
+    has_fields: bool  # whether it is libffm, where a slot without values gets the empty value
+    # uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1
+    dense_indexes: NDArray[np.uint64]
+    dense_columns: NDArray[
+        np.int64
+    ]  # int64[num_dense + 1]: the dense column of each, and num_dense
+    slot_numbers: NDArray[np.int64]  # int64[S], of each slot in the feature hash
+
+
+class Rows(NamedTuple):
+    """Columns that `scan_lines` overwrites, from the start; as many rows as lines have room."""
+
+    starts: NDArray[np.int64]  # int64[lines], positions in the block
+    labels: NDArray[np.float32]  # float32[lines]
+    dense: NDArray[np.float64]  # float64[lines, num_dense], nan where missing
+    keys: NDArray[np.uint64]  # uint64[blanks + lines * S]
+    offsets: NDArray[np.int32]  # int32[lines * S + 1], the first is 0
+    # of one row: the number of values of each slot, int64[S], and slot, start and stop of each value in the
+    # order of the line, int64[blanks, 3]
+    counts: NDArray[np.int64]
+    found: NDArray[np.int64]
+
+
 class SvmScanner:
     """A `LineScanner` of libsvm or libffm. Stateless: threads share it."""
 
@@ -55,44 +82,36 @@ class SvmScanner:
         indexes = list(range(len(names))) if has_fields else _dense_indexes(schema)
         order = sorted(range(len(names)), key=indexes.__getitem__)
         self._schema = schema
-        self._has_fields = has_fields
         self._dense = dict(zip(indexes, names, strict=True))
-        self._dense_indexes = np.array([*sorted(indexes), 2**64 - 1], np.uint64)
-        self._dense_columns = np.array([*order, len(names)], np.int64)
-        self._slot_numbers = np.array(schema.slot_numbers, np.int64)
+        self._layout = Layout(
+            has_fields,
+            np.array([*sorted(indexes), 2**64 - 1], np.uint64),
+            np.array([*order, len(names)], np.int64),
+            np.array(schema.slot_numbers, np.int64),
+        )
 
     def scan(self, block: NDArray[np.uint8]) -> tuple[Batch, NDArray[np.int64], Sequence[BadLine]]:
         num_lines, num_blanks = count_lines_and_blanks(block)
         num_slots = len(self._schema.slots)
-        starts = np.empty(num_lines, np.int64)
-        labels = np.empty(num_lines, np.float32)
-        dense = np.empty((num_lines, len(self._schema.dense)), np.float64)
-        keys = np.empty(num_blanks + num_lines * num_slots, np.uint64)
-        offsets = np.zeros(num_lines * num_slots + 1, np.int32)
-        malformed = np.empty((num_lines, 3), np.int64)
-        num_rows, num_malformed = scan_lines(
-            block,
-            self._has_fields,
-            self._dense_indexes,
-            self._dense_columns,
-            self._slot_numbers,
-            np.empty((num_blanks, 3), np.int64),
-            starts,
-            labels,
-            dense,
-            np.empty(num_slots, np.int64),
-            keys,
-            offsets,
-            malformed,
+        out = Rows(
+            starts=np.empty(num_lines, np.int64),
+            labels=np.empty(num_lines, np.float32),
+            dense=np.empty((num_lines, len(self._schema.dense)), np.float64),
+            keys=np.empty(num_blanks + num_lines * num_slots, np.uint64),
+            offsets=np.zeros(num_lines * num_slots + 1, np.int32),
+            counts=np.empty(num_slots, np.int64),
+            found=np.empty((num_blanks, 3), np.int64),
         )
-        offsets = offsets[: num_rows * num_slots + 1]
-        if not self._has_fields:
-            np.nan_to_num(dense[:num_rows], copy=False)
+        malformed = np.empty((num_lines, 3), np.int64)
+        num_rows, num_malformed = scan_lines(block, self._layout, out, malformed)
+        dense, offsets = out.dense[:num_rows], out.offsets[: num_rows * num_slots + 1]
+        if not self._layout.has_fields:
+            np.nan_to_num(dense, copy=False)
         rows = Batch(
-            labels=labels[:num_rows],
-            dense=self._schema.scale_dense(dense[:num_rows]),
+            labels=out.labels[:num_rows],
+            dense=self._schema.scale_dense(dense),
             # Copied, because the buffer is much larger than the keys.
-            keys=keys[: offsets[-1]].copy(),
+            keys=out.keys[: offsets[-1]].copy(),
             offsets=offsets,
             num_slots=num_slots,
         )
@@ -100,14 +119,15 @@ class SvmScanner:
             BadLine(line, start, self._fault(block, start, position))
             for line, start, position in malformed[:num_malformed].tolist()
         ]
-        return without_overflows(self._schema, dense[:num_rows], rows, starts[:num_rows], bad_lines)
+        return without_overflows(self._schema, dense, rows, out.starts[:num_rows], bad_lines)
 
     def _fault(self, block: NDArray[np.uint8], start: int, position: int) -> str:
         """Returns the fault of the word at `position` in the line from `start`."""
         word = block[position : word_end(block, position)].tobytes()
         if position == skip_blanks(block, start):
             return f"the label is {shown(word)}, expected 0, 1 or -1"
-        form = "field:index:number" if self._has_fields else "index:number"
+        has_fields = self._layout.has_fields
+        form = "field:index:number" if has_fields else "index:number"
         pieces = word.split(b":")
         if len(pieces) != form.count(":") + 1 or not (pieces[0].isdigit() and pieces[-2]):
             return f"{shown(word)} does not have the form {form}"
@@ -115,12 +135,12 @@ class SvmScanner:
             return f"the first number of {shown(word)} is above 2**64 - 1"
         field = int(pieces[0])
         num_fields = len(self._schema.dense) + len(self._schema.slots)
-        if self._has_fields and field >= num_fields:
+        if has_fields and field >= num_fields:
             return (
                 f"the field of {shown(word)} is not in the schema, expected 0 to {num_fields - 1}"
             )
         if field not in self._dense:
-            slot = self._schema.slots[field - len(self._dense) if self._has_fields else 0]
+            slot = self._schema.slots[field - len(self._dense) if has_fields else 0]
             return f"{shown(word)} is a value of slot {slot!r}, so its number must be 1"
         name = self._dense[field]
         text = np.frombuffer(word + b"\n", np.uint8)
@@ -200,7 +220,7 @@ def scan_word(
     dense_indexes: NDArray[np.uint64],
     dense_columns: NDArray[np.int64],
 ) -> tuple[int, int, int, float]:
-    """Parses a word; arguments as for `scan_lines`.
+    """Parses a word; the last arguments are those of a `Layout`.
 
     Returns its field, dense columns first, then slots, or _NO_FIELD if it is malformed; start and stop of its
     index; its number.
@@ -220,20 +240,16 @@ def scan_word(
 def scan_features(
     block: NDArray[np.uint8],
     position: int,
-    has_fields: bool,
-    dense_indexes: NDArray[np.uint64],
-    dense_columns: NDArray[np.int64],
+    layout: Layout,
     row: int,
-    dense: NDArray[np.float64],
-    counts: NDArray[np.int64],
-    found: NDArray[np.int64],
+    out: Rows,
 ) -> tuple[int, int]:
-    """Writes the numbers of a row, and the positions of its values; see `scan_lines`.
+    """Writes the numbers of a row, and `counts`, zeros before, and `found`.
 
-    Overwrites `counts` int64[S], zeros before, with the number of values of each slot, and `found`
-    int64[words, 3] with slot, start and stop of each value. Returns the number of values and the position of
-    the end of the line, or -1 and that of the word at fault.
+    Returns the number of values and the position of the end of the line, or -1 and that of the word at fault.
     """
+    dense, counts, found = out.dense, out.counts, out.found
+    has_fields, dense_indexes, dense_columns, _ = layout
     num_dense = dense.shape[1]
     num_fields = num_dense + len(counts)
     num_found = 0
@@ -264,22 +280,15 @@ def scan_features(
 
 @kernel
 def put_values(
-    block: NDArray[np.uint8],
-    has_fields: bool,
-    found: NDArray[np.int64],
-    num_found: int,
-    row: int,
-    slot_numbers: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    offsets: NDArray[np.int32],
-    keys: NDArray[np.uint64],
+    block: NDArray[np.uint8], layout: Layout, num_found: int, row: int, out: Rows
 ) -> None:
     """Writes the keys of a row by slot; the values of a slot keep the order of the line."""
-    num_slots = len(counts)
+    keys, offsets, counts, found = out.keys, out.offsets, out.counts, out.found
+    slot_numbers, num_slots = layout.slot_numbers, len(counts)
     first = row * num_slots
     for slot in range(num_slots):
         start = offsets[first + slot]
-        if has_fields and counts[slot] == 0:
+        if layout.has_fields and counts[slot] == 0:
             keys[start] = hash_bytes(block, 0, 0, slot_numbers[slot])
             counts[slot] = 1
         offsets[first + slot + 1] = start + counts[slot]
@@ -294,22 +303,8 @@ def put_values(
 @kernel
 def scan_lines(
     block: NDArray[np.uint8],  # uint8[n], whole lines: the last byte is a newline
-    # whether the format is libffm, where a slot without values gets the empty value
-    has_fields: bool,
-    # uint64[num_dense + 1], for libsvm: indexes of dense columns, ascending, and 2^64 - 1
-    dense_indexes: NDArray[np.uint64],
-    # int64[num_dense + 1], for libsvm: the dense column of each, and num_dense
-    dense_columns: NDArray[np.int64],
-    slot_numbers: NDArray[np.int64],  # int64[S], of each slot in the feature hash
-    found: NDArray[np.int64],  # int64[blanks, 3], overwritten
-    # int64[lines], overwritten from the start with the rows' positions in the block
-    starts: NDArray[np.int64],
-    # float32[lines], overwritten from the start, as the other columns are
-    labels: NDArray[np.float32],
-    dense: NDArray[np.float64],  # float64[lines, num_dense], nan where missing
-    counts: NDArray[np.int64],  # int64[S], overwritten
-    keys: NDArray[np.uint64],  # uint64[blanks + lines * S]
-    offsets: NDArray[np.int32],  # int32[lines * S + 1], the first is 0
+    layout: Layout,
+    out: Rows,
     malformed: NDArray[np.int64],  # int64[lines, 3]
 ) -> tuple[int, int]:
     """Scans the lines of a block; returns the numbers of rows written and of malformed lines."""
@@ -323,33 +318,13 @@ def scan_lines(
         label = parse_label(block, word, position)
         num_found = -1
         if label >= 0:
-            labels[num_rows] = label
-            dense[num_rows] = np.nan
-            counts[:] = 0
-            num_found, word = scan_features(
-                block,
-                position,
-                has_fields,
-                dense_indexes,
-                dense_columns,
-                num_rows,
-                dense,
-                counts,
-                found,
-            )
+            out.labels[num_rows] = label
+            out.dense[num_rows] = np.nan
+            out.counts[:] = 0
+            num_found, word = scan_features(block, position, layout, num_rows, out)
         if num_found >= 0:
-            put_values(
-                block,
-                has_fields,
-                found,
-                num_found,
-                num_rows,
-                slot_numbers,
-                counts,
-                offsets,
-                keys,
-            )
-            starts[num_rows] = start
+            put_values(block, layout, num_found, num_rows, out)
+            out.starts[num_rows] = start
             num_rows += 1
             position = word + 1
             continue

@@ -51,7 +51,6 @@ def piped(
     *,
     columns: Sequence[str] | None = None,
     values: Values = "keys",
-    stall_limit_s: float = STALL_LIMIT_S,
 ) -> MakeReader:
     """Returns a format for datasets that pipes files through a command.
 
@@ -60,7 +59,7 @@ def piped(
 
     def make(schema: Schema, _: BadRows) -> Reader:
         scanner = MultiSlotScanner(schema, columns, values)
-        return PipeReader(command, scanner, stall_limit_s=stall_limit_s)
+        return PipeReader(command, scanner)
 
     return make
 

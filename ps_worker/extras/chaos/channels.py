@@ -109,7 +109,7 @@ class Fates:
 
     def next(self, call: str) -> Fate:
         """Returns what happens to the next call of this name."""
-        is_request_lost = is_reply_lost = is_duplicated = False
+        happens: set[str] = set()
         delay_s = 0.0
         with self._lock:
             random = self._random.setdefault(
@@ -122,17 +122,10 @@ class Fates:
                     delay_s += fault.amount
                     continue
                 is_chosen, is_reply = random.random() < fault.amount, random.random() < 0.5
-                if fault.kind == "drop":
-                    is_request_lost |= is_chosen and not is_reply
-                    is_reply_lost |= is_chosen and is_reply
-                else:
-                    is_duplicated |= is_chosen
-        return Fate(
-            is_request_lost=is_request_lost,
-            is_reply_lost=is_reply_lost,
-            is_duplicated=is_duplicated,
-            delay_s=delay_s,
-        )
+                if is_chosen:
+                    lost = "is_reply_lost" if is_reply else "is_request_lost"
+                    happens.add(lost if fault.kind == "drop" else "is_duplicated")
+        return Fate(**dict.fromkeys(happens, True), delay_s=delay_s)
 
 
 Send = Callable[..., Any]

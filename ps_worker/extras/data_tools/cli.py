@@ -46,8 +46,7 @@ from ctr_ps.ps_worker.extras.data_tools.profile import (
 from ctr_ps.ps_worker.extras.data_tools.roles import Proposal, propose
 from ctr_ps.ps_worker.extras.data_tools.row_split import ROWS_PER_FILE, parse_ratio, split_rows
 from ctr_ps.ps_worker.extras.data_tools.samples import sample_of
-
-_FILE_WIDTH = 200  # characters per line of a table written to a file or a pipe
+from ctr_ps.ps_worker.run.result_tables import output_console
 
 Patterns = Annotated[
     list[str], typer.Argument(help="Files, or patterns with *, ? and ** in quotes.")
@@ -177,7 +176,7 @@ def profile_command(
 
     Reads the files once, in bounded memory; estimates are marked and have their error.
     """
-    console = _console()
+    console = output_console(highlight=True)
     files, proposal = matching_files(patterns), None
     if not schema and all(has_named_columns(path, format_name or None) for path in files):
         sample = sample_of(files, format_name or None)
@@ -240,7 +239,7 @@ def init_command(
         test=test or [],
         format=format_name or None,
     )
-    _print_proposal(_console(), first.proposal)
+    _print_proposal(output_console(highlight=True), first.proposal)
     typer.echo(f"schema: {first.schema_file}")
     held_out = f"{len(first.test)} to test on" if first.test else "none to test on, so no AUC"
     typer.echo(
@@ -334,13 +333,6 @@ def convert_command(
         f"{counted(converted.rows, 'row')} in {out}/part-*.parquet "
         f"({counted(len(converted.files), 'file')}), {counted(converted.bad_rows, 'malformed row')}"
     )
-
-
-def _console() -> Console:
-    console = Console()
-    if not console.is_terminal:
-        console.width = _FILE_WIDTH
-    return console
 
 
 def _print_proposal(console: Console, proposal: Proposal) -> None:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 
+from ctr_ps.ctr_model.metrics import auc_of_histograms
 from ctr_ps.ctr_model.schema import criteo_schema
 from ctr_ps.protos.errors import DataError, UsageError, counted
 from ctr_ps.ps_worker.data.files.content import atomic_file
@@ -106,12 +107,13 @@ def generate(
         clicks, probabilities = _write_files(
             folder / "test", model, [seed, 2], test_rows, test_files
         )
+        by_prediction = clicks[np.argsort(probabilities)].astype(np.int64)
         report = PlantedReport(
             rows=rows,
             test_rows=test_rows,
             seed=seed,
             click_rate=float(clicks.mean()),
-            best_auc=_auc(clicks, probabilities),
+            best_auc=auc_of_histograms(by_prediction, 1 - by_prediction),
             best_log_loss=float(-np.log(np.where(clicks, probabilities, 1 - probabilities)).mean()),
         )
         with atomic_file(folder / "schema.toml") as file:
@@ -167,14 +169,6 @@ def criteo_text(
     options = csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     csv.write_csv(table, text, options)
     return text.getvalue()
-
-
-def _auc(clicks: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> float:
-    """Returns the AUC, computed from the sum of ranks."""
-    num_clicks = int(clicks.sum())
-    ranks = np.flatnonzero(clicks[np.argsort(probabilities)]) + 1
-    pairs = num_clicks * (len(clicks) - num_clicks)
-    return float(ranks.sum() - num_clicks * (num_clicks + 1) / 2) / pairs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

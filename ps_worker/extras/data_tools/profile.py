@@ -145,16 +145,14 @@ def profile_files(
 
 
 def schema_of(
-    profile: Profile, transform: Transform, *, missing_indicators: bool = False
+    profile: Profile,  # of the training data
+    # "none" and "log1p" standardise; "min_max" uses the minimum and the 95th percentile, as Paddle's
+    # tutorials do, without clipping; "quantile" uses the percentiles 0, 5, ..., 100
+    transform: Transform,
+    *,
+    missing_indicators: bool = False,  # whether to add indicators to columns with missing numbers
 ) -> Schema:
-    """Returns a schema that scales the columns of a profile.
-
-    Args:
-        profile: Of the training data.
-        transform: "none" and "log1p" standardise; "min_max" uses the minimum and the 95th percentile, as
-            Paddle's tutorials do, without clipping; "quantile" uses the percentiles 0, 5, ..., 100.
-        missing_indicators: Whether to add indicators to columns with missing numbers.
-    """
+    """Returns a schema that scales the columns of a profile."""
     return replace(
         profile.schema,
         dense=tuple(

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,14 +23,11 @@ from ctr_ps.ctr_model.torch.device import DeviceBatch, DeviceModel
 from ctr_ps.protos.errors import DataError
 from ctr_ps.protos.gradients import element_fault, row_fault
 from ctr_ps.protos.keys import Keys
-from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable, squares_of
 from ctr_ps.ps_worker.extras.device_pass.preparation import PassBatch
 from ctr_ps.ps_worker.extras.device_pass.step_graph import StepGraph
 from ctr_ps.ps_worker.extras.device_pass.step_results import StepResults, first_fault
-from ctr_ps.ps_worker.job.model import ModelSpecs
-from ctr_ps.ps_worker.training.meter import Progress
-from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
+from ctr_ps.ps_worker.run.guests import PassParts
 
 STAGED_BATCHES = 4
 """Batches that are copied ahead to memory that the device reads by itself."""
@@ -38,26 +36,18 @@ STAGED_BATCHES = 4
 class PassSteps:
     """Trains batches on rows and a dense block that are on a device. For one thread."""
 
-    def __init__(
-        self,
-        model: TorchModel,
-        specs: ModelSpecs,
-        push_ids: PushIds,
-        *,
-        device: torch.device,
-        progress: Progress,
-        non_finite: NonFiniteBatches,
-    ) -> None:
+    def __init__(self, parts: PassParts, device: torch.device) -> None:
         """Moves the module to the device."""
+        specs = parts.specs
         self._device = device
-        self._model = DeviceModel(model, device)
+        self._model = DeviceModel(cast("TorchModel", parts.model), device)
         self._dims = {spec.name: spec.dim for spec in specs.tables}
         self._dense = specs.dense.name
         # of a step besides its probabilities: the loss, and a row or an element of each gradient
         self._num_figures = 1 + sum(1 + dim for dim in self._dims.values()) + 2
-        self._push_ids = push_ids
-        self._progress = progress
-        self._non_finite = non_finite
+        self._push_ids = parts.push_ids
+        self._progress = parts.progress
+        self._non_finite = parts.non_finite
         self._clip_norm = specs.job.train.clip_norm
         # A schedule gives each step another rate, which a graph would keep.
         optimizers = [specs.dense.optimizer, *(spec.optimizer for spec in specs.tables)]
@@ -109,7 +99,7 @@ class PassSteps:
     def _can_be_recorded(self, batch: DeviceBatch) -> bool:
         """Whether other batches have the same shapes, and nothing waits for the device."""
         is_single = all(slots.offsets is None for slots in batch.slots.values())
-        return self._has_graphs and is_single and not self._model.is_watched
+        return self._has_graphs and is_single and not self._model.workspace.is_watched
 
     def _staged(
         self, batches: Iterable[PassBatch]
@@ -187,6 +177,8 @@ class PassSteps:
             self._progress.skip()
             return 0
         assert batch.labels is not None
-        probabilities = self._model.checked(figures[self._num_figures :].astype(np.float32))
+        probabilities = self._model.workspace.checked(
+            figures[self._num_figures :].astype(np.float32)
+        )
         self._progress.add(batch.labels, probabilities, loss, batch.weights)
         return batch.size

@@ -20,15 +20,13 @@ import torch
 from torch import Tensor
 
 from ctr_ps.ctr_model.parameters import Ints
-from ctr_ps.ctr_model.torch import TorchModel
 from ctr_ps.ctr_model.torch.batch import tensor_of
 from ctr_ps.ctr_model.torch.device import slots_of
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.environment import num_processors
-from ctr_ps.protos.store import ModelState, PushId, RowStates, Store, Version
+from ctr_ps.protos.store import ModelState, PushId, RowStates, Version
 from ctr_ps.protos.store.state_transfer import require_finite_state
-from ctr_ps.ps_worker.communicators.push_ids import PushIds
 from ctr_ps.ps_worker.data.blocks import Batches
 from ctr_ps.ps_worker.extras.device_pass.pass_steps import PassSteps
 from ctr_ps.ps_worker.extras.device_pass.pass_table import PassBlock, PassTable
@@ -38,9 +36,7 @@ from ctr_ps.ps_worker.extras.device_pass.preparation import (
     parts,
     row_bytes,
 )
-from ctr_ps.ps_worker.job.model import ModelSpecs
-from ctr_ps.ps_worker.training.meter import Progress
-from ctr_ps.ps_worker.training.non_finite import NonFiniteBatches
+from ctr_ps.ps_worker.run.guests import PassParts
 
 logger = logging.getLogger(__name__)
 
@@ -51,32 +47,16 @@ MOST_PUSHES = 8
 class PassTrainer:
     """Trains one model on one device, the only worker of its job. For one thread."""
 
-    def __init__(
-        self,
-        model: TorchModel,
-        specs: ModelSpecs,
-        store: Store,
-        push_ids: PushIds,
-        *,
-        progress: Progress,
-        non_finite: NonFiniteBatches,
-    ) -> None:
-        """Moves the module to the device; see `ps_worker.run.guests.NewPassTrainer`."""
-        job = specs.job
+    def __init__(self, parts: PassParts) -> None:
+        """Moves the module to the device."""
+        job = parts.specs.job
         self._device = torch.device(job.device.kind)
-        self._steps = PassSteps(
-            model,
-            specs,
-            push_ids,
-            device=self._device,
-            progress=progress,
-            non_finite=non_finite,
-        )
-        self._tables = model.tables
-        self._store = store
-        self._push_ids = push_ids
-        self._specs = {spec.name: spec for spec in specs.tables}
-        self._dense = specs.dense
+        self._steps = PassSteps(parts, self._device)
+        self._tables = parts.model.tables
+        self._store = parts.store
+        self._push_ids = parts.push_ids
+        self._specs = {spec.name: spec for spec in parts.specs.tables}
+        self._dense = parts.specs.dense
         self._memory_bytes = job.device.memory_bytes
         self._pass_batches = job.device.pass_rows // job.train.batch_size or None  # None: one pass
         # the store may have a part of a pass: a write back has begun, and did not end

@@ -11,16 +11,19 @@ is divided by those (ps_server/coordination/steps.py). Pushed on arrival, it is 
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctr_ps.protos.errors import AbortedError, CtrPsError
 from ctr_ps.protos.gradients import DenseGrad, Gradients
-from ctr_ps.protos.role import HeterRole, address_to_bind
+from ctr_ps.protos.role import HeterRole, address_to_bind, default_bind
 from ctr_ps.protos.store import Store
 from ctr_ps.protos.wire.heter import Attend
 from ctr_ps.protos.wire.security.credentials import Credentials, require_protection
+from ctr_ps.ps_worker.cluster.open_store import open_store
 from ctr_ps.ps_worker.communicators.lockstep import HalfAsyncCommunicator
+from ctr_ps.ps_worker.extras.chaos import faults_of
 from ctr_ps.ps_worker.extras.heter.connect import require_heter, takes_over
 from ctr_ps.ps_worker.extras.heter.dense_part import DensePart
 from ctr_ps.ps_worker.extras.heter.inbox import Inbox, Joining, Waiting
@@ -28,12 +31,29 @@ from ctr_ps.ps_worker.extras.heter.service import HeterService
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK, errors_of_model, trained_model
 from ctr_ps.ps_worker.run.plan import ModelPlan
 from ctr_ps.ps_worker.run.run import Run
-from ctr_ps.ps_worker.run.termination import EXIT_CODE
+from ctr_ps.ps_worker.run.termination import EXIT_CODE, Termination
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Without work it looks so often who has left, and whether the job has ended."""
+
+
+def run_heter(plan: ModelPlan) -> dict[str, Any]:
+    """Trains by a plan with the servers of its role, up to SIGTERM; see `train_heter`."""
+    role = plan.role
+    assert isinstance(role, HeterRole), "its callers check the role"
+    with (
+        Termination() as termination,
+        open_store(role, plan.job.cluster, disturb=faults_of(os.environ)) as store,
+    ):
+        return train_heter(
+            plan,
+            store,
+            host=default_bind(role.endpoint),
+            on_joined=lambda run: run.end_by(termination),
+            is_told_to_end=lambda: termination.is_told_to_end,
+        )
 
 
 def train_heter(
@@ -53,7 +73,7 @@ def train_heter(
         CtrPsError: If anything goes wrong; says what.
     """
     job, model, role = plan.job, plan.model, plan.role
-    assert isinstance(role, HeterRole), "its callers check the role"
+    assert isinstance(role, HeterRole), "as above"
     require_heter(job, model)
     credentials = Credentials.from_environment()
     require_protection(host, credentials)

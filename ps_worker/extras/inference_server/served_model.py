@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -107,8 +108,7 @@ class ServedModel:
         self._max_rows = max_rows
         self.num_waiting = 0  # requests that have a thread, or wait for one
         self._fault = ""  # of the newest checkpoint; told once
-        self._allow_code = allow_code
-        self._verify, self._maps = verify, maps
+        self._open = partial(Predictor.load, verify=verify, map=maps, allow_code=allow_code)
         self.current = self._load(Checkpoint.open(url))  # the model that answers
         self._threads = ThreadPoolExecutor(threads, "predict")
         logger.info(
@@ -233,9 +233,7 @@ class ServedModel:
         return True
 
     def _load(self, checkpoint: Checkpoint) -> Current:
-        predictor = Predictor.load(
-            checkpoint.url, verify=self._verify, map=self._maps, allow_code=self._allow_code
-        )
+        predictor = self._open(checkpoint.url)
         # Of missing values: kernels are compiled, and the model can predict, before the first request.
         schema = predictor.schema
         predictor.predict_samples([(None, [None] * len(schema.dense), [""] * len(schema.slots))])

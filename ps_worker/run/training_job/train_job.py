@@ -18,9 +18,8 @@ from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_worker.checkpoints.claim import claimed
 from ctr_ps.ps_worker.checkpoints.warm_start import WarmStart
-from ctr_ps.ps_worker.data.bad_rows import BadRows
 from ctr_ps.ps_worker.data.files.file_split import FileSplit, shown, splits_of_workers
-from ctr_ps.ps_worker.data.formats import reader_of
+from ctr_ps.ps_worker.data.formats import splitter
 from ctr_ps.ps_worker.job.datasets import TrainingData, evaluated, format_of_job
 from ctr_ps.ps_worker.job.model import errors_of_model
 from ctr_ps.ps_worker.run.guests import DenseTrainers
@@ -113,12 +112,8 @@ def train_job(
     with errors_of_model(job), Run(store, plan, heter=heter) as run:
         on_joined(run)
         # All workers compute the shares of all alike.
-        parts = splits_of_workers(
-            lambda path: reader_of(path, plan.schema, BadRows(), format_of_job(job)),
-            plan.train_files,
-            run.num_workers,
-            plan.stamps,
-        )
+        reader_of = splitter(plan.schema, format_of_job(job))
+        parts = splits_of_workers(reader_of, plan.train_files, run.num_workers, plan.stamps)
         data = TrainingData(job, plan.schema, parts[run.worker])
         is_shared = data.is_shuffled_globally
         without_rows = [] if is_shared else [k for k, own in enumerate(parts) if not own]
