@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from ctr_ps.protos.errors import CheckpointError
+from ctr_ps.protos.errors import CheckpointError, UnknownChangesError
 from ctr_ps.protos.gradients import Gradients, SparseGrad
 from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import SaveRequest
@@ -98,12 +98,13 @@ def test_a_delta_has_only_the_rows_that_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_declared_first", [True, False])
-def test_a_delta_after_a_load_into_bfloat16_has_the_rows_that_were_rounded(
+def test_rows_that_a_load_has_rounded_are_in_no_delta_but_in_a_full_checkpoint(
     is_declared_first: bool, tmp_path: Path
 ) -> None:
     exact, half, again = in_process(), ParameterStore(), in_process()
+    urls = [str(tmp_path / name) for name in "0123"]
     train(exact, 0)
-    exact.save(SaveRequest(url=str(tmp_path / "0")))
+    exact.save(SaveRequest(url=urls[0]))
 
     def declare_half() -> None:
         half.create_table(replace(DEEP, is_bfloat16=True))
@@ -112,18 +113,20 @@ def test_a_delta_after_a_load_into_bfloat16_has_the_rows_that_were_rounded(
 
     if is_declared_first:
         declare_half()
-    half.load(str(tmp_path / "0"))
+    half.load(urls[0])
     declare_half()
-    half.save(SaveRequest(url=str(tmp_path / "1"), base=str(tmp_path / "0")))
-    again.load(str(tmp_path / "1"))
+    with pytest.raises(UnknownChangesError, match="save a full checkpoint"):
+        half.save(SaveRequest(url=urls[1], base=urls[0]))
+    half.save(SaveRequest(url=urls[2]))
+    again.load(urls[2])
+    again.save(SaveRequest(url=urls[3], base=urls[2]))
 
     assert half.digest() != exact.digest()
     assert_same_parameters(half, again)
-    assert Checkpoint.open(tmp_path / "1").digest_of_files() == half.digest()
-    for store in (half, again):
-        store.save(SaveRequest(url=str(tmp_path / f"{id(store)}"), base=str(tmp_path / "1")))
-        delta = Checkpoint.open(tmp_path / f"{id(store)}").manifest
-        assert not any(entry.batches for entry in delta.files_of_table("deep"))
+    assert Checkpoint.open(urls[3]).digest_of_files() == half.digest()
+    assert not any(
+        entry.batches for entry in Checkpoint.open(urls[3]).manifest.files_of_table("deep")
+    )
 
 
 def test_a_delta_of_one_row_in_a_hundred_is_under_a_fiftieth(tmp_path: Path) -> None:
