@@ -32,7 +32,7 @@ from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
 from ctr_ps.ps_server.table.memory.intrinsics import Int
-from ctr_ps.ps_server.table.rows.statistics import score_of
+from ctr_ps.ps_server.table.rows.statistics import Coefficients, coefficients_of, score_of
 
 POLICIES = ("count", "probability", "score")
 COUNTERS = ("exact", "bloom")
@@ -44,6 +44,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 MAX_COUNTERS = 2**32 - 1  # most counters of a shard: a position is scaled from 32 bits of hash
 
 MAX_COUNT = 2**16 - 1
+
+_COUNT = Coefficients(np.float32(1.0), np.float32(1.0))
 
 
 def counter_dtype(max_count: int) -> type[np.uint8] | type[np.uint16]:
@@ -167,8 +169,7 @@ class AdmissionRule(NamedTuple):
     threshold: np.float32  # score that a key needs; unused by probability
     log_miss: float  # ln(1 - p) of the probability p; 0 for other policies
     seed: np.uint64  # of the drawn numbers of occurrences
-    nonclk_coeff: np.float32  # weight of a show without a click
-    click_coeff: np.float32  # weight of a click
+    coefficients: Coefficients  # of the score
     limit: np.float32  # highest number of occurrences that any key needs
 
 
@@ -210,8 +211,7 @@ def admission_rule(spec: TableSpec) -> AdmissionRule:
         threshold=np.float32(admission.threshold),
         log_miss=log_miss,
         seed=np.uint64(int.from_bytes(digest[:8], "little")),
-        nonclk_coeff=np.float32(statistics.nonclk_coeff if is_score else 1.0),
-        click_coeff=np.float32(statistics.click_coeff if is_score else 1.0),
+        coefficients=coefficients_of(statistics) if is_score else _COUNT,
         limit=np.float32(MAX_COUNT if admission.counter == "bloom" else MAX_OCCURRENCES),
     )
 
@@ -230,7 +230,7 @@ def needed(rule: AdmissionRule, key: np.uint64) -> np.float32:
 @kernel
 def is_admitted(rule: AdmissionRule, key: np.uint64, show: np.float32, click: np.float32) -> bool:
     """Whether a key with these shows and clicks gets a row."""
-    return bool(score_of(rule.nonclk_coeff, rule.click_coeff, show, click) >= needed(rule, key))
+    return bool(score_of(rule.coefficients, show, click) >= needed(rule, key))
 
 
 def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
