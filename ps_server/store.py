@@ -154,7 +154,8 @@ class ParameterStore:
         return self.engine.wait_version(at)
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        return self.engine.barrier(name, worker, step=step)
+        rendezvous = self.engine.job.rendezvous
+        return self.engine.arrived(rendezvous.barrier(name, worker, step=step))
 
     def all_reduce(
         self,
@@ -166,16 +167,19 @@ class ParameterStore:
         step: Version,
         remember: bool = True,
     ) -> Future[Reduced]:
-        return self.engine.all_reduce(name, worker, values, op, step=step, remember=remember)
+        rendezvous = self.engine.job.rendezvous
+        return self.engine.arrived(
+            rendezvous.all_reduce(name, worker, values, op, step=step, remember=remember)
+        )
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
-        return self.engine.advance(worker, clock, at_least=at_least)
+        return self.engine.job.rendezvous.advance(worker, clock, at_least=at_least)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         return self.engine.job.rendezvous.post(exchange, message)
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
-        return self.engine.take(exchange, worker, received=received)
+        return self.engine.job.rendezvous.take(exchange, worker, received=received)
 
     def require_writable(self, root: str) -> None:
         """See `protos.store.Store`; for a store that holds everything."""

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.gradients import Gradients
@@ -25,12 +26,8 @@ from ctr_ps.protos.store import (
     Future,
     InferenceSettings,
     Member,
-    Message,
     ModelState,
-    Numbers,
     PushId,
-    Reduced,
-    ReduceOp,
     StateChunk,
     StoreStatus,
     Version,
@@ -64,6 +61,8 @@ from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S, NO_LIMITS, Limits
 from ctr_ps.ps_server.snapshot.snapshots import Snapshots
 from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
+
+T = TypeVar("T")
 
 
 class Engine:
@@ -327,43 +326,13 @@ class Engine:
         pushes = self.job.pushes
         return pushes.at_version(at, lambda: pushes.version)
 
-    def barrier(
-        self, name: str, worker: int, *, step: Version, number: int | None = None
-    ) -> Future[Version]:
-        """See `Rendezvous`."""
-        future = self.job.rendezvous.barrier(name, worker, step=step, number=number)
+    def arrived(self, future: Future[T]) -> Future[T]:
+        """A worker came to a barrier of `job.rendezvous`, whose answer is returned: it leaves later steps.
+
+        Applies those that are complete by that.
+        """
         self._apply_complete_steps()
         return future
-
-    def all_reduce(
-        self,
-        name: str,
-        worker: int,
-        values: Numbers,
-        op: ReduceOp,
-        *,
-        step: Version,
-        remember: bool = True,
-        number: int | None = None,
-    ) -> Future[Reduced]:
-        """See `Rendezvous`."""
-        future = self.job.rendezvous.all_reduce(
-            name, worker, values, op, step=step, remember=remember, number=number
-        )
-        self._apply_complete_steps()
-        return future
-
-    def advance(
-        self, worker: int, clock: int, *, at_least: int, after_barrier: int | None = None
-    ) -> Future[int]:
-        """See `Rendezvous`."""
-        return self.job.rendezvous.advance(
-            worker, clock, at_least=at_least, after_barrier=after_barrier
-        )
-
-    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
-        """See `Rendezvous`."""
-        return self.job.rendezvous.take(exchange, worker, received=received)
 
     # Checkpoints
 

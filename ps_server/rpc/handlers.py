@@ -2,7 +2,7 @@
 
     request --> admitted --> written to the journal --> carried out by the engine --> answer
 
-A call without a handler here is the engine's method of the same name.
+A call without a handler here is the method of the same name of the engine, or of its job's rendezvous.
 """
 
 import logging
@@ -58,6 +58,7 @@ from ctr_ps.protos.wire.requests import (
     Snapshot,
 )
 from ctr_ps.ps_server.checkpoint.files.manifest import share_to_json
+from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.precompile import Kernels
 from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
@@ -278,6 +279,8 @@ class Handlers:
             if (member := values.pop("member", None)) is not None:
                 values["worker"] = member.worker
             values.pop("acknowledged", None)
+            if hasattr(Rendezvous, method):
+                return self.engine.arrived(getattr(self.engine.job.rendezvous, method)(**values))
             return getattr(self.engine, method)(**values)
 
         return call_engine
