@@ -5,8 +5,8 @@
 Nobody has to join, and calls have no numbers: none is lost on its way, so none comes again.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Self, TypedDict, Unpack
+from collections.abc import Collection, Mapping, Sequence
+from typing import Self, Unpack
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Gradients, Values
@@ -37,25 +37,7 @@ from ctr_ps.ps_server.checkpoint.files.digest import model_digest
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
 from ctr_ps.ps_server.checkpoint.publish import require_writable
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
-from ctr_ps.ps_server.engine.engine import Engine
-from ctr_ps.ps_server.settings import Limits
-from ctr_ps.ps_server.table.rows.statistics import Clock
-
-
-class EngineSettings(TypedDict, total=False):
-    """Arguments of an `Engine`."""
-
-    num_workers: int
-    num_heter: int
-    server_index: int
-    num_servers: int
-    wait_limit_s: float
-    inbox_bytes: int
-    limits: Limits
-    checkpoint_roots: Sequence[str]
-    clock: Clock
-    monotonic: Callable[[], float]
-    has_update_log: bool
+from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 
 
 class ParameterStore:
