@@ -104,25 +104,27 @@ def _decay(counters: NDArray[Any], decay: float, salt: np.uint64) -> None:
             counters[i] = whole + (unit < left - whole)
 
 
+class FilterSettings(NamedTuple):
+    """Dimensions of a Bloom filter, with the keys expected in all shards."""
+
+    expected_keys: int
+    false_positive_rate: float
+    max_count: int
+
+    def shape_of_shard(self, num_shards: int) -> tuple[int, int]:
+        """Returns the numbers of counters and of hashes of one of `num_shards` shards."""
+        return filter_shape(-(-self.expected_keys // num_shards), self.false_positive_rate)
+
+
 class CountingBloomFilter:
-    """Counters of a table's shards, for `expected_keys` in all of them. A table locks its shards.
+    """Counters of a table's shards. A table locks its shards.
 
     `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server.
     """
 
-    def __init__(
-        self,
-        *,
-        expected_keys: int,
-        false_positive_rate: float,
-        max_count: int,
-        num_shards: int,
-        shards: Sequence[int],
-    ) -> None:
-        num_counters, num_hashes = filter_shape(
-            -(-expected_keys // num_shards), false_positive_rate
-        )
-        dtype = counter_dtype(max_count)
+    def __init__(self, settings: FilterSettings, *, num_shards: int, shards: Sequence[int]) -> None:
+        num_counters, num_hashes = settings.shape_of_shard(num_shards)
+        dtype = counter_dtype(settings.max_count)
         # Memory of other servers' shards is never touched, so never allocated.
         counters = np.zeros((num_shards, num_counters), dtype)
         self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))
@@ -173,14 +175,6 @@ class AdmissionRule(NamedTuple):
     limit: np.float32  # highest number of occurrences that any key needs
 
 
-class FilterSettings(NamedTuple):
-    """Dimensions of a Bloom filter."""
-
-    expected_keys: int
-    false_positive_rate: float
-    max_count: int
-
-
 def filter_settings(spec: AdmissionSpec) -> FilterSettings:
     """Returns the dimensions of the Bloom filter of an admission."""
     most = math.ceil(spec.threshold) if spec.policy == "count" else MAX_COUNT
@@ -190,9 +184,7 @@ def filter_settings(spec: AdmissionSpec) -> FilterSettings:
 def counter_bytes_of_shard(spec: AdmissionSpec, num_shards: int) -> int:
     """Returns the bytes of one shard's counters in the Bloom filter of an admission."""
     settings = filter_settings(spec)
-    num_counters, _ = filter_shape(
-        -(-settings.expected_keys // num_shards), settings.false_positive_rate
-    )
+    num_counters, _ = settings.shape_of_shard(num_shards)
     return num_counters * np.dtype(counter_dtype(settings.max_count)).itemsize
 
 
@@ -298,10 +290,7 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
             f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: set expected_keys to the "
             "number of keys without a row, at least 1"
         )
-    if (
-        filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
-        > MAX_COUNTERS
-    ):
+    if filter_settings(spec).shape_of_shard(num_shards)[0] > MAX_COUNTERS:
         raise SpecError(
             f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: lower "
             "expected_keys, or use more shards"

@@ -266,9 +266,7 @@ class EstimatedCandidates:
     def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
         self._shards = shards
         self._settings = filter_settings(admission)
-        self.filter = CountingBloomFilter(
-            **self._settings._asdict(), num_shards=spec.num_shards, shards=shards
-        )
+        self.filter = CountingBloomFilter(self._settings, num_shards=spec.num_shards, shards=shards)
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:
