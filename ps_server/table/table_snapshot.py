@@ -104,8 +104,7 @@ def place_rows(
 
 def memory_for(layout: RowLayout, rows: int) -> BufferPool:
     """Returns buffers for copies of shards of at most `rows` rows."""
-    columns = KEY_COLUMNS + layout.dim + layout.state_width + layout.statistics_width
-    return BufferPool(4 * columns * rows)
+    return BufferPool(4 * layout.statistics.stop * rows)
 
 
 class ShardCopy:

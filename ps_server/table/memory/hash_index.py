@@ -63,25 +63,22 @@ class RowLayout:
     @property
     def statistics(self) -> slice:
         """Columns of the statistics."""
-        start = KEY_COLUMNS + self.dim + self.state_width
-        return slice(start, start + self.statistics_width)
+        return slice(self.state.stop, self.state.stop + self.statistics_width)
 
     @property
     def statistics_column(self) -> int:
         """First column of the statistics; 0 without."""
-        return KEY_COLUMNS + self.dim + self.state_width if self.has_statistics else 0
+        return self.state.stop if self.has_statistics else 0
 
     @property
     def base_column(self) -> int:
         """First column of the base; 0 without."""
-        first = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
-        return first if self.has_base else 0
+        return self.statistics.stop if self.has_base else 0
 
     @property
     def stride(self) -> int:
         """Columns from one row to the next."""
-        width = KEY_COLUMNS + self.dim + self.state_width + self.statistics_width
-        width += self.has_base * self.dim
+        width: int = self.statistics.stop + self.has_base * self.dim
         return width + width % 2
 
 
