@@ -24,6 +24,7 @@ from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.spec import InitializerSpec, OptimizerSpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Missing
+from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 DIM = 10
@@ -87,7 +88,7 @@ def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -
         push(keys[first : first + max(CALL_SIZES)])
     seconds = time.perf_counter() - start
     report = partial(say, "table", optimizer=optimizer, rows=rows, statistics=is_counting)
-    row_bytes = 8 + 4 * (DIM + table.state_width + table.statistics_width)
+    row_bytes = 8 + 4 * (DIM + table.state_width + is_counting * STATISTICS_WIDTH)
     size = (resident_bytes() - before) / rows
     report(
         case="fill",

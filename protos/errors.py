@@ -38,6 +38,40 @@ Raising one leaves all parameters as they were.
 import difflib
 from collections.abc import Iterable
 
+__all__ = [
+    "AbortedError",
+    "AccessError",
+    "BadRowError",
+    "BindError",
+    "CheckpointError",
+    "CtrPsError",
+    "DataError",
+    "FileError",
+    "GradientError",
+    "IdleError",
+    "JobError",
+    "LogError",
+    "LostPushesError",
+    "NoMemoryError",
+    "NotJoinedError",
+    "OverloadedError",
+    "PlaceLostError",
+    "ProtocolError",
+    "RecoveringError",
+    "RoleError",
+    "SnapshotLostError",
+    "SpecConflictError",
+    "SpecError",
+    "TransportError",
+    "UnknownCallerError",
+    "UnknownChangesError",
+    "UnknownTableError",
+    "UsageError",
+    "WaitTimeoutError",
+    "WrongServerError",
+]
+"""The errors, which users may import from `ctr_ps.errors`."""
+
 
 def did_you_mean(name: str, known: Iterable[str], *, likeness: float = 0.0) -> str:
     """Returns ", did you mean 'adam'?" after an unknown name, for a message; empty if nothing is like it.

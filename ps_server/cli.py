@@ -26,7 +26,7 @@ from ctr_ps.protos.runtime.options import (
     command_app,
 )
 from ctr_ps.ps_server.rpc.run import run_server
-from ctr_ps.ps_server.settings import Limits, LogSync, ServerSettings, bytes_of_size
+from ctr_ps.ps_server.settings import LogSync, ServerSettings, bytes_of_size
 
 app = command_app()
 
@@ -141,9 +141,7 @@ def run(
                 stay=stay,
                 idle_limit_s=idle_limit,
                 wait_limit_s=wait_limit,
-                limits=Limits(
-                    memory_limit=None if memory_limit is None else bytes_of_size(memory_limit)
-                ),
+                memory_limit=None if memory_limit is None else bytes_of_size(memory_limit),
                 checkpoint_roots=tuple(checkpoint_root or ()),
                 update_log=update_log,
                 log_sync=log_sync,

@@ -29,7 +29,6 @@ from ctr_ps.protos.placement import ShardMap
 from ctr_ps.protos.spec import AdmissionSpec, DenseSpec, TableSpec
 from ctr_ps.protos.store import (
     Applied,
-    BlockState,
     Missing,
     ModelState,
     RowStates,
@@ -41,7 +40,6 @@ from ctr_ps.protos.store import (
 from ctr_ps.protos.store.state_transfer import require_finite_state
 from ctr_ps.ps_server.checkpoint.files.digest import shard_digest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.settings import NO_LIMITS, Limits
 from ctr_ps.ps_server.snapshot.before_step import BeforeStep
 from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ctr_ps.ps_server.table import state_transfer
@@ -68,7 +66,7 @@ class Parameters:
         server_index: int,
         shard_map: ShardMap,
         clock: Clock,
-        limits: Limits = NO_LIMITS,
+        memory_limit: int | None = None,
     ) -> None:
         """Holds nothing yet; see `Engine` for the settings."""
         # token of the checkpoint that was saved or loaded last, since which tables record changes;
@@ -83,9 +81,7 @@ class Parameters:
         self._undeclared: set[str] = set()  # loaded, but not yet claimed by a job
         self._loaded_url = ""  # where that is from
         self._memory_limit = (
-            None
-            if limits.memory_limit is None
-            else MemoryLimit(limits.memory_limit, self._table_bytes)
+            None if memory_limit is None else MemoryLimit(memory_limit, self._table_bytes)
         )
         self._lock = threading.Lock()
 
@@ -307,10 +303,6 @@ class Parameters:
         return {
             name: state_transfer.rows_of(self.table(name), column) for name, column in keys.items()
         }
-
-    def block_with_state(self, name: str, start: int = 0, stop: int | None = None) -> BlockState:
-        """Returns a copy of this process's piece of a dense block, or of a stretch of it."""
-        return state_transfer.block_of(self.block(name), start, stop)
 
     def check_state(self, state: ModelState) -> None:
         """Checks all of a push of state, so that `write_state` cannot fail on a part of it; as `check`."""

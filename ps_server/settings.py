@@ -22,21 +22,6 @@ class LogSync(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the parameters of a server may take. Raises UsageError if a limit is not a number above 0."""
-
-    # bytes of tables from which on pushes may not create rows; None: no limit
-    memory_limit: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.memory_limit is not None and self.memory_limit < 1:
-            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected at least 1 byte")
-
-
-NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """How a server runs. Raises UsageError if a limit is not a number of seconds or bytes."""
 
@@ -48,7 +33,8 @@ class ServerSettings:
     # never with `stay`
     idle_limit_s: float | None = None
     wait_limit_s: float = DEFAULT_WAIT_LIMIT_S  # seconds that a worker may wait for others
-    limits: Limits = NO_LIMITS  # what its parameters may take
+    # bytes of tables from which on pushes may not create rows; None: no limit
+    memory_limit: int | None = None
     # folders or URLs to which saving and loading is limited; none: anywhere
     checkpoint_roots: tuple[str, ...] = ()
     # seconds that calls in flight may take when the server ends, the answer to the last worker that
@@ -75,6 +61,8 @@ class ServerSettings:
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds!r}, expected at least 0 seconds")
+        if self.memory_limit is not None and self.memory_limit < 1:
+            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected at least 1 byte")
         if not 0 <= self.sigterm_exit_code <= 255:
             raise UsageError(f"sigterm_exit_code is {self.sigterm_exit_code!r}, expected 0 to 255")
 

@@ -5,8 +5,8 @@
 Nobody has to join, and calls have no numbers: none is lost on its way, so none comes again.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Self, TypedDict, Unpack
+from collections.abc import Collection, Mapping, Sequence
+from typing import Self, Unpack
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Gradients, Values
@@ -37,25 +37,7 @@ from ctr_ps.ps_server.checkpoint.files.digest import model_digest
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
 from ctr_ps.ps_server.checkpoint.publish import require_writable
 from ctr_ps.ps_server.checkpoint.writer import open_base, save_checkpoint
-from ctr_ps.ps_server.engine.engine import Engine
-from ctr_ps.ps_server.settings import Limits
-from ctr_ps.ps_server.table.rows.statistics import Clock
-
-
-class EngineSettings(TypedDict, total=False):
-    """Arguments of an `Engine`."""
-
-    num_workers: int
-    num_heter: int
-    server_index: int
-    num_servers: int
-    wait_limit_s: float
-    inbox_bytes: int
-    limits: Limits
-    checkpoint_roots: Sequence[str]
-    clock: Clock
-    monotonic: Callable[[], float]
-    has_update_log: bool
+from ctr_ps.ps_server.engine.engine import Engine, EngineSettings
 
 
 class ParameterStore:
@@ -154,7 +136,8 @@ class ParameterStore:
         return self.engine.wait_version(at)
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        return self.engine.barrier(name, worker, step=step)
+        rendezvous = self.engine.job.rendezvous
+        return self.engine.arrived(rendezvous.barrier(name, worker, step=step))
 
     def all_reduce(
         self,
@@ -166,16 +149,19 @@ class ParameterStore:
         step: Version,
         remember: bool = True,
     ) -> Future[Reduced]:
-        return self.engine.all_reduce(name, worker, values, op, step=step, remember=remember)
+        rendezvous = self.engine.job.rendezvous
+        return self.engine.arrived(
+            rendezvous.all_reduce(name, worker, values, op, step=step, remember=remember)
+        )
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
-        return self.engine.advance(worker, clock, at_least=at_least)
+        return self.engine.job.rendezvous.advance(worker, clock, at_least=at_least)
 
     def post(self, exchange: str, message: Message) -> Future[None]:
         return self.engine.job.rendezvous.post(exchange, message)
 
     def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
-        return self.engine.take(exchange, worker, received=received)
+        return self.engine.job.rendezvous.take(exchange, worker, received=received)
 
     def require_writable(self, root: str) -> None:
         """See `protos.store.Store`; for a store that holds everything."""

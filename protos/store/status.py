@@ -125,6 +125,11 @@ class TableStatus:
         )
 
     @property
+    def created(self) -> int:
+        """Rows admitted or loaded so far: a row is there, or was removed in one of two ways."""
+        return self.rows + self.expired + self.evicted
+
+    @property
     def load_factor(self) -> float:
         """Share of the index that is taken; 0 without one."""
         return self.rows / self.index_slots if self.index_slots else 0.0

@@ -32,34 +32,9 @@ from ctr_ps.protos.store import (
     Version,
 )
 from ctr_ps.protos.v1 import parameter_server_pb2
+from ctr_ps.protos.wire import requests
 from ctr_ps.protos.wire.encoding import columns
 from ctr_ps.protos.wire.encoding.codec import Codec, CodecOf, no_fields, record, value, whole
-from ctr_ps.protos.wire.requests import (
-    Abort,
-    Advance,
-    AllReduce,
-    Barrier,
-    CheckFolder,
-    CreateDense,
-    Join,
-    Leave,
-    Load,
-    Post,
-    PullChanged,
-    PullDense,
-    PullSparse,
-    PullState,
-    PushGrad,
-    PushPull,
-    PushState,
-    Renew,
-    Resume,
-    Save,
-    Shrink,
-    Snapshot,
-    Take,
-    WaitVersion,
-)
 from ctr_ps.protos.wire.security.access import Access, Method
 
 Q = TypeVar("Q")  # what a call is given
@@ -111,24 +86,19 @@ class Awaited:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Call(Method, Generic[Q, A]):
-    """One RPC, which the .proto file documents, and the codecs of its argument and its answer.
-
-    Attributes:
-        is_logged: It changes a server's state, so a recovery repeats it.
-        moves: The data that it moves.
-        is_long: It visits all rows, reaches a file system, or applies the steps that it completes.
-        declares: Returns the spec in an argument, whose kernels may have to be compiled; None: no spec.
-        awaits: Returns what an argument waits for, None for no other worker; None: it never waits.
-    """
+    """One RPC, which the .proto file documents, and the codecs of its argument and its answer."""
 
     access: Access = Access.TRAINER
     request: Codec[Q]
     answer: Codec[A]
     deadline: Deadline = Deadline.PLAIN
-    is_logged: bool = False
+    is_logged: bool = False  # it changes a server's state, so a recovery repeats it
     moves: Moves = Moves.NOTHING
+    # it visits all rows, reaches a file system, or applies the steps that it completes
     is_long: bool = False
+    # returns the spec in an argument, whose kernels may have to be compiled; None: no spec
     declares: Callable[[Q], TableSpec | DenseSpec] | None = None
+    # returns what an argument waits for, None for no other worker; None: it never waits
     awaits: Callable[[Q], Awaited | None] | None = None
 
 
@@ -153,25 +123,25 @@ def _at_step(step: Version | None) -> Awaited | None:
     return None if step is None else Awaited("step", f"step {step}")
 
 
-def _at_barrier(arrival: Barrier | AllReduce) -> Awaited:
+def _at_barrier(arrival: requests.Barrier | requests.AllReduce) -> Awaited:
     return Awaited(f"barrier {arrival.name}", f"barrier {arrival.name}")
 
 
-def _in_exchange(call: Post | Take, workers: str = "") -> Awaited:
+def _in_exchange(call: requests.Post | requests.Take, workers: str = "") -> Awaited:
     return Awaited(f"exchange {call.exchange}", f"exchange {call.exchange}", workers)
 
 
 # It may wait for a lease to run out.
-JOIN: Call[Join, Joined] = _call(
+JOIN: Call[requests.Join, Joined] = _call(
     "Join",
-    record(Join),
+    record(requests.Join),
     record(Joined),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=lambda _: Awaited("join", "join"),
 )
 # Its sign of life is logged where it decides who has a place, by a record of its own.
-RENEW: Call[Renew, None] = _call("Renew", record(Renew), no_fields)
+RENEW: Call[requests.Renew, None] = _call("Renew", record(requests.Renew), no_fields)
 CREATE_TABLE: Call[TableSpec, None] = _call(
     "CreateTable",
     value("spec", TableSpec),
@@ -180,51 +150,51 @@ CREATE_TABLE: Call[TableSpec, None] = _call(
     is_logged=True,
     declares=lambda spec: spec,
 )
-CREATE_DENSE: Call[CreateDense, None] = _call(
+CREATE_DENSE: Call[requests.CreateDense, None] = _call(
     "CreateDense",
-    record(CreateDense, values=columns.VALUES),
+    record(requests.CreateDense, values=columns.VALUES),
     no_fields,
     deadline=Deadline.KERNELS,
     is_logged=True,
     declares=lambda request: request.spec,
 )
-PULL_SPARSE: Call[PullSparse, Pulled] = _call(
+PULL_SPARSE: Call[requests.PullSparse, Pulled] = _call(
     "PullSparse",
-    record(PullSparse, keys=columns.KEYS),
+    record(requests.PullSparse, keys=columns.KEYS),
     whole(Pulled, columns.PULLED),
     deadline=Deadline.VERSION,
     access=Access.READER,
     moves=Moves.FROM_SERVER,
     awaits=lambda pull: _at_step(pull.at),
 )
-PULL_DENSE: Call[PullDense, PulledPieces] = _call(
+PULL_DENSE: Call[requests.PullDense, PulledPieces] = _call(
     "PullDense",
-    record(PullDense),
+    record(requests.PullDense),
     whole(PulledPieces, columns.PULLED_PIECES),
     deadline=Deadline.VERSION,
     access=Access.READER,
     moves=Moves.FROM_SERVER,
     awaits=lambda pull: _at_step(pull.at),
 )
-PULL_CHANGED: Call[PullChanged, Changed] = _call(
+PULL_CHANGED: Call[requests.PullChanged, Changed] = _call(
     "PullChanged",
-    record(PullChanged),
+    record(requests.PullChanged),
     record(Changed, rows=columns.CHANGED_ROWS),
     moves=Moves.FROM_SERVER,
     is_long=True,
 )
-PUSH_GRAD: Call[PushGrad, Version] = _call(
+PUSH_GRAD: Call[requests.PushGrad, Version] = _call(
     "PushGrad",
-    record(PushGrad, chunk=columns.CHUNK),
+    record(requests.PushGrad, chunk=columns.CHUNK),
     value("version", Version),
     is_logged=True,
     moves=Moves.TO_SERVER,
 )
 # Its parts are logged, as the calls that they are.
-PUSH_PULL: Call[PushPull, PushedPulled] = _call(
+PUSH_PULL: Call[requests.PushPull, PushedPulled] = _call(
     "PushPull",
     record(
-        PushPull,
+        requests.PushPull,
         push=PUSH_GRAD.request.fields,
         sparse=PULL_SPARSE.request.fields,
         dense=PULL_DENSE.request.fields,
@@ -239,22 +209,22 @@ PUSH_PULL: Call[PushPull, PushedPulled] = _call(
     moves=Moves.TO_SERVER | Moves.FROM_SERVER,
     awaits=lambda both: _at_step(both.at),
 )
-PULL_STATE: Call[PullState, StateChunk] = _call(
+PULL_STATE: Call[requests.PullState, StateChunk] = _call(
     "PullState",
-    record(PullState, keys=columns.KEYS),
+    record(requests.PullState, keys=columns.KEYS),
     value("state", StateChunk, columns.STATE),
     moves=Moves.FROM_SERVER,
 )
-PUSH_STATE: Call[PushState, Version] = _call(
+PUSH_STATE: Call[requests.PushState, Version] = _call(
     "PushState",
-    record(PushState, chunk=columns.STATE),
+    record(requests.PushState, chunk=columns.STATE),
     value("version", Version),
     is_logged=True,
     moves=Moves.TO_SERVER,
 )
-POST: Call[Post, None] = _call(
+POST: Call[requests.Post, None] = _call(
     "Post",
-    record(Post),
+    record(requests.Post),
     no_fields,
     deadline=Deadline.WORKERS,
     is_logged=True,
@@ -262,84 +232,86 @@ POST: Call[Post, None] = _call(
     awaits=lambda post: _in_exchange(post, f"[{post.message.receiver}] "),
 )
 # What it takes is gone.
-TAKE: Call[Take, Sequence[Message]] = _call(
+TAKE: Call[requests.Take, Sequence[Message]] = _call(
     "Take",
-    record(Take),
+    record(requests.Take),
     value("messages", Sequence[Message]),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=_in_exchange,
 )
-WAIT_VERSION: Call[WaitVersion, Version] = _call(
+WAIT_VERSION: Call[requests.WaitVersion, Version] = _call(
     "WaitVersion",
-    record(WaitVersion),
+    record(requests.WaitVersion),
     value("version", Version),
     deadline=Deadline.WORKERS,
     awaits=lambda wait: _at_step(wait.at),
 )
-BARRIER: Call[Barrier, Version] = _call(
+BARRIER: Call[requests.Barrier, Version] = _call(
     "Barrier",
-    record(Barrier),
+    record(requests.Barrier),
     value("version", Version),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=_at_barrier,
 )
-ALL_REDUCE: Call[AllReduce, Reduced] = _call(
+ALL_REDUCE: Call[requests.AllReduce, Reduced] = _call(
     "AllReduce",
-    record(AllReduce),
+    record(requests.AllReduce),
     record(Reduced),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=_at_barrier,
 )
-ADVANCE: Call[Advance, int] = _call(
+ADVANCE: Call[requests.Advance, int] = _call(
     "Advance",
-    record(Advance),
+    record(requests.Advance),
     value("slowest", int),
     deadline=Deadline.WORKERS,
     is_logged=True,
     awaits=lambda clock: _at_step(clock.at_least),
 )
-LEAVE: Call[Leave, None] = _call("Leave", record(Leave), no_fields, is_logged=True, is_long=True)
+LEAVE: Call[requests.Leave, None] = _call(
+    "Leave", record(requests.Leave), no_fields, is_logged=True, is_long=True
+)
 # It ends the log.
-ABORT: Call[Abort, None] = _call("Abort", record(Abort), no_fields)
-CHECK_FOLDER: Call[CheckFolder, None] = _call(
-    "CheckFolder", record(CheckFolder), no_fields, access=Access.ADMIN, is_long=True
+ABORT: Call[requests.Abort, None] = _call("Abort", record(requests.Abort), no_fields)
+CHECK_FOLDER: Call[requests.CheckFolder, None] = _call(
+    "CheckFolder", record(requests.CheckFolder), no_fields, access=Access.ADMIN, is_long=True
 )
 # It may wait for another save to end. A segment of the log begins with it.
-SNAPSHOT: Call[Snapshot, None] = _call(
+SNAPSHOT: Call[requests.Snapshot, None] = _call(
     "Snapshot",
-    record(Snapshot),
+    record(requests.Snapshot),
     no_fields,
     deadline=Deadline.WORKERS,
     access=Access.ADMIN,
     is_long=True,
 )
 # Answers with the server's entries of the manifest, as JSON. Changes files, of which the log has a record.
-SAVE: Call[Save, str] = _call(
+SAVE: Call[requests.Save, str] = _call(
     "Save",
-    record(Save),
+    record(requests.Save),
     value("share", str),
     deadline=Deadline.CHECKPOINT,
     access=Access.ADMIN,
     is_long=True,
 )
-LOAD: Call[Load, None] = _call(
+LOAD: Call[requests.Load, None] = _call(
     "Load",
-    record(Load),
+    record(requests.Load),
     no_fields,
     deadline=Deadline.CHECKPOINT,
     access=Access.ADMIN,
     is_logged=True,
     is_long=True,
 )
-RESUME: Call[Resume, None] = _call(
-    "Resume", record(Resume), no_fields, access=Access.ADMIN, is_logged=True
+RESUME: Call[requests.Resume, None] = _call(
+    "Resume", record(requests.Resume), no_fields, access=Access.ADMIN, is_logged=True
 )
-SHRINK: Call[Shrink, Mapping[str, Shrunk]] = _call(
+SHRINK: Call[requests.Shrink, Mapping[str, Shrunk]] = _call(
     "Shrink",
-    record(Shrink),
+    record(requests.Shrink),
     value("tables", Mapping[str, Shrunk]),
     deadline=Deadline.CHECKPOINT,
     access=Access.ADMIN,

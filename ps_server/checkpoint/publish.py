@@ -39,12 +39,8 @@ from ctr_ps.ps_server.checkpoint.storage.folders import Folder, folder_at
 logger = logging.getLogger(__name__)
 
 _OWN_FILE = re.compile(rf"{re.escape(MANIFEST)}(\.[0-9a-f]+)?(\.next|\.part)?")
+"""A file beside the data of a save that is its manifest, or an unfinished one."""
 _UNFINISHED = re.compile(r"(?:LATEST|BEST|MANIFEST\.json)\.[0-9a-f]+\.(?:next|part)")
-
-
-def _is_own_file(name: str) -> bool:
-    """Whether a file beside the data of a save is its manifest, or an unfinished one."""
-    return _OWN_FILE.fullmatch(name) is not None
 
 
 def _remove_unfinished_files(folder: Folder) -> None:
@@ -80,7 +76,7 @@ def require_replaceable(target: Folder, *, is_inference: bool = False) -> None:
         _require_same_use(target, is_inference=is_inference)
         return
     files, folders = target.files().keys(), target.folders()
-    if all(map(_is_own_file, files)) and all(map(is_data_folder, folders)):
+    if all(map(_OWN_FILE.fullmatch, files)) and all(map(is_data_folder, folders)):
         return
     raise CheckpointError(
         f"{target.url} exists and is not a checkpoint, so it is not replaced: choose another folder, or "
@@ -308,11 +304,8 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
 def _remove_leftovers(target: Folder) -> None:
     """Removes the data of interrupted saves, to free space for the next one."""
     _remove_unfinished_files(target)
-    if not target.has(MANIFEST):
-        _remove_data(target, keep="")
-        return
     try:
-        named = read_manifest(target).data_folder
+        named = read_manifest(target).data_folder if target.has(MANIFEST) else ""
     except CheckpointError:
         return  # which data belongs to it is unknown until it is replaced
     _remove_data(target, keep=named)
@@ -404,5 +397,7 @@ def _is_unfinished(folder: Folder) -> bool:
         return False
     names = folder.folders()
     return (
-        bool(names) and all(map(is_data_folder, names)) and all(map(_is_own_file, folder.files()))
+        bool(names)
+        and all(map(is_data_folder, names))
+        and all(map(_OWN_FILE.fullmatch, folder.files()))
     )

@@ -30,10 +30,8 @@ from ctr_ps.ps_server.checkpoint.files.format import (
 from ctr_ps.ps_server.checkpoint.files.manifest import (
     ATTACHMENTS,
     MANIFEST,
-    CountersEntry,
     DenseEntry,
     Manifest,
-    TableEntry,
     TableKind,
     require_whole,
     shard_digests,
@@ -44,7 +42,6 @@ from ctr_ps.ps_server.checkpoint.storage.folders import Folder, place_of
 from ctr_ps.ps_server.table.contents import DensePiece, Rows
 
 T = TypeVar("T")
-FileT = TypeVar("FileT", TableEntry, CountersEntry)
 
 
 class Checkpoint:
@@ -53,10 +50,6 @@ class Checkpoint:
     A delta is read with its base, as the whole model. `open` finds a published checkpoint; this constructor
     takes a folder with a manifest, and raises CheckpointError if that is not complete, or a file is missing
     or has another size.
-
-    Attributes:
-        url: Path or URL.
-        name: Last component of `url`.
     """
 
     def __init__(
@@ -68,7 +61,7 @@ class Checkpoint:
         base: "Checkpoint | None" = None,
     ) -> None:
         require_whole(manifest, f"{folder.url}/{MANIFEST}")
-        self.url, self.name = folder.url, folder.name
+        self.url, self.name = folder.url, folder.name  # path or URL, and its last component
         self.manifest = manifest  # its own manifest, not that of its base
         self.sha256 = sha256  # checksum in the manifest; empty before it is published
         self.base = base  # base of a delta; else None
@@ -196,12 +189,12 @@ class Checkpoint:
         statistics = spec.statistics or StatisticsSpec()
         return {
             shard: ShardChange(changed[shard], removed.keys, entry.passes, statistics.decay)
-            for entry in _holding(self.manifest.files_of_table(table, "removed"), shards)
+            for entry in self.manifest.files_of_table(table, "removed")
             for shard, removed in read_table_file(self._data, entry, replace(spec, dim=0), shards)
         }
 
     def _read_own_shards(self, spec: TableSpec, shards: Set[int]) -> Iterator[tuple[int, Rows]]:
-        for entry in _holding(self.manifest.files_of_table(spec.name), shards):
+        for entry in self.manifest.files_of_table(spec.name):
             yield from read_table_file(self._data, entry, spec, shards)
 
     def saved_rows(self, table: str, *, maps: bool, verifies: bool) -> list[Layer]:
@@ -229,7 +222,7 @@ class Checkpoint:
     def read_candidates(self, table: str, shards: Iterable[int]) -> Iterator[tuple[int, Rows]]:
         """Yields the saved candidates of shards with the shards' numbers."""
         keys_only, wanted = replace(self.table(table), dim=0), frozenset(shards)
-        for entry in _holding(self.manifest.files_of_table(table, "candidates"), wanted):
+        for entry in self.manifest.files_of_table(table, "candidates"):
             yield from read_table_file(self._data, entry, keys_only, wanted)
 
     def read_counters(
@@ -237,7 +230,7 @@ class Checkpoint:
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
         """Yields the saved counters of shards with the shards' numbers."""
         wanted = frozenset(shards)
-        for entry in _holding(self.manifest.files_of_counters(table), wanted):
+        for entry in self.manifest.files_of_counters(table):
             yield from read_counters_file(self._data, entry, wanted)
 
     def read_dense(self, block: str, elements: slice) -> DensePiece:
@@ -391,12 +384,6 @@ def _find(things: Mapping[str, T], name: str, kind: str, url: str) -> T:
     if name not in things:
         raise CheckpointError(f"checkpoint {url} has no {kind} {name!r}, only {sorted(things)}")
     return things[name]
-
-
-def _holding(files: Iterable[FileT], shards: Set[int]) -> Iterator[FileT]:
-    for file in files:
-        if any(batch.shard in shards for batch in file.batches):
-            yield file
 
 
 def _overlapping(files: Sequence[DenseEntry], start: int, stop: int) -> list[DenseEntry]:

@@ -123,7 +123,7 @@ class Arrivals:
 
         These take part in the steps again. If one of them waits indeed, its call comes again.
         """
-        absent_from = self._steps.absent()
+        absent_from = self._steps.absent_from
         return [
             WaitingArrival(
                 name=name,
@@ -191,7 +191,8 @@ class Clocks:
 
     def __init__(self, members: Membership) -> None:
         self._members = members
-        self._clocks = dict.fromkeys(range(members.all.total), 0)
+        # of the workers that train
+        self.by_worker = dict.fromkeys(range(members.all.total), 0)
 
     def advance(self, worker: int, clock: int, at_least: int) -> None:
         """Records that a worker has finished `clock` steps, before it waits until all finish `at_least`.
@@ -209,29 +210,23 @@ class Clocks:
                 f"{self._members.name(worker)} has finished {counted(clock, 'step')}, but waits until all "
                 f"workers have finished {at_least}: it waits for itself"
             )
-        if worker in self._clocks:
-            self._clocks[worker] = max(clock, self._clocks[worker])
+        if worker in self.by_worker:
+            self.by_worker[worker] = max(clock, self.by_worker[worker])
 
     def pause(self, worker: int) -> None:
         """A worker waits in a barrier, or has left."""
-        self._clocks.pop(worker, None)
+        self.by_worker.pop(worker, None)
 
     def restart(self, worker: int) -> None:
         """A worker comes out of a barrier and counts its steps from there."""
-        self._clocks[worker] = 0
-
-    def state(self) -> dict[int, int]:
-        """Returns the clocks, by worker that trains."""
-        return dict(self._clocks)
-
-    def restore(self, clocks: Mapping[int, int]) -> None:
-        """Takes over what `state` returned."""
-        self._clocks = dict(clocks)
+        self.by_worker[worker] = 0
 
     def behind(self, at_least: int) -> dict[int, int]:
         """Returns the clocks of those that train and have not finished `at_least` steps, by worker."""
-        return {worker: clock for worker, clock in sorted(self._clocks.items()) if clock < at_least}
+        return {
+            worker: clock for worker, clock in sorted(self.by_worker.items()) if clock < at_least
+        }
 
     def slowest(self) -> int | None:
         """Returns the smallest clock; None if no worker trains."""
-        return min(self._clocks.values(), default=None)
+        return min(self.by_worker.values(), default=None)

@@ -328,14 +328,14 @@ class Coordinator:
                 version=self._steps.version,
                 batches=self._steps.batches,
                 next_step=self._steps.next_steps_without_waiting(),
-                since=self._steps.since(),
-                absent_from=self._steps.absent(),
+                since=dict(self._steps.since),
+                absent_from=dict(self._steps.absent_from),
                 progress=self.pushes.ledger.progress(),
                 applied=self.pushes.ledger.applied(),
                 examples=dict(self.pushes.examples),
                 staleness=self.pushes.staleness,
                 passed=self._passed.state(),
-                clocks=self._clocks.state(),
+                clocks=dict(self._clocks.by_worker),
                 inboxes=self.rendezvous.mailbox.state(),
             )
 
@@ -348,15 +348,13 @@ class Coordinator:
         """Takes over what `state` returned, before anything was called."""
         with self._calls.lock:
             self._members.restore(state.members)
-            self._steps.restore(
-                state.version, state.batches, state.next_step, state.since, state.absent_from
-            )
+            self._steps.restore(state)
             self.pushes.ledger.restore(state.progress)
             self.pushes.ledger.restore_applied(state.applied)
             self.pushes.examples = dict(state.examples)
             self.pushes.staleness = state.staleness
             self._passed.restore(state.passed)
-            self._clocks.restore(state.clocks)
+            self._clocks.by_worker = dict(state.clocks)
             self.rendezvous.mailbox.restore(state.inboxes)
 
     def hold(self, waiting: WaitingMessage) -> None:

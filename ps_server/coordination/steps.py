@@ -13,13 +13,13 @@ A batch that is pushed to be applied on arrival is a step of its own. Both kinds
 never at the same time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import Gradients, sum_gradients
 from ctr_ps.protos.store import PushId, Version
-from ctr_ps.ps_server.coordination.job_state import WaitingPart
+from ctr_ps.ps_server.coordination.job_state import JobState, WaitingPart
 from ctr_ps.ps_server.coordination.membership import Membership
 from ctr_ps.ps_server.coordination.push_ledger import lost_pushes
 
@@ -72,8 +72,10 @@ class StepAggregator:
         self.num_complete: Version = 0
         self._members = members
         self._next_step = dict.fromkeys(range(members.all.total), 0)
-        self._since = dict.fromkeys(range(members.all.total), 0)
-        self._absent_from: dict[int, int] = {}
+        # by worker, the step at which it last left a barrier
+        self.since = dict.fromkeys(range(members.all.total), 0)
+        # by worker that has left or came to a barrier, the first step in which it takes no part
+        self.absent_from: dict[int, Version] = {}
         self._parts: dict[int, dict[int, tuple[Gradients, PushId]]] = {}  # until they are applied
         self._is_applying = False
         self._num_arriving = 0
@@ -90,7 +92,7 @@ class StepAggregator:
         self.version = self.num_complete = version
         self.batches = batches
         self._next_step = dict.fromkeys(self._next_step, version)
-        self._since = dict(self._next_step)
+        self.since = dict(self._next_step)
 
     def next_steps_without_waiting(self) -> dict[int, Version]:
         """Returns, by worker, the first step of which its part is neither applied nor waits."""
@@ -101,14 +103,6 @@ class StepAggregator:
         }
         return {**self._next_step, **waiting}
 
-    def since(self) -> dict[int, Version]:
-        """Returns, by worker, the step at which it last left a barrier."""
-        return dict(self._since)
-
-    def absent(self) -> dict[int, Version]:
-        """Returns, by worker that has left or came to a barrier, the first step in which it takes no part."""
-        return dict(self._absent_from)
-
     def waiting(self) -> list[WaitingPart]:
         """Returns the parts of steps that are not applied yet, in the order of steps."""
         return [
@@ -117,23 +111,16 @@ class StepAggregator:
             for _, (gradients, push_id) in sorted(parts.items())
         ]
 
-    def restore(
-        self,
-        version: Version,
-        batches: int,
-        next_step: Mapping[int, Version],
-        since: Mapping[int, Version],
-        absent_from: Mapping[int, Version],
-    ) -> None:
+    def restore(self, state: JobState) -> None:
         """Takes over an earlier state; parts that waited are added afterwards."""
-        self.version = self.num_complete = version
-        self.batches = batches
-        self._next_step, self._since = dict(next_step), dict(since)
-        self._absent_from = dict(absent_from)
+        self.version = self.num_complete = state.version
+        self.batches = state.batches
+        self._next_step, self.since = dict(state.next_step), dict(state.since)
+        self.absent_from = dict(state.absent_from)
 
     def has_part(self, worker: int, step: Version) -> bool:
         """Whether the worker's part of `step` has come already: of the steps since its last barrier."""
-        return self._since.get(worker, 0) <= step < self._next_step.get(worker, 0)
+        return self.since.get(worker, 0) <= step < self._next_step.get(worker, 0)
 
     def next_step(self, worker: int) -> Version:
         """Returns the first step of which the worker's part has not come."""
@@ -146,7 +133,7 @@ class StepAggregator:
         lost it: LostPushesError.
         """
         self._members.require(worker)
-        if step >= self._absent_from.get(worker, step + 1):
+        if step >= self.absent_from.get(worker, step + 1):
             raise ProtocolError(
                 f"{self._members.name(worker)} pushed step {step} after it had left synchronous training"
             )
@@ -195,17 +182,17 @@ class StepAggregator:
         self.batches += batches
         self.num_complete = self.version
         self._next_step = dict.fromkeys(self._next_step, self.version)
-        self._since = dict(self._next_step)
+        self.since = dict(self._next_step)
 
     def leave(self, worker: int, step: Version) -> None:
         """Leaves the steps from `step` on to the others; one that has left them already, no more."""
-        self._absent_from.setdefault(worker, step)
+        self.absent_from.setdefault(worker, step)
         self._count_complete()
 
     def rejoin(self, worker: int) -> None:
         """Takes part again, from the current version on."""
-        self._absent_from.pop(worker, None)
-        self._next_step[worker] = self._since[worker] = self.version
+        self.absent_from.pop(worker, None)
+        self._next_step[worker] = self.since[worker] = self.version
 
     def behind(self, step: Version) -> list[int]:
         """Returns the workers whose part of `step` is missing, ascending."""
@@ -213,7 +200,7 @@ class StepAggregator:
             worker
             for worker in self._next_step
             if worker not in self._parts.get(step, {})
-            and not self._absent_from.get(worker, step + 1) <= step
+            and not self.absent_from.get(worker, step + 1) <= step
         ]
 
     def missing(self) -> list[int]:
@@ -222,7 +209,7 @@ class StepAggregator:
 
     def _count_complete(self) -> None:
         # Counted first: to look for each worker's part at each part would take the square of their number.
-        least = max(1, len(self._next_step) - len(self._absent_from))
+        least = max(1, len(self._next_step) - len(self.absent_from))
         while len(self._parts.get(self.num_complete, ())) >= least and not self.behind(
             self.num_complete
         ):

@@ -20,14 +20,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from ctr_ps.protos.errors import LogError
 from ctr_ps.ps_server.durability.segments import (
     USE_ANOTHER,
     Record,
-    SegmentHeader,
     SegmentReader,
     disk_errors,
 )
@@ -132,15 +130,6 @@ def _make_folder(path: Path) -> None:
         ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogEnd:
-    """Where the next record of a log goes: offset and number, in the last segment."""
-
-    header: SegmentHeader
-    offset: int
-    next_record: int
-
-
 def read_log(folder: str | Path) -> "SavedLog":
     """Opens the update log in a folder, which is made if it does not exist, and locks the folder.
 
@@ -164,7 +153,7 @@ class SavedLog:
         self.folder = folder  # the log's folder, locked; `UpdateLog` takes it over
         # numbers of its segments, consecutive and ascending; empty if there is no log
         self.segments = segments
-        self._end: LogEnd | None = None
+        self._end: SegmentReader | None = None
 
     def head(self, segment: int) -> list[Record]:
         """Returns the records of a segment's head."""
@@ -200,8 +189,8 @@ class SavedLog:
             paths = [self.folder.segment_path(each) for each in self.segments if each >= segment]
             return sum(path.stat().st_size for path in paths)
 
-    def end(self) -> LogEnd:
-        """Returns where a log with segments ends; reads the last one unless `records_from` has."""
+    def end(self) -> SegmentReader:
+        """Returns the last segment, read to its end; reads it unless `records_from` has."""
         if self._end is not None:
             return self._end
         with closing(self._open(self.segments[-1])) as reader:
@@ -224,15 +213,13 @@ class SavedLog:
         path = self.folder.segment_path(segment)
         return SegmentReader(path, segment, is_last=segment == self.segments[-1])
 
-    def _ends_with(self, reader: SegmentReader) -> LogEnd:
-        """Returns the end of the last segment, which was read; warns of a torn tail once."""
+    def _ends_with(self, reader: SegmentReader) -> SegmentReader:
+        """Returns the last segment, which was read; warns of a torn tail once."""
         if self._end is None and reader.torn_bytes:
             logger.warning(
                 "ignored an incomplete record at the end of the update log file=%s bytes=%d",
                 reader.path,
                 reader.torn_bytes,
             )
-        self._end = LogEnd(
-            header=reader.header, offset=reader.offset, next_record=reader.next_record
-        )
-        return self._end
+        self._end = reader
+        return reader

@@ -27,11 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Applier:
-    """Changes the parameters of one process. Thread-safe.
-
-    Attributes:
-        before_step: Values that the last synchronous step changed, for a worker that repeats its part.
-    """
+    """Changes the parameters of one process. Thread-safe."""
 
     def __init__(self, members: Members, parameters: Parameters, snapshots: Snapshots) -> None:
         """Applies each step by the call that completes it."""
@@ -40,6 +36,7 @@ class Applier:
         self._snapshots = snapshots
         self._executor: Executor | None = None
         self._inline_values = 0
+        # values that the last synchronous step changed, for a worker that repeats its part
         self.before_step: BeforeStep | None = None
 
     def use_executor(self, executor: Executor, *, inline_values: int) -> None:

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypedDict, TypeVar
 
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.gradients import Gradients
@@ -25,12 +26,8 @@ from ctr_ps.protos.store import (
     Future,
     InferenceSettings,
     Member,
-    Message,
     ModelState,
-    Numbers,
     PushId,
-    Reduced,
-    ReduceOp,
     StateChunk,
     StoreStatus,
     Version,
@@ -61,26 +58,31 @@ from ctr_ps.ps_server.engine.journal import (
 )
 from ctr_ps.ps_server.engine.pulls import Pulls
 from ctr_ps.ps_server.parameters import Parameters
-from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S, NO_LIMITS, Limits
+from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S
 from ctr_ps.ps_server.snapshot.snapshots import Snapshots
 from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
 
+T = TypeVar("T")
+
+
+class EngineSettings(TypedDict, total=False):
+    """Arguments of an `Engine`."""
+
+    num_workers: int  # workers of the job
+    num_heter: int  # its heter trainers, numbered behind the workers
+    server_index: int  # which of the servers this is
+    num_servers: int  # 1 holds everything
+    wait_limit_s: float  # how long a call waits for other workers
+    inbox_bytes: int  # limit of the messages that wait for one worker
+    memory_limit: int | None  # bytes of tables from which on pushes may not create rows; None: none
+    checkpoint_roots: Sequence[str]  # folders in which alone it saves and loads; none: anywhere
+    clock: Clock  # the time at which rows are seen
+    monotonic: Callable[[], float]  # the clock for saves, in seconds
+    has_update_log: bool  # a process after this one can go on where it was
+
 
 class Engine:
-    """Tables, dense blocks and coordination of one process. Thread-safe.
-
-    Attributes:
-        owner: Which server of which job this is.
-        members: Workers of a job, and its heter trainers.
-        jobs_before: Jobs that were served before this one.
-        job: Coordination of the present job.
-        applier: Changes the parameters.
-        pulls: Reads them.
-        snapshots: Keeps saves and changes of the parameters apart.
-        places: Held around joins, signs of life and losses, which decide who has the place of a worker, and
-            around their records, so that the journal has these in the order in which they happen. A departure
-            does not hold it: the worker makes it after its other calls.
-    """
+    """Tables, dense blocks and coordination of one process. Thread-safe."""
 
     def __init__(
         self,
@@ -91,27 +93,14 @@ class Engine:
         num_servers: int = 1,
         wait_limit_s: float = DEFAULT_WAIT_LIMIT_S,
         inbox_bytes: int = INBOX_BYTES,
-        limits: Limits = NO_LIMITS,
+        memory_limit: int | None = None,
         checkpoint_roots: Sequence[str] = (),
         clock: Clock = wall_clock,
         monotonic: Callable[[], float] = time.monotonic,
         has_update_log: bool = False,
     ) -> None:
-        """Makes an empty engine.
-
-        Args:
-            num_workers: Workers of the job.
-            num_heter: Its heter trainers, numbered behind the workers.
-            server_index: Which of the servers this is.
-            num_servers: 1 holds everything.
-            wait_limit_s: How long a call waits for other workers.
-            inbox_bytes: Limit of the messages that wait for one worker.
-            limits: What the parameters may take.
-            checkpoint_roots: Folders in which alone it saves and loads; none: anywhere.
-            clock: The time at which rows are seen.
-            monotonic: The clock for saves, in seconds.
-            has_update_log: A process after this one can go on where it was.
-        """
+        """Makes an empty engine; see `EngineSettings`."""
+        # which server of which job this is
         self.owner = Owner(
             server_index=server_index,
             num_servers=num_servers,
@@ -119,17 +108,21 @@ class Engine:
             num_heter=num_heter,
         )
         self.shard_map = ShardMap.of(num_servers)
-        self.members = Members(num_workers, num_heter)
+        self.members = Members(num_workers, num_heter)  # workers of a job, and its heter trainers
         self.parameters = Parameters(
             num_workers=self.members.total,
             server_index=server_index,
             shard_map=self.shard_map,
-            limits=limits,
+            memory_limit=memory_limit,
             clock=clock,
         )
+        # keeps saves and changes of the parameters apart
         self.snapshots = Snapshots(wait_limit_s=wait_limit_s, monotonic=monotonic)
         self.applier = Applier(self.members, self.parameters, self.snapshots)
         self.pulls = Pulls(self.parameters, self.applier)
+        # Held around joins, signs of life and losses, which decide who has the place of a worker, and around
+        # their records, so that the journal has these in the order in which they happen. A departure does not
+        # hold it: the worker makes it after its other calls.
         self.places = threading.Lock()
         self._calling: Counter[int] = Counter()  # calls that are carried out, by worker
         self.journal: Journal = NO_JOURNAL
@@ -154,8 +147,8 @@ class Engine:
             self._begin_job(self.jobs_before + 1)
 
     def _begin_job(self, jobs_before: int) -> None:
-        self.jobs_before = jobs_before
-        self.job = Coordinator(
+        self.jobs_before = jobs_before  # jobs that were served before this one
+        self.job = Coordinator(  # of the present job
             self.members,
             wait_limit_s=self._wait_limit_s,
             inbox_bytes=self._inbox_bytes,
@@ -275,26 +268,26 @@ class Engine:
             return taken
         try:
             if states := [each for each in taken if isinstance(each, StateChunk)]:
-                return self._push_state(job, join_state(states), push_id)
+                return self.push_state(join_state(states), push_id, job)
             parts = [each for each in taken if isinstance(each, PushChunk)]
-            return self._push(job, join_push(parts), push_id, at)
+            return self.push(join_push(parts), push_id, at, job)
         except Exception as error:
             if chunk.num_chunks > 1:
                 job.pushes.refuse(push_id, error)
             raise
 
-    def push(self, gradients: Gradients, push_id: PushId, at: Version | None) -> Future[Version]:
-        """Takes all of a push, whose push id was checked: `push_grad` of `protos.store.Store`."""
-        return self._push(self.job, gradients, push_id, at)
-
-    def push_state(self, state: ModelState, push_id: PushId) -> Future[Version]:
-        """Takes all of a push of state, whose push id was checked."""
-        return self._push_state(self.job, state, push_id)
-
-    def _push(
-        self, job: Coordinator, gradients: Gradients, push_id: PushId, at: Version | None
+    def push(
+        self,
+        gradients: Gradients,
+        push_id: PushId,
+        at: Version | None,
+        job: Coordinator | None = None,
     ) -> Future[Version]:
-        parameters = self.parameters
+        """Takes all of a push, whose push id was checked: `push_grad` of `protos.store.Store`.
+
+        `job` is the one that it is of; None: the present one.
+        """
+        parameters, job = self.parameters, job or self.job
         parameters.check(gradients)
         if at is None:
             return self.applier.apply_arrival(
@@ -311,7 +304,11 @@ class Engine:
         self.applier.apply_steps(job, entered.complete, entered.answers)
         return job.pushes.when_applied(entered.at)
 
-    def _push_state(self, job: Coordinator, state: ModelState, push_id: PushId) -> Future[Version]:
+    def push_state(
+        self, state: ModelState, push_id: PushId, job: Coordinator | None = None
+    ) -> Future[Version]:
+        """Takes all of a push of state, whose push id was checked; `job` is as for `push`."""
+        job = job or self.job
         self.parameters.check_state(state)
         return self.applier.apply_arrival(
             job,
@@ -331,43 +328,13 @@ class Engine:
         pushes = self.job.pushes
         return pushes.at_version(at, lambda: pushes.version)
 
-    def barrier(
-        self, name: str, worker: int, *, step: Version, number: int | None = None
-    ) -> Future[Version]:
-        """See `Rendezvous`."""
-        future = self.job.rendezvous.barrier(name, worker, step=step, number=number)
+    def arrived(self, future: Future[T]) -> Future[T]:
+        """A worker came to a barrier of `job.rendezvous`, whose answer is returned: it leaves later steps.
+
+        Applies those that are complete by that.
+        """
         self._apply_complete_steps()
         return future
-
-    def all_reduce(
-        self,
-        name: str,
-        worker: int,
-        values: Numbers,
-        op: ReduceOp,
-        *,
-        step: Version,
-        remember: bool = True,
-        number: int | None = None,
-    ) -> Future[Reduced]:
-        """See `Rendezvous`."""
-        future = self.job.rendezvous.all_reduce(
-            name, worker, values, op, step=step, remember=remember, number=number
-        )
-        self._apply_complete_steps()
-        return future
-
-    def advance(
-        self, worker: int, clock: int, *, at_least: int, after_barrier: int | None = None
-    ) -> Future[int]:
-        """See `Rendezvous`."""
-        return self.job.rendezvous.advance(
-            worker, clock, at_least=at_least, after_barrier=after_barrier
-        )
-
-    def take(self, exchange: str, worker: int, *, received: int) -> Future[Sequence[Message]]:
-        """See `Rendezvous`."""
-        return self.job.rendezvous.take(exchange, worker, received=received)
 
     # Checkpoints
 

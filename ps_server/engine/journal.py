@@ -37,22 +37,15 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What an engine knows at one moment, besides its parameters.
-
-    Attributes:
-        epoch: Of its shard map.
-        jobs_before: Jobs that it had served.
-        waiting: What is part of the job, and waits for others or is to be taken by them.
-        tables: That were declared, as the `blocks`; these with the values that were given.
-    """
+    """What an engine knows at one moment, besides its parameters."""
 
     owner: Owner
-    epoch: int
-    jobs_before: int
+    epoch: int  # of its shard map
+    jobs_before: int  # jobs that it had served
     job: JobState
-    waiting: Sequence[Waiting]
-    tables: Sequence[TableSpec]
-    blocks: Sequence[tuple[DenseSpec, Values | None]]
+    waiting: Sequence[Waiting]  # part of the job; waits for others, or is to be taken by them
+    tables: Sequence[TableSpec]  # that were declared
+    blocks: Sequence[tuple[DenseSpec, Values | None]]  # likewise, with the values that were given
 
 
 class Journal:

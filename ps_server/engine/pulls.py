@@ -25,6 +25,7 @@ from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.snapshot.before_step import BeforeStep, require_values_at
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.sparse_table import SparseTable
+from ctr_ps.ps_server.table.state_transfer import block_of
 
 
 class Pulls:
@@ -139,7 +140,7 @@ class Pulls:
     ) -> Future[ModelState]:
         """See `Store.pull_state`; done when returned. Of blocks, this process's pieces."""
         job.require_no_failure()
-        pieces = {name: self._parameters.block_with_state(name) for name in blocks}
+        pieces = {name: block_of(self._parameters.block(name)) for name in blocks}
         return Answered(ModelState(rows=self._parameters.rows_with_state(keys), blocks=pieces))
 
     def state_chunk(
@@ -147,9 +148,10 @@ class Pulls:
     ) -> Future[StateChunk]:
         """Reads rows, and stretches of this process's pieces; otherwise as `state`."""
         job.require_no_failure()
-        read = self._parameters.block_with_state
+        found = [(self._parameters.block(each.block), each) for each in stretches]
         blocks = [
-            (each.block, each.start, read(each.block, each.start, each.stop)) for each in stretches
+            (each.block, each.start, block_of(block, each.start, each.stop))
+            for block, each in found
         ]
         return Answered(StateChunk(list(self._parameters.rows_with_state(keys).items()), blocks))
 

@@ -71,13 +71,8 @@ ADAM = Optimizer(
 )
 
 
-class AdamRow(NamedTuple):
-    """Hyper-parameters."""
-
-    learning_rate: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+class AdamRow(Adam):
+    """Hyper-parameters; the type selects the row function."""
 
 
 @row_function(AdamRow)

@@ -2,7 +2,7 @@
 
     request --> admitted --> written to the journal --> carried out by the engine --> answer
 
-A call without a handler here is the engine's method of the same name.
+A call without a handler here is the method of the same name of the engine, or of its job's rendezvous.
 """
 
 import logging
@@ -30,6 +30,7 @@ from ctr_ps.protos.store import (
     StreamOffer,
     Version,
 )
+from ctr_ps.protos.wire import requests
 from ctr_ps.protos.wire.calls import (
     CALLS,
     PULL_DENSE,
@@ -38,26 +39,8 @@ from ctr_ps.protos.wire.calls import (
     PUSH_PULL,
     Call,
 )
-from ctr_ps.protos.wire.requests import (
-    CreateDense,
-    Join,
-    Leave,
-    Load,
-    Post,
-    PullChanged,
-    PullDense,
-    PullSparse,
-    PullState,
-    PushGrad,
-    PushPull,
-    PushState,
-    Renew,
-    Resume,
-    Save,
-    Shrink,
-    Snapshot,
-)
 from ctr_ps.ps_server.checkpoint.files.manifest import share_to_json
+from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.precompile import Kernels
 from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
@@ -88,9 +71,9 @@ def answer_of_parts(answers: Sequence[Any]) -> Any:
 
 def _member_of(request: Any) -> Member | None:
     """Returns the process that a request comes from, which has to have joined; None: anybody may ask."""
-    if isinstance(request, Join):
+    if isinstance(request, requests.Join):
         return None
-    if isinstance(request, PushGrad | PushState):
+    if isinstance(request, requests.PushGrad | requests.PushState):
         return Member(request.push_id.worker, request.push_id.incarnation)
     member: Member | None = getattr(request, "member", None)
     return member
@@ -105,7 +88,9 @@ def _require_answer_fits(num_bytes: int, what: str) -> None:
         )
 
 
-def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version | None) -> None:
+def _require_exact_steps(
+    sent: requests.PullSparse | requests.PullDense | PushChunk, at: Version | None
+) -> None:
     """Raises ProtocolError if numbers of a synchronous step would be rounded."""
     if sent.bfloat16 and at is not None:
         raise ProtocolError(
@@ -114,7 +99,9 @@ def _require_exact_steps(sent: PullSparse | PullDense | PushChunk, at: Version |
         )
 
 
-def _sent_as_asked(pulled: Future[P], request: PullSparse | PullDense) -> Future[P]:
+def _sent_as_asked(
+    pulled: Future[P], request: requests.PullSparse | requests.PullDense
+) -> Future[P]:
     """Returns the answer, marked if bfloat16 is asked for; then it waits for no version, so it is there."""
     return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
 
@@ -149,7 +136,7 @@ class Handlers:
         Raises ProtocolError if it has a chunk of a push, its answer would fit no message, or a step's numbers
         would be rounded.
         """
-        if not isinstance(argument, PushPull):
+        if not isinstance(argument, requests.PushPull):
             return ((call, argument),)
         if argument.push.chunk.num_chunks != 1:
             raise ProtocolError("PushPull has one chunk of a push, expected a whole push")
@@ -171,10 +158,10 @@ class Handlers:
         `payload` are the bytes of the message that it came as; None: it did not come over the wire.
         """
         self._prepare(call, argument)
-        if isinstance(argument, Join):
+        if isinstance(argument, requests.Join):
             with self.engine.places:
                 return self._carry_out(call, argument, payload)
-        if isinstance(argument, Renew) and argument.is_last:
+        if isinstance(argument, requests.Renew) and argument.is_last:
             # No sign of life: another may wait for its place.
             self.engine.job.require_place(argument.member)
         elif (member := _member_of(argument)) is not None:
@@ -188,11 +175,11 @@ class Handlers:
             return
         if call.declares is not None:
             self._kernels.prepare(call.declares(argument))
-        elif isinstance(argument, Load):
+        elif isinstance(argument, requests.Load):
             self._kernels.prepare_loading()
 
     def _carry_out(self, call: Call[Q, A], argument: Q, payload: bytes | None = None) -> Future[A]:
-        if isinstance(argument, Load | Shrink):
+        if isinstance(argument, requests.Load | requests.Shrink):
             # First, as for a snapshot: it has its turn before it has the journal alone.
             with self.engine.snapshots.between_saves(f"a {call.name.lower()}"):
                 answer = self._log_and_handle(call, argument, payload)
@@ -202,7 +189,7 @@ class Handlers:
 
     def _log_and_handle(self, call: Call[Any, Any], argument: Any, payload: bytes | None) -> Any:
         handler, engine = self._handlers[call.name], self.engine
-        is_dry_run = isinstance(argument, Shrink) and argument.dry_run
+        is_dry_run = isinstance(argument, requests.Shrink) and argument.dry_run
         if not (call.is_logged and engine.keeps_log) or is_dry_run:
             return handler(argument)
         record = call.request.encode(argument) if payload is None else payload
@@ -248,13 +235,13 @@ class Handlers:
     def work(self, call: Call[Q, Any], argument: Q) -> float:
         """Returns about how many numbers a call touches; infinite for long calls."""
         match argument:
-            case PullSparse():
+            case requests.PullSparse():
                 return _VALUES_A_KEY * sum(keys.size for keys in argument.keys.values())
-            case PullDense():
+            case requests.PullDense():
                 return sum(map(self._piece_length, argument.blocks))
-            case PullState():
+            case requests.PullState():
                 return self._values_of(argument)
-            case PushGrad() | PushState():
+            case requests.PushGrad() | requests.PushState():
                 return argument.chunk.num_chunks * argument.chunk.num_values
         spec = None if call.declares is None else call.declares(argument)
         kernels = self._kernels
@@ -278,11 +265,13 @@ class Handlers:
             if (member := values.pop("member", None)) is not None:
                 values["worker"] = member.worker
             values.pop("acknowledged", None)
+            if hasattr(Rendezvous, method):
+                return self.engine.arrived(getattr(self.engine.job.rendezvous, method)(**values))
             return getattr(self.engine, method)(**values)
 
         return call_engine
 
-    def _join(self, request: Join) -> Future[Joined]:
+    def _join(self, request: requests.Join) -> Future[Joined]:
         member = request.member
         joined = self.engine.job.join(
             member, request.terms, request.lease, only_asks=request.only_asks
@@ -298,13 +287,13 @@ class Handlers:
         self.engine.parameters.create_table(spec)
         self._log_once(f"table created table={spec.name} dim={spec.dim}")
 
-    def _create_dense(self, request: CreateDense) -> None:
+    def _create_dense(self, request: requests.CreateDense) -> None:
         spec = request.spec
         require_piece_fits(spec, self.engine.shard_map.num_servers)
         self.engine.parameters.create_dense(spec, request.values)
         self._log_once(f"dense block created block={spec.name} length={spec.length}")
 
-    def _pull_sparse(self, request: PullSparse) -> Future[Pulled]:
+    def _pull_sparse(self, request: requests.PullSparse) -> Future[Pulled]:
         self._require_epoch(request.shard_map_epoch)
         size = self._bytes_of_rows(request)
         _require_answer_fits(size, f"a pull from the tables {sorted(request.keys)}")
@@ -314,7 +303,7 @@ class Handlers:
         )
         return _sent_as_asked(pulled, request)
 
-    def _bytes_of_rows(self, request: PullSparse) -> int:
+    def _bytes_of_rows(self, request: requests.PullSparse) -> int:
         rows = request.keys.items()
         return sum(VALUE_BYTES * self._dim(table) * keys.size for table, keys in rows)
 
@@ -327,7 +316,7 @@ class Handlers:
     def _bytes_of_pieces(self, blocks: Collection[str]) -> int:
         return VALUE_BYTES * sum(map(self._piece_length, blocks))
 
-    def _pull_state(self, request: PullState) -> Future[StateChunk]:
+    def _pull_state(self, request: requests.PullState) -> Future[StateChunk]:
         self._require_epoch(request.shard_map_epoch)
         for stretch in request.stretches:
             length = self._piece_length(stretch.block)
@@ -339,7 +328,7 @@ class Handlers:
         _require_answer_fits(VALUE_BYTES * self._values_of(request), "a pull of rows and state")
         return self.engine.pulls.state_chunk(self.engine.job, request.keys, request.stretches)
 
-    def _values_of(self, request: PullState) -> int:
+    def _values_of(self, request: requests.PullState) -> int:
         """Returns the float32 numbers of the answer; a key counts as two."""
         parameters = self.engine.parameters
         rows = sum(
@@ -347,11 +336,11 @@ class Handlers:
         )
         return rows + sum(map(parameters.stretch_values, request.stretches))
 
-    def _push_state(self, request: PushState) -> Future[Version]:
+    def _push_state(self, request: requests.PushState) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)
         return self.engine.push_chunk(request.chunk, request.push_id)
 
-    def _pull_changed(self, request: PullChanged) -> Changed:
+    def _pull_changed(self, request: requests.PullChanged) -> Changed:
         self._require_epoch(request.shard_map_epoch)
         dims = map(self._dim, request.tables)
         row_bytes = KEY_BYTES + VALUE_BYTES * max(dims, default=0)
@@ -377,7 +366,7 @@ class Handlers:
         # Rows in an answer count as known to the worker: only the same answer again makes good a lost one.
         return self._completed.once(caller, (incarnation, request.number), take, remembered=1)
 
-    def _pull_dense(self, request: PullDense) -> Future[PulledPieces]:
+    def _pull_dense(self, request: requests.PullDense) -> Future[PulledPieces]:
         self._require_epoch(request.shard_map_epoch)
         blocks = sorted(set(request.blocks))
         _require_answer_fits(self._bytes_of_pieces(blocks), f"a pull of the dense blocks {blocks}")
@@ -385,12 +374,12 @@ class Handlers:
         pulled = self.engine.pulls.pieces(self.engine.job, request.blocks, at=request.at)
         return _sent_as_asked(pulled, request)
 
-    def _push_grad(self, request: PushGrad) -> Future[Version]:
+    def _push_grad(self, request: requests.PushGrad) -> Future[Version]:
         self._require_epoch(request.shard_map_epoch)
         _require_exact_steps(request.chunk, request.at)
         return self.engine.push_chunk(request.chunk, request.push_id, at=request.at)
 
-    def _post(self, request: Post) -> Future[None]:
+    def _post(self, request: requests.Post) -> Future[None]:
         if request.message.sender != request.member.worker:
             raise ProtocolError(
                 f"worker {request.member.worker} posted a message in the name of worker "
@@ -398,15 +387,15 @@ class Handlers:
             )
         return self.engine.job.rendezvous.post(request.exchange, request.message)
 
-    def _leave(self, request: Leave) -> None:
+    def _leave(self, request: requests.Leave) -> None:
         worker = request.member.worker
         self.engine.leave(worker, step=request.step)
         logger.info("%s left step=%d", self.engine.members.name(worker), request.step)
 
-    def _snapshot(self, request: Snapshot) -> None:
+    def _snapshot(self, request: requests.Snapshot) -> None:
         self.engine.snapshot(request.token, request.base)
 
-    def _save(self, request: Save) -> str:
+    def _save(self, request: requests.Save) -> str:
         def save() -> str:
             share = self.engine.save_share(request.folder, request.token, request.inference)
             if request.inference is None:
@@ -416,7 +405,7 @@ class Handlers:
 
         return self._completed.once("Save", request.token, save, remembered=1)
 
-    def _load(self, request: Load) -> None:
+    def _load(self, request: requests.Load) -> None:
         def load() -> None:
             self.engine.load(request.url, only=request.only, token=request.token)
             logger.info("loaded folder=%s", request.url)
@@ -430,11 +419,11 @@ class Handlers:
             remembered=_REMEMBERED_LOADS,
         )
 
-    def _resume(self, request: Resume) -> None:
+    def _resume(self, request: requests.Resume) -> None:
         self.engine.job.resume(request.version, request.progress, request.batches)
         logger.info("resumed version=%d batches=%d", request.version, request.batches)
 
-    def _shrink(self, request: Shrink) -> Mapping[str, Shrunk]:
+    def _shrink(self, request: requests.Shrink) -> Mapping[str, Shrunk]:
         def shrink() -> Mapping[str, Shrunk]:
             return self.engine.parameters.shrink(max_norm=request.max_norm, dry_run=request.dry_run)
 

@@ -32,18 +32,7 @@ from ctr_ps.ps_server.durability.saved_log import SavedLog
 from ctr_ps.ps_server.durability.segments import Record
 from ctr_ps.ps_server.engine import journal
 from ctr_ps.ps_server.engine.engine import Engine
-from ctr_ps.ps_server.engine.journal import BACK_JSON, LOST_JSON
 from ctr_ps.ps_server.rpc import journal as server_journal
-from ctr_ps.ps_server.rpc.journal import (
-    SAVED,
-    SAVED_JSON,
-    STATE,
-    STATE_JSON,
-    CompletedState,
-    SavedAt,
-    ServerState,
-    waiting_part,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +96,7 @@ def recover(
     saved: SavedLog,
     *,
     replay: Replay,
-    restore_completed: Callable[[CompletedState], None],
+    restore_completed: Callable[[server_journal.CompletedState], None],
     progress: Progress | None = None,
 ) -> Replayed:
     """Makes an empty engine what the log says, which has segments.
@@ -168,12 +157,14 @@ def recover(
     return replayed
 
 
-def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
+def _begin_of(
+    saved: SavedLog,
+) -> tuple[int, server_journal.ServerState, server_journal.SavedAt | None]:
     """Returns the newest segment that recovery can begin with, its state, and its checkpoint, if any."""
     unpublished = []
     for segment in reversed(saved.segments):
         first = saved.head(segment)[0]
-        if first.kind != STATE:
+        if first.kind != server_journal.STATE:
             raise LogError(
                 f"segment {segment} of the update log {saved.folder.path} has no state: restore the file, or "
                 f"remove the folder and start the job again from its checkpoint"
@@ -187,13 +178,13 @@ def _begin_of(saved: SavedLog) -> tuple[int, ServerState, SavedAt | None]:
                 f"version {own_version()}: start that version to resume, or remove the folders of all "
                 "servers and start the job again from its checkpoint"
             )
-        state = STATE_JSON.validate_json(bytes(first.payload))
+        state = server_journal.STATE_JSON.validate_json(bytes(first.payload))
         if not state.base:
             return segment, state, None
         saves = (
-            SAVED_JSON.validate_json(bytes(record.payload))
+            server_journal.SAVED_JSON.validate_json(bytes(record.payload))
             for record in chain(saved.head(segment), saved.records_from(segment))
-            if record.kind == SAVED
+            if record.kind == server_journal.SAVED
         )
         checkpoint = next((save for save in saves if save.token == state.base), None)
         if checkpoint is not None and checkpoint.is_published:
@@ -214,16 +205,16 @@ def _replay(record: Record, engine: Engine, replay: Replay) -> None:
     try:
         match record.kind:
             case journal.LOST:
-                engine.lose(LOST_JSON.validate_json(payload))
+                engine.lose(journal.LOST_JSON.validate_json(payload))
             case journal.BACK:
-                engine.job.bring_back(BACK_JSON.validate_json(payload))
+                engine.job.bring_back(journal.BACK_JSON.validate_json(payload))
             case journal.NEW_JOB:
                 engine.begin_job()
             case server_journal.MESSAGE:
                 post = POST.request.decode(payload)
                 engine.job.hold(WaitingMessage(exchange=post.exchange, message=post.message))
             case server_journal.PART:
-                engine.hold_part(waiting_part(payload))
+                engine.hold_part(server_journal.waiting_part(payload))
             case server_journal.SAVED:
                 pass
             case call if call in CALLS:

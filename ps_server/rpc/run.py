@@ -45,7 +45,7 @@ def run_server(role: ServerRole, settings: ServerSettings) -> int:
         server_index=role.server_index,
         num_servers=role.num_servers,
         wait_limit_s=settings.wait_limit_s,
-        limits=settings.limits,
+        memory_limit=settings.memory_limit,
         checkpoint_roots=settings.checkpoint_roots,
         has_update_log=settings.update_log is not None,
     )

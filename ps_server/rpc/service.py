@@ -128,44 +128,32 @@ def _status_name(error: BaseException | None) -> str:
 
 
 class Service:
-    """The methods of protos/v1/parameter_server.proto, over the handlers of an engine.
-
-    Attributes:
-        counts: Of the calls, by name.
-        hot_keys: Those of pulls; None: nobody asks for them.
-        num_in_flight: Calls that are not answered yet.
-    """
+    """The methods of protos/v1/parameter_server.proto, over the handlers of an engine."""
 
     def __init__(
         self,
         handlers: Handlers,
         *,
+        # counts the calls in threads, and refuses more; None: one with the usual limits
         backlog: Backlog | None = None,
-        hot_keys: HotKeys | None = None,
+        hot_keys: HotKeys | None = None,  # told of every pull; None: nobody is
+        # returns the error with which each call is refused; None: it is answered
         why_not: Callable[[], CtrPsError | None] = lambda: None,
+        # called when the server has to end: the update log cannot be written, or memory is short
         on_end: Callable[[Exception], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,  # for the time without calls, in seconds
     ) -> None:
-        """Answers calls by `handlers`.
-
-        Args:
-            handlers: Of the engine.
-            backlog: Counts the calls in threads, and refuses more; None: one with the usual limits.
-            hot_keys: Told of every pull; None: nobody is.
-            why_not: Returns the error with which each call is refused; None: it is answered.
-            on_end: Called when the server has to end: the update log cannot be written, or memory is short.
-            clock: For the time without calls, in seconds.
-        """
+        """Answers calls by `handlers`."""
         self._on_end = on_end
         self._ends_by: Exception | None = None
         self._handlers = handlers
         self.engine = handlers.engine
-        self.counts = {name: CallCounts() for name in CALLS}
+        self.counts = {name: CallCounts() for name in CALLS}  # of the calls, by name
         self.hot_keys = hot_keys
         self._backlog = backlog or Backlog()
         self._why_not = why_not
         self._clock = clock
-        self.num_in_flight = 0
+        self.num_in_flight = 0  # calls that are not answered yet
         self.restart_idle_time()
         self._step_executor = ThreadPoolExecutor(1, "steps")
         self.engine.applier.use_executor(

@@ -76,12 +76,9 @@ class StreamPort:
     """Accepts streams and answers their calls. Belongs to the event loop that made it."""
 
     def __init__(self, service: Service, credentials: Credentials, *, max_connections: int) -> None:
-        """Prepares to serve.
+        """Prepares to serve; `credentials` say whom, and whether over TLS.
 
-        Args:
-            service: Answers the calls.
-            credentials: Say whom it serves, and whether over TLS.
-            max_connections: Beyond them, new ones are closed at once.
+        Beyond `max_connections`, new ones are closed at once.
         """
         self.methods = {kind: service.method(call) for kind, call in STREAMED.items()}
         self.service = service

@@ -25,9 +25,8 @@ class BeforeStep:
     """Values before a step."""
 
     step: Version  # its number, which is the version that has these values
-    rows: Mapping[
-        str, tuple[Keys, Values]
-    ]  # keys uint64[N], embeddings float32[N, D] that it changes
+    # keys uint64[N], embeddings float32[N, D] that it changes
+    rows: Mapping[str, tuple[Keys, Values]]
     blocks: Mapping[str, Values]  # weights float32[p] of each dense block that it changes
     num_evicted: int  # rows that the tables had evicted by then
 

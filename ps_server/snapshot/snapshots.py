@@ -39,9 +39,8 @@ class StoreSnapshot:
     live: Sequence[SparseTable]  # the tables themselves
     blocks: Mapping[str, DensePiece]  # copied already
     applied: Applied  # what is in them
-    is_delta: bool = (
-        False  # tables have only the rows changed since the last snapshot that was saved
-    )
+    # tables have only the rows changed since the last snapshot that was saved
+    is_delta: bool = False
 
     @property
     def candidates(self) -> list[TableSnapshot]:
@@ -136,7 +135,7 @@ class Snapshots:
         self._whose_turn = ""
         self._held: _Held | None = None
         self._taken: deque[str] = deque(maxlen=REMEMBERED_TOKENS)
-        self._last: SaveStatus | None = None
+        self.last: SaveStatus | None = None  # of saves; None: there was none
         self._num_saves = 0
 
     def changing(self) -> AbstractContextManager[None]:
@@ -189,7 +188,7 @@ class Snapshots:
                 )
             self._held = None
             self._num_saves += 1
-            self._last = SaveStatus(
+            self.last = SaveStatus(
                 pause_s=held.pause_s, duration_s=0.0, is_over=False, number=self._num_saves
             )
             with ExitStack() as failed:
@@ -210,11 +209,6 @@ class Snapshots:
         Raises WaitTimeoutError if pushes do not end in time.
         """
         return self._lock.alone(self._wait_limit_s)
-
-    @property
-    def last(self) -> SaveStatus | None:
-        """Pause and duration of the last save; None if there was none."""
-        return self._last
 
     @contextmanager
     def _turn(self, what: str, *, after_held: bool) -> Iterator[float]:
@@ -246,7 +240,7 @@ class Snapshots:
     def _end(self, held: _Held, *, saved: bool) -> None:
         held.snapshot.end(saved=saved)
         duration_s = self._monotonic() - held.taken_s
-        self._last = SaveStatus(
+        self.last = SaveStatus(
             pause_s=held.pause_s, duration_s=duration_s, is_over=True, number=self._num_saves
         )
 

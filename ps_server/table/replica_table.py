@@ -70,9 +70,8 @@ class ReplicaTable(SparseTable):
                 f"expected dim {self.spec.dim}"
             )
         keys, values = read_only(keys), read_only(values)
-        self._with_room(
-            keys, lambda start: _merge_rows(self._arrays, self._initial_state, keys, values, start)
-        )
+        state = self._new_row.state
+        self._with_room(keys, lambda start: _merge_rows(self._arrays, state, keys, values, start))
 
 
 @kernel
@@ -103,11 +102,7 @@ def _take_shard_deltas(
 
 @kernel
 def _merge_rows(
-    table: TableArrays,
-    initial_state: Values,
-    keys: Keys,
-    values: Values,
-    start: int,
+    table: TableArrays, initial_state: Values, keys: Keys, values: Values, start: int
 ) -> int:
     """Makes `values` float32[N, D] the base of the rows of `keys[start:]`, and moves their weights with it.
 

@@ -20,7 +20,7 @@ from ctr_ps.protos.gradients import NUM_COUNTS, SparseGrad, Values, require_coun
 from ctr_ps.protos.keys import Keys, require_unique
 from ctr_ps.protos.placement import ONE_SERVER, ShardMap, shard_of
 from ctr_ps.protos.runtime.jit import read_only
-from ctr_ps.protos.spec import StatisticsSpec, TableSpec
+from ctr_ps.protos.spec import TableSpec
 from ctr_ps.protos.store import Missing, Shrunk, TableStatus
 from ctr_ps.ps_server.optimizers.registry import Tuning, initial_state
 from ctr_ps.ps_server.table.changes import NOBODY
@@ -41,6 +41,7 @@ from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
 from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH, RowLayout, TableArrays
 from ctr_ps.ps_server.table.rows.initializers import build_initializer
 from ctr_ps.ps_server.table.rows.kernels import (
+    NewRow,
     Push,
     apply_rows,
     find_new_row,
@@ -51,7 +52,13 @@ from ctr_ps.ps_server.table.rows.kernels import (
     write_rows,
 )
 from ctr_ps.ps_server.table.rows.regions import RowRegions
-from ctr_ps.ps_server.table.rows.statistics import Clock, seconds_of, unknown_statistics, wall_clock
+from ctr_ps.ps_server.table.rows.statistics import (
+    Clock,
+    coefficients_of,
+    seconds_of,
+    unknown_statistics,
+    wall_clock,
+)
 from ctr_ps.ps_server.table.spec_checks import check_table_spec
 from ctr_ps.ps_server.table.table_snapshot import TableSnapshot
 
@@ -114,8 +121,7 @@ class SparseTable:
         state = initial_state(spec.optimizer, spec.dim)
         initializer = build_initializer(spec.initializer, spec.seed, spec.name)
         self._max_rows = max_rows_of_shard(spec)
-        self.spec, self._tuning, self._initial_state = spec, tuning, state
-        self._initializer = initializer
+        self.spec, self._tuning, self._new_row = spec, tuning, NewRow(initializer, state)
         self._candidates = candidates_of(
             spec, self.shards, region_bytes=self._region_bytes, known=self._candidates
         )
@@ -126,19 +132,9 @@ class SparseTable:
             self._regions.record_changes(num_subscribers)
 
     @property
-    def layout(self) -> RowLayout:
-        """Columns of a row."""
-        return self._regions.layout
-
-    @property
-    def statistics_width(self) -> int:
-        """Columns of statistics in a row."""
-        return self.layout.statistics_width
-
-    @property
     def state_width(self) -> int:
         """Columns of optimizer state in a row."""
-        return self._initial_state.size
+        return self._new_row.state.size
 
     @property
     def status(self) -> TableStatus:
@@ -196,9 +192,8 @@ class SparseTable:
         reads_initial = self.spec.admission is None and missing is Missing.INITIAL
         default = np.float32(self.spec.default_value)
         with self._locked_for(keys):
-            gather_rows(
-                self._arrays, self._initializer, read_only(keys), reads_initial, default, out
-            )
+            initializer = self._new_row.initializer
+            gather_rows(self._arrays, initializer, read_only(keys), reads_initial, default, out)
         return out
 
     def pull_states(self, keys: Keys) -> tuple[Values, Values]:
@@ -208,9 +203,8 @@ class SparseTable:
         """
         weights = np.empty((keys.size, self.spec.dim), np.float32)
         state = np.empty((keys.size, self.state_width), np.float32)
-        new = self._initializer, self._initial_state
         with self._locked_for(keys):
-            gather_states(self._arrays, *new, read_only(keys), weights, state)
+            gather_states(self._arrays, self._new_row, read_only(keys), weights, state)
         return weights, state
 
     def require_own(self, keys: Keys) -> None:
@@ -219,16 +213,10 @@ class SparseTable:
 
     def scores(self, keys: Keys) -> Values:
         """Returns the scores of `keys`, float32[N], 0 without a row; the table must keep statistics."""
-        statistics = self.spec.statistics or StatisticsSpec()
+        coefficients = coefficients_of(self.spec.statistics)
         out = np.empty(keys.size, np.float32)
         with self._locked_for(keys):
-            score_rows(
-                self._arrays,
-                np.float32(statistics.nonclk_coeff),
-                np.float32(statistics.click_coeff),
-                read_only(keys),
-                out,
-            )
+            score_rows(self._arrays, coefficients, read_only(keys), out)
         return out
 
     def push(
@@ -273,18 +261,17 @@ class SparseTable:
 
     def _apply(self, hyper: Any, push: Push, start: int) -> int:
         """Applies a push from key `start` until a shard is full; returns the same as `apply_rows`."""
-        initializer, state = self._initializer, self._initial_state
         if self._candidates is None:
-            return apply_rows(self._arrays, initializer, state, hyper, push, start)
+            return apply_rows(self._arrays, self._new_row, hyper, push, start)
         admit, counts, rule = self._candidates.admission
-        stop = admit(self._arrays, initializer, state, counts, rule, push, start)
+        stop = admit(self._arrays, self._new_row, counts, rule, push, start)
         counted = push._replace(
             keys=push.keys[:stop],
             grads=push.grads[:stop],
             counts=push.counts[:stop],
             admitted=push.admitted[:stop],
         )
-        return apply_rows(self._arrays, initializer, state, hyper, counted, start)
+        return apply_rows(self._arrays, self._new_row, hyper, counted, start)
 
     def write(self, rows: Rows, *, step: int = 0) -> None:
         """Writes whole rows of this server's shards, as from a checkpoint; rounds bfloat16 by `step`.
@@ -299,9 +286,9 @@ class SparseTable:
                 self._regions.expect_rows(shard, int(counts[shard]))
         keys, weights, state = read_only(rows.keys), read_only(rows.weights), read_only(rows.state)
         statistics = rows.statistics
-        if statistics.shape[1] != self.statistics_width:
+        if statistics.shape[1] != self._regions.layout.statistics_width:
             now = seconds_of(self._clock)
-            statistics = unknown_statistics(keys.size, self.statistics_width, now)
+            statistics = unknown_statistics(keys.size, self._regions.layout.statistics_width, now)
         statistics = read_only(statistics)
         self._with_room(
             keys,
@@ -411,7 +398,7 @@ class SparseTable:
                 if self._candidates is not None:
                     removed += Shrunk(candidates=self._candidates.shrink(shard, rule))
             removed += shrunk
-        if self.statistics_width and not dry_run:
+        if self._regions.layout.statistics_width and not dry_run:
             self._regions.tombstones.add_pass()
         return removed
 
@@ -420,12 +407,12 @@ class SparseTable:
         with self._locks[shard]:
             rows = self._regions.rows_of(shard)
             order = np.argsort(self._arrays.keys[rows, 0])
-            slab = self._arrays.slab[rows][order]
+            slab, layout = self._arrays.slab[rows][order], self._regions.layout
             return Rows(
                 keys=self._arrays.keys[rows, 0][order],
-                weights=self.layout.weights_in(slab),
-                state=slab[:, self.layout.state],
-                statistics=slab[:, self.layout.statistics],
+                weights=layout.weights_in(slab),
+                state=slab[:, layout.state],
+                statistics=slab[:, layout.statistics],
             )
 
     def prepare_snapshot(self) -> None:

@@ -110,7 +110,7 @@ def place_rows(
 
 
 def memory_for(layout: RowLayout, rows: int) -> BufferPool:
-    """Returns buffers for copies of shards of at most `rows` rows."""
+    """Returns buffers for copies of shards of at most `rows` rows, with weights as float32."""
     columns = KEY_COLUMNS + layout.dim + layout.state_width + layout.statistics_width
     return BufferPool(4 * columns * rows)
 
@@ -236,7 +236,7 @@ class ShardCopy:
     def _place(self, rows: Values, start: int, places: NDArray[np.int64]) -> None:
         """Places rows whose columns begin at `start`."""
         layout = self._regions.layout
-        columns = start + KEY_COLUMNS, start + layout.state_column, layout.is_bfloat16
+        columns = start + KEY_COLUMNS, start + layout.state.start, layout.is_bfloat16
         place_rows(rows, *columns, places, self._weights, self._state, self._statistics)
 
 

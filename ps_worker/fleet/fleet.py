@@ -28,7 +28,7 @@ from ctr_ps.protos.store import (
     Shrunk,
 )
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.settings import Limits, ServerSettings
+from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.checkpoints.attachments import values_of_checkpoint
 from ctr_ps.ps_worker.checkpoints.resume import require_batches
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
@@ -267,7 +267,7 @@ class Fleet:
             stay=stay,
             idle_limit_s=idle_limit_s,
             wait_limit_s=self._limits["wait_timeout_s"] if wait_limit_s is None else wait_limit_s,
-            limits=Limits(memory_limit=memory_limit),
+            memory_limit=memory_limit,
             checkpoint_roots=tuple(str(root) for root in checkpoint_roots),
         )
         self._is_over = True

@@ -12,7 +12,6 @@ from ctr_ps.protos.spec import StatisticsSpec
 from ctr_ps.protos.store import BlockState, ModelState, SaveRequest, Store
 from ctr_ps.protos.store.state_transfer import join_state, rows_at, split_state
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.settings import Limits
 from ctr_ps.ps_worker.extras.chaos import CHAOS
 from tests.support.cluster import cluster
 from tests.support.stores import (
@@ -202,7 +201,7 @@ def test_process_without_its_place_changes_nothing(store: Store) -> None:
 
 
 def test_rows_beyond_the_memory_limit_are_not_created() -> None:
-    store = joined(in_process(limits=Limits(memory_limit=1)))
+    store = joined(in_process(memory_limit=1))
     state = state_of(store)
 
     with pytest.raises(CtrPsError, match="refuses a new row"):

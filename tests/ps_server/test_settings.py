@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_server.settings import Limits, ServerSettings, bytes_of_size
+from ctr_ps.ps_server.settings import ServerSettings, bytes_of_size
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_limit_that_is_no_number_of_seconds_is_refused(name: str, seconds: float
 @pytest.mark.parametrize("limit", [0, -5])
 def test_memory_limit_of_no_bytes_is_refused(limit: int) -> None:
     with pytest.raises(UsageError, match=f"memory_limit is {limit}, expected at least 1 byte"):
-        Limits(memory_limit=limit)
+        ServerSettings(memory_limit=limit)
 
 
 @pytest.mark.parametrize(

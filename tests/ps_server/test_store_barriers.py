@@ -108,15 +108,15 @@ def test_clock_from_before_a_barrier_that_comes_late_is_ignored() -> None:
     """A delayed copy of a call that was answered by another try."""
     store = ParameterStore(num_workers=2)
     for number in (1, 2):
-        store.engine.advance(0, 9, at_least=0, after_barrier=number - 1).result()
+        store.engine.job.rendezvous.advance(0, 9, at_least=0, after_barrier=number - 1).result()
         for worker in range(2):
-            store.engine.barrier("epoch", worker, step=0, number=number)
-    store.engine.advance(1, 3, at_least=0, after_barrier=2).result()
+            store.engine.job.rendezvous.barrier("epoch", worker, step=0, number=number)
+    store.engine.job.rendezvous.advance(1, 3, at_least=0, after_barrier=2).result()
 
-    store.engine.advance(0, 9, at_least=7, after_barrier=1).result()
+    store.engine.job.rendezvous.advance(0, 9, at_least=7, after_barrier=1).result()
 
-    assert store.engine.advance(1, 3, at_least=0, after_barrier=2).result() == 0
-    assert store.engine.advance(0, 2, at_least=0, after_barrier=2).result() == 2
+    assert store.engine.job.rendezvous.advance(1, 3, at_least=0, after_barrier=2).result() == 0
+    assert store.engine.job.rendezvous.advance(0, 2, at_least=0, after_barrier=2).result() == 2
 
 
 def test_workers_that_wait_at_different_barriers_hear_of_it_at_once() -> None:

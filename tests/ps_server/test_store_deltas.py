@@ -122,7 +122,7 @@ def test_rows_that_a_load_has_rounded_are_in_no_delta_but_in_a_full_checkpoint(
     again.save(SaveRequest(url=urls[3], base=urls[2]))
 
     assert half.digest() != exact.digest()
-    assert_same_parameters(half, again)
+    assert again.digest() == half.digest()
     assert Checkpoint.open(urls[3]).digest_of_files() == half.digest()
     assert not any(
         entry.batches for entry in Checkpoint.open(urls[3]).manifest.files_of_table("deep")

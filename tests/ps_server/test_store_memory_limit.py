@@ -14,7 +14,6 @@ from ctr_ps.protos.spec import (
     StatisticsSpec,
     TableSpec,
 )
-from ctr_ps.ps_server.settings import Limits
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import push_id
 
@@ -23,7 +22,7 @@ DIM = 8
 
 
 def store_with(**settings: object) -> ParameterStore:
-    store = ParameterStore(limits=Limits(memory_limit=LIMIT))
+    store = ParameterStore(memory_limit=LIMIT)
     store.create_table(
         TableSpec(
             name="t",

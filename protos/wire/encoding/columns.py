@@ -11,17 +11,7 @@ from ctr_ps.protos.errors import ProtocolError
 from ctr_ps.protos.gradients import DenseGrad, SparseGrad, Values
 from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.store import BlockState, Pulled, PulledPieces, RowStates, StateChunk
-from ctr_ps.protos.wire.encoding.arrays import (
-    decode_counts,
-    decode_keys,
-    decode_parameters,
-    decode_rows,
-    decode_values,
-    encode_counts,
-    encode_keys,
-    encode_parameters,
-    encode_values,
-)
+from ctr_ps.protos.wire.encoding import arrays
 from ctr_ps.protos.wire.encoding.codec import FieldCodec
 
 Message = dict[str, Any]
@@ -29,11 +19,11 @@ Digests = Mapping[tuple[str, int], bytes]
 
 
 def _encode_keys_of(keys: Mapping[str, Keys]) -> list[Message]:
-    return [{"table": table, "keys": encode_keys(column)} for table, column in keys.items()]
+    return [{"table": table, "keys": arrays.encode_keys(column)} for table, column in keys.items()]
 
 
 def _decode_keys_of(columns: Any) -> dict[str, Keys]:
-    keys = {column.table: decode_keys(column.keys) for column in columns}
+    keys = {column.table: arrays.decode_keys(column.keys) for column in columns}
     if len(keys) < len(columns):
         raise ProtocolError(
             f"a pull has {len(columns)} columns of keys, expected one for each of the tables {sorted(keys)}"
@@ -46,7 +36,7 @@ def _encode_pulled(pulled: Pulled) -> Message:
         "rows": [
             {
                 "table": table,
-                "values": encode_parameters(values, bfloat16=pulled.bfloat16),
+                "values": arrays.encode_parameters(values, bfloat16=pulled.bfloat16),
                 "num_rows": values.shape[0],
             }
             for table, values in pulled.rows.items()
@@ -58,7 +48,7 @@ def _encode_pulled(pulled: Pulled) -> Message:
 
 def _decode_pulled(found: Any) -> Pulled:
     rows = {
-        column.table: decode_rows(column.values, column.num_rows, bfloat16=found.bfloat16)
+        column.table: arrays.decode_rows(column.values, column.num_rows, bfloat16=found.bfloat16)
         for column in found.rows
     }
     return Pulled(rows, found.version, found.bfloat16)
@@ -66,7 +56,7 @@ def _decode_pulled(found: Any) -> Pulled:
 
 def _encode_changed_rows(rows: Mapping[str, tuple[Keys, Values]]) -> list[Message]:
     return [
-        {"table": table, "keys": encode_keys(keys), "values": encode_values(values)}
+        {"table": table, "keys": arrays.encode_keys(keys), "values": arrays.encode_values(values)}
         for table, (keys, values) in rows.items()
     ]
 
@@ -74,15 +64,15 @@ def _encode_changed_rows(rows: Mapping[str, tuple[Keys, Values]]) -> list[Messag
 def _decode_changed_rows(columns: Any) -> dict[str, tuple[Keys, Values]]:
     rows: dict[str, tuple[Keys, Values]] = {}
     for column in columns:
-        keys = decode_keys(column.keys)
-        rows[column.table] = keys, decode_rows(column.values, keys.size)
+        keys = arrays.decode_keys(column.keys)
+        rows[column.table] = keys, arrays.decode_rows(column.values, keys.size)
     return rows
 
 
 def _encode_pulled_pieces(pulled: PulledPieces) -> Message:
     return {
         "pieces": [
-            {"block": block, "values": encode_parameters(piece, bfloat16=pulled.bfloat16)}
+            {"block": block, "values": arrays.encode_parameters(piece, bfloat16=pulled.bfloat16)}
             for block, piece in pulled.pieces.items()
         ],
         "version": pulled.version,
@@ -92,7 +82,7 @@ def _encode_pulled_pieces(pulled: PulledPieces) -> Message:
 
 def _decode_pulled_pieces(found: Any) -> PulledPieces:
     pieces = {
-        column.block: decode_parameters(column.values, bfloat16=found.bfloat16)
+        column.block: arrays.decode_parameters(column.values, bfloat16=found.bfloat16)
         for column in found.pieces
     }
     return PulledPieces(pieces, found.version, found.bfloat16)
@@ -113,17 +103,17 @@ def _encode_chunk(chunk: PushChunk) -> Message:
         "sparse": [
             {
                 "table": table,
-                "keys": encode_keys(grad.keys),
-                "values": encode_parameters(grad.values, bfloat16=chunk.bfloat16),
+                "keys": arrays.encode_keys(grad.keys),
+                "values": arrays.encode_parameters(grad.values, bfloat16=chunk.bfloat16),
                 **_encode_examples(grad.examples),
-                "counts": encode_counts(grad.counts),
+                "counts": arrays.encode_counts(grad.counts),
             }
             for table, grad in chunk.sparse
         ],
         "dense": [
             {
                 "block": block,
-                "values": encode_parameters(grad.values, bfloat16=chunk.bfloat16),
+                "values": arrays.encode_parameters(grad.values, bfloat16=chunk.bfloat16),
                 **_encode_examples(grad.examples),
                 "start": start,
             }
@@ -139,13 +129,13 @@ def _decode_chunk(found: Any) -> PushChunk:
     is_bfloat16 = found.bfloat16
     sparse = []
     for column in found.sparse:
-        keys = decode_keys(column.keys)
-        values = decode_rows(column.values, keys.size, bfloat16=is_bfloat16)
-        counts = decode_counts(column.counts, keys.size)
+        keys = arrays.decode_keys(column.keys)
+        values = arrays.decode_rows(column.values, keys.size, bfloat16=is_bfloat16)
+        counts = arrays.decode_counts(column.counts, keys.size)
         sparse.append((column.table, SparseGrad(keys, values, _examples_of(column), counts)))
     dense = []
     for column in found.dense:
-        values = decode_parameters(column.values, bfloat16=is_bfloat16)
+        values = arrays.decode_parameters(column.values, bfloat16=is_bfloat16)
         dense.append((column.block, column.start, DenseGrad(values, _examples_of(column))))
     return PushChunk(sparse, dense, found.chunk, found.num_chunks, is_bfloat16)
 
@@ -155,9 +145,9 @@ def _encode_state(state: StateChunk) -> Message:
         "rows": [
             {
                 "table": table,
-                "keys": encode_keys(rows.keys),
-                "weights": encode_values(rows.weights),
-                "state": encode_values(rows.state),
+                "keys": arrays.encode_keys(rows.keys),
+                "weights": arrays.encode_values(rows.weights),
+                "state": arrays.encode_values(rows.state),
                 "optimizer": rows.optimizer,
             }
             for table, rows in state.rows
@@ -166,9 +156,9 @@ def _encode_state(state: StateChunk) -> Message:
             {
                 "block": block,
                 "start": start,
-                "weights": encode_values(stretch.weights),
-                "element_state": encode_values(stretch.element_state),
-                "scalars": encode_values(stretch.scalars),
+                "weights": arrays.encode_values(stretch.weights),
+                "element_state": arrays.encode_values(stretch.element_state),
+                "scalars": arrays.encode_values(stretch.scalars),
                 "num_states": len(stretch.element_state),
                 "optimizer": stretch.optimizer,
             }
@@ -182,8 +172,10 @@ def _encode_state(state: StateChunk) -> Message:
 def _decode_state(found: Any) -> StateChunk:
     rows = []
     for column in found.rows:
-        keys = decode_keys(column.keys)
-        weights, state = (decode_rows(data, keys.size) for data in (column.weights, column.state))
+        keys = arrays.decode_keys(column.keys)
+        weights, state = (
+            arrays.decode_rows(data, keys.size) for data in (column.weights, column.state)
+        )
         rows.append(
             (
                 column.table,
@@ -195,7 +187,10 @@ def _decode_state(found: Any) -> StateChunk:
 
 
 def _decode_stretch(column: Any) -> BlockState:
-    weights, element_state = decode_values(column.weights), decode_values(column.element_state)
+    weights, element_state = (
+        arrays.decode_values(column.weights),
+        arrays.decode_values(column.element_state),
+    )
     if element_state.size != column.num_states * weights.size:
         raise ProtocolError(
             f"a part of dense block {column.block!r} has {weights.size} elements and {element_state.size} "
@@ -204,7 +199,7 @@ def _decode_stretch(column: Any) -> BlockState:
     return BlockState(
         weights=weights,
         element_state=element_state.reshape(column.num_states, weights.size),
-        scalars=decode_values(column.scalars),
+        scalars=arrays.decode_values(column.scalars),
         optimizer=column.optimizer,
     )
 
@@ -220,7 +215,7 @@ def _decode_digests(shards: Any) -> Digests:
     return {(shard.table, shard.shard): shard.digest for shard in shards}
 
 
-VALUES = FieldCodec(encode_values, decode_values)
+VALUES = FieldCodec(arrays.encode_values, arrays.decode_values)
 """A server's piece of a dense block."""
 
 KEYS = FieldCodec(_encode_keys_of, _decode_keys_of)

@@ -390,6 +390,8 @@ def _read_shards(
     schema: pa.Schema,
     shards: Container[int],
 ) -> Iterator[tuple[ShardBatch, pa.RecordBatch]]:
+    if not any(saved.shard in shards for saved in entry.batches):
+        return  # without opening the file
     with _open(folder, entry.file, schema, len(entry.batches)) as reader:
         for position, saved in enumerate(entry.batches):
             if saved.shard in shards:

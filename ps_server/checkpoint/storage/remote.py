@@ -9,7 +9,7 @@ processes write to the same storage.
 import io
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -93,23 +93,21 @@ class RemoteFolder:
                 self._file_system.pipe_file(f"{self._path}/{file}", content)
         return True
 
-    @contextmanager
-    def create(self, file: str) -> Iterator[pa.NativeFile]:
-        with (
-            _OpenFile(self._file_system, f"{self._path}/{file}", "wb", f"{self.url}/{file}") as raw,
-            _arrow_errors("write", f"{self.url}/{file}"),
-            pa.PythonFile(raw, "w") as sink,
-        ):
-            yield sink
+    def create(self, file: str) -> AbstractContextManager[pa.NativeFile]:
+        return self._opened(file, "w")
+
+    def open(self, file: str) -> AbstractContextManager[pa.NativeFile]:
+        return self._opened(file, "r")
 
     @contextmanager
-    def open(self, file: str) -> Iterator[pa.NativeFile]:
+    def _opened(self, file: str, mode: str) -> Iterator[pa.NativeFile]:
+        url = f"{self.url}/{file}"
         with (
-            _OpenFile(self._file_system, f"{self._path}/{file}", "rb", f"{self.url}/{file}") as raw,
-            _arrow_errors("read", f"{self.url}/{file}"),
-            pa.PythonFile(raw, "r") as source,
+            _OpenFile(self._file_system, f"{self._path}/{file}", f"{mode}b", url) as raw,
+            _arrow_errors("read" if mode == "r" else "write", url),
+            pa.PythonFile(raw, mode) as opened,
         ):
-            yield source
+            yield opened
 
     def map(self, file: str) -> Mapped:
         with self.open(file) as source:

@@ -8,6 +8,7 @@ become candidates. A hot one is among them sooner or later, and stays; those tha
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ctr_ps.protos.keys import Keys
 
@@ -25,26 +26,24 @@ LEAST_SEEN = 3
 _NOBODY = (np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-class _Table:
-    """The candidates of a table: keys, how many looks have seen them, how many there were since they are."""
+Candidates = tuple[Keys, NDArray[np.int64], NDArray[np.int64]]
+"""Of a table: keys, how many looks have seen them, how many there were since they are candidates."""
 
-    def __init__(self) -> None:
-        self.candidates = _NOBODY
 
-    def look(self, pulled: Keys, random: np.random.Generator) -> None:
-        keys, seen, looks = self.candidates
-        seen, looks = seen + np.isin(keys, pulled, assume_unique=True), looks + 1
-        new = random.choice(pulled, min(NOMINATED, pulled.size), replace=False)
-        new = new[~np.isin(new, keys, assume_unique=True)]
-        keys = np.concatenate([keys, new])
-        seen = np.concatenate([seen, np.ones(new.size, np.int64)])
-        looks = np.concatenate([looks, np.ones(new.size, np.int64)])
-        if keys.size > MOST_CANDIDATES:
-            # As if each had been looked for three times more, in vain: a new one is worth less than a proven
-            # one, and more than one that did not come again.
-            kept = np.argsort(seen / (looks + 3))[-(MOST_CANDIDATES // 2) :]
-            keys, seen, looks = keys[kept], seen[kept], looks[kept]
-        self.candidates = (keys, seen, looks)  # at once: another thread may look
+def _look(candidates: Candidates, pulled: Keys, random: np.random.Generator) -> Candidates:
+    keys, seen, looks = candidates
+    seen, looks = seen + np.isin(keys, pulled, assume_unique=True), looks + 1
+    new = random.choice(pulled, min(NOMINATED, pulled.size), replace=False)
+    new = new[~np.isin(new, keys, assume_unique=True)]
+    keys = np.concatenate([keys, new])
+    seen = np.concatenate([seen, np.ones(new.size, np.int64)])
+    looks = np.concatenate([looks, np.ones(new.size, np.int64)])
+    if keys.size <= MOST_CANDIDATES:
+        return keys, seen, looks
+    # As if each had been looked for three times more, in vain: a new one is worth less than a proven one,
+    # and more than one that did not come again.
+    kept = np.argsort(seen / (looks + 3))[-(MOST_CANDIDATES // 2) :]
+    return keys[kept], seen[kept], looks[kept]
 
 
 class HotKeys:
@@ -52,7 +51,7 @@ class HotKeys:
 
     def __init__(self) -> None:
         """Has seen nothing."""
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, Candidates] = {}
         self._until_next = 0
         self._random = np.random.default_rng(0)  # chooses candidates
 
@@ -65,15 +64,13 @@ class HotKeys:
         self._until_next = EVERY * max(1, num_keys // KEYS_A_PULL) - 1
         for name, pulled in keys.items():
             if pulled.size:
-                table = self._tables.get(name) or _Table()
-                table.look(pulled, self._random)
-                self._tables[name] = table
+                found = self._tables.get(name, _NOBODY)
+                self._tables[name] = _look(found, pulled, self._random)  # another thread may look
 
     def hottest(self, number: int) -> list[tuple[str, int, float]]:
         """Returns the tables and keys in the largest shares of pulls, and these shares, about."""
         found = []
-        for name, table in list(self._tables.items()):
-            keys, seen, looks = table.candidates
+        for name, (keys, seen, looks) in list(self._tables.items()):
             shares = np.where(seen >= LEAST_SEEN, seen / looks, 0.0)
             for place in np.argsort(shares)[::-1][:number]:
                 if shares[place]:

@@ -29,29 +29,20 @@ from ctr_ps.ps_server.rpc.backlog import Backlog
 from ctr_ps.ps_server.rpc.metrics.call_metrics import BOUNDS_S, CallCounts, Histogram
 from ctr_ps.ps_server.rpc.recovery import Replayed
 
-TABLE_GAUGES: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
-    "rows": ("Rows.", lambda table: table.rows),
-    "size_bytes": (
-        "Memory of rows, index and marks of changed rows.",
-        lambda table: table.size_bytes,
-    ),
-    "load_ratio": ("Used share of the index.", lambda table: table.load_factor),
-    "imbalance_ratio": (
-        "(max - min) / mean of the rows of this server's shards.",
-        lambda table: table.imbalance,
-    ),
-    "candidates": ("Keys that are counted but have no row yet.", lambda table: table.candidates),
-    "candidate_bytes": ("Memory of the counts of candidates.", lambda table: table.candidate_bytes),
+TABLE_GAUGES = {
+    "rows": ("Rows.", "rows"),
+    "size_bytes": ("Memory of rows, index and marks of changed rows.", "size_bytes"),
+    "load_ratio": ("Used share of the index.", "load_factor"),
+    "imbalance_ratio": ("(max - min) / mean of the rows of this server's shards.", "imbalance"),
+    "candidates": ("Keys that are counted but have no row yet.", "candidates"),
+    "candidate_bytes": ("Memory of the counts of candidates.", "candidate_bytes"),
 }
-TABLE_COUNTERS: Mapping[str, tuple[str, Callable[[TableStatus], float]]] = {
-    # A row is there, or was removed in one of two ways.
-    "rows_created": (
-        "Rows admitted or loaded.",
-        lambda table: table.rows + table.expired + table.evicted,
-    ),
-    "rows_evicted": ("Rows removed from a full table to make room.", lambda table: table.evicted),
-    "rows_expired": ("Rows removed by shrinks.", lambda table: table.expired),
+TABLE_COUNTERS = {
+    "rows_created": ("Rows admitted or loaded.", "created"),
+    "rows_evicted": ("Rows removed from a full table to make room.", "evicted"),
+    "rows_expired": ("Rows removed by shrinks.", "expired"),
 }
+"""By name of the metric: its text, and the attribute of `TableStatus`."""
 
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Always the same, however little was seen: rates of buckets need them."""
@@ -159,10 +150,10 @@ def _of_tables(tables: Mapping[str, TableStatus]) -> Iterator[Metric]:
         (GaugeMetricFamily, TABLE_GAUGES),
         (CounterMetricFamily, TABLE_COUNTERS),
     ):
-        for name, (text, value) in values.items():
+        for name, (text, attribute) in values.items():
             metric = family(f"ctr_ps_table_{name}", text, labels=["table"])
             for table, status in tables.items():
-                metric.add_metric([table], value(status))
+                metric.add_metric([table], getattr(status, attribute))
             yield metric
 
 

@@ -32,7 +32,7 @@ from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import AdmissionSpec, TableSpec
 from ctr_ps.ps_server.table.memory.intrinsics import Int
-from ctr_ps.ps_server.table.rows.statistics import score_of
+from ctr_ps.ps_server.table.rows.statistics import Coefficients, coefficients_of, score_of
 
 POLICIES = ("count", "probability", "score")
 COUNTERS = ("exact", "bloom")
@@ -44,6 +44,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 MAX_COUNTERS = 2**32 - 1  # most counters of a shard: a position is scaled from 32 bits of hash
 
 MAX_COUNT = 2**16 - 1
+
+_COUNT = Coefficients(np.float32(1.0), np.float32(1.0))
 
 
 def counter_dtype(max_count: int) -> type[np.uint8] | type[np.uint16]:
@@ -102,25 +104,27 @@ def _decay(counters: NDArray[Any], decay: float, salt: np.uint64) -> None:
             counters[i] = whole + (unit < left - whole)
 
 
+class FilterSettings(NamedTuple):
+    """Dimensions of a Bloom filter, with the keys expected in all shards."""
+
+    expected_keys: int
+    false_positive_rate: float
+    max_count: int
+
+    def shape_of_shard(self, num_shards: int) -> tuple[int, int]:
+        """Returns the numbers of counters and of hashes of one of `num_shards` shards."""
+        return filter_shape(-(-self.expected_keys // num_shards), self.false_positive_rate)
+
+
 class CountingBloomFilter:
-    """Counters of a table's shards, for `expected_keys` in all of them. A table locks its shards.
+    """Counters of a table's shards. A table locks its shards.
 
     `passes` int64[num_shards] is how often each shard has decayed; `shards` are those of this server.
     """
 
-    def __init__(
-        self,
-        *,
-        expected_keys: int,
-        false_positive_rate: float,
-        max_count: int,
-        num_shards: int,
-        shards: Sequence[int],
-    ) -> None:
-        num_counters, num_hashes = filter_shape(
-            -(-expected_keys // num_shards), false_positive_rate
-        )
-        dtype = counter_dtype(max_count)
+    def __init__(self, settings: FilterSettings, *, num_shards: int, shards: Sequence[int]) -> None:
+        num_counters, num_hashes = settings.shape_of_shard(num_shards)
+        dtype = counter_dtype(settings.max_count)
         # Memory of other servers' shards is never touched, so never allocated.
         counters = np.zeros((num_shards, num_counters), dtype)
         self.arrays = FilterArrays(counters, num_hashes, int(np.iinfo(dtype).max))
@@ -167,17 +171,8 @@ class AdmissionRule(NamedTuple):
     threshold: np.float32  # score that a key needs; unused by probability
     log_miss: float  # ln(1 - p) of the probability p; 0 for other policies
     seed: np.uint64  # of the drawn numbers of occurrences
-    nonclk_coeff: np.float32  # weight of a show without a click
-    click_coeff: np.float32  # weight of a click
+    coefficients: Coefficients  # of the score
     limit: np.float32  # highest number of occurrences that any key needs
-
-
-class FilterSettings(NamedTuple):
-    """Dimensions of a Bloom filter."""
-
-    expected_keys: int
-    false_positive_rate: float
-    max_count: int
 
 
 def filter_settings(spec: AdmissionSpec) -> FilterSettings:
@@ -189,9 +184,7 @@ def filter_settings(spec: AdmissionSpec) -> FilterSettings:
 def counter_bytes_of_shard(spec: AdmissionSpec, num_shards: int) -> int:
     """Returns the bytes of one shard's counters in the Bloom filter of an admission."""
     settings = filter_settings(spec)
-    num_counters, _ = filter_shape(
-        -(-settings.expected_keys // num_shards), settings.false_positive_rate
-    )
+    num_counters, _ = settings.shape_of_shard(num_shards)
     return num_counters * np.dtype(counter_dtype(settings.max_count)).itemsize
 
 
@@ -210,8 +203,7 @@ def admission_rule(spec: TableSpec) -> AdmissionRule:
         threshold=np.float32(admission.threshold),
         log_miss=log_miss,
         seed=np.uint64(int.from_bytes(digest[:8], "little")),
-        nonclk_coeff=np.float32(statistics.nonclk_coeff if is_score else 1.0),
-        click_coeff=np.float32(statistics.click_coeff if is_score else 1.0),
+        coefficients=coefficients_of(statistics) if is_score else _COUNT,
         limit=np.float32(MAX_COUNT if admission.counter == "bloom" else MAX_OCCURRENCES),
     )
 
@@ -230,7 +222,7 @@ def needed(rule: AdmissionRule, key: np.uint64) -> np.float32:
 @kernel
 def is_admitted(rule: AdmissionRule, key: np.uint64, show: np.float32, click: np.float32) -> bool:
     """Whether a key with these shows and clicks gets a row."""
-    return bool(score_of(rule.nonclk_coeff, rule.click_coeff, show, click) >= needed(rule, key))
+    return bool(score_of(rule.coefficients, show, click) >= needed(rule, key))
 
 
 def check_admission(table: str, spec: AdmissionSpec, num_shards: int) -> None:
@@ -298,10 +290,7 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
             f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: set expected_keys to the "
             "number of keys without a row, at least 1"
         )
-    if (
-        filter_shape(-(-spec.expected_keys // num_shards), spec.false_positive_rate)[0]
-        > MAX_COUNTERS
-    ):
+    if filter_settings(spec).shape_of_shard(num_shards)[0] > MAX_COUNTERS:
         raise SpecError(
             f"{what} with expected_keys {spec.expected_keys}, too many for {num_shards} shards: lower "
             "expected_keys, or use more shards"

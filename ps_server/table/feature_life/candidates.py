@@ -56,33 +56,26 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, prefetch
-from ctr_ps.ps_server.table.rows.initializers import Initializer
-from ctr_ps.ps_server.table.rows.kernels import Push, make_row, write_rows
+from ctr_ps.ps_server.table.rows.kernels import NewRow, Push, make_row, write_rows
 from ctr_ps.ps_server.table.rows.regions import RowRegions, remove_row
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push
 from ctr_ps.ps_server.table.table_snapshot import CountersSource, TableSnapshot
 
 
 @kernel
-def _new_row(
-    table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
-    push: Push,
-    position: Int,
-    hashed: np.uint64,
+def _insert(
+    table: TableArrays, new_row: NewRow, push: Push, position: Int, hashed: np.uint64
 ) -> np.int64:
     """Inserts a key's row, and returns the position of its statistics in the flat slab."""
     shard, dim = shard_of_hash(table, hashed), push.grads.shape[1]
-    row = make_row(table, initializer, initial_state, dim, shard, hashed, push.keys[position])
+    row = make_row(table, new_row, dim, shard, hashed, push.keys[position])
     return np.int64(row * table.slab.shape[1] + table.statistics_column)
 
 
 @kernel
 def _count_exactly(
     table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
+    new_row: NewRow,
     candidates: TableArrays,
     rule: AdmissionRule,
     push: Push,
@@ -101,7 +94,7 @@ def _count_exactly(
     if is_admitted(rule, key, show, click):
         if not has_room(table, shard):
             return False
-        new = _new_row(table, initializer, initial_state, push, position, hashed)
+        new = _insert(table, new_row, push, position, hashed)
         if candidate >= 0:
             slab = table.slab.reshape(-1)
             for column in range(STATISTICS_WIDTH):
@@ -121,8 +114,7 @@ def _count_exactly(
 @kernel
 def admit_counted(
     table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
+    new_row: NewRow,
     candidates: TableArrays,
     rule: AdmissionRule,
     push: Push,
@@ -145,9 +137,7 @@ def admit_counted(
         for i in range(stop - start):
             if rows[i] < 0 and not _has_row(table, push.keys[start + i], hashes[i]):
                 position, hashed = start + i, hashes[i]
-                if not _count_exactly(
-                    table, initializer, initial_state, candidates, rule, push, position, hashed
-                ):
+                if not _count_exactly(table, new_row, candidates, rule, push, position, hashed):
                     return position
         start = stop
     return start
@@ -161,8 +151,7 @@ def _has_row(table: TableArrays, key: np.uint64, hashed: np.uint64) -> bool:
 @kernel
 def _count_by_filter(
     table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
+    new_row: NewRow,
     filter_: FilterArrays,
     rule: AdmissionRule,
     push: Push,
@@ -176,7 +165,7 @@ def _count_by_filter(
     if is_admitted(rule, push.keys[position], np.float32(count), np.float32(0.0)):
         if not has_room(table, shard):
             return False
-        new = _new_row(table, initializer, initial_state, push, position, hashed)
+        new = _insert(table, new_row, push, position, hashed)
         table.slab.reshape(-1)[new + SHOW] = np.float32(before)
     raise_to(filter_, shard, hashed, count)
     return True
@@ -185,8 +174,7 @@ def _count_by_filter(
 @kernel
 def admit_estimated(
     table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
+    new_row: NewRow,
     filter_: FilterArrays,
     rule: AdmissionRule,
     push: Push,
@@ -203,9 +191,7 @@ def admit_estimated(
         for i in range(stop - start):
             if rows[i] < 0 and not _has_row(table, push.keys[start + i], hashes[i]):
                 position, hashed = start + i, hashes[i]
-                if not _count_by_filter(
-                    table, initializer, initial_state, filter_, rule, push, position, hashed
-                ):
+                if not _count_by_filter(table, new_row, filter_, rule, push, position, hashed):
                     return position
         start = stop
     return start
@@ -281,9 +267,7 @@ class EstimatedCandidates:
     def __init__(self, spec: TableSpec, admission: AdmissionSpec, shards: Sequence[int]) -> None:
         self._shards = shards
         self._settings = filter_settings(admission)
-        self.filter = CountingBloomFilter(
-            **self._settings._asdict(), num_shards=spec.num_shards, shards=shards
-        )
+        self.filter = CountingBloomFilter(self._settings, num_shards=spec.num_shards, shards=shards)
         self.declare(spec)
 
     def declare(self, spec: TableSpec) -> None:

@@ -19,7 +19,7 @@ shard, and not on the number of servers.
 import math
 from bisect import bisect_left
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,16 @@ from ctr_ps.ps_server.table.memory.hash_index import (
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int
 from ctr_ps.ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
-from ctr_ps.ps_server.table.rows.statistics import CLICK, LAST_SEEN, SHOW, UNSEEN, score_of
+from ctr_ps.ps_server.table.rows.statistics import (
+    CLICK,
+    LAST_SEEN,
+    SHOW,
+    UNSEEN,
+    Coefficients,
+    coefficients_of,
+    score_of,
+    scores_of,
+)
 
 EVICTED_SHARE = 16  # an eviction removes one row in this number: it costs a pass over the shard
 
@@ -57,8 +66,7 @@ class ExpiryRule(NamedTuple):
     """The rules of a shrink, as kernels see them."""
 
     decay: np.float32  # factor of shows and clicks
-    nonclk_coeff: np.float32  # weight of a show without a click in the score
-    click_coeff: np.float32  # weight of a click in the score
+    coefficients: Coefficients  # of the score
     delete_threshold: np.float32  # rows with a lower score are removed; -inf: none
     max_unseen: float  # rows unseen for more passes are removed; inf: none
     seen_since: float  # rows last seen before are removed, in seconds since 1970; -inf: none
@@ -73,8 +81,7 @@ def expiry_rule(
     statistics, expiry = spec.statistics or StatisticsSpec(), spec.expiry
     return ExpiryRule(
         decay=np.float32(statistics.decay),
-        nonclk_coeff=np.float32(statistics.nonclk_coeff),
-        click_coeff=np.float32(statistics.click_coeff),
+        coefficients=coefficients_of(spec.statistics),
         delete_threshold=np.float32((expiry and expiry.delete_threshold) or -math.inf),
         max_unseen=float((expiry and expiry.max_unseen) or math.inf),
         seen_since=now - expiry.ttl_s if expiry and expiry.ttl_s else -math.inf,
@@ -101,7 +108,7 @@ def shrink_shard(regions: RowRegions, shard: int, dim: int, rule: ExpiryRule) ->
 def _has_expired(
     rule: ExpiryRule, show: np.float32, click: np.float32, unseen: np.float32, last_seen: np.uint32
 ) -> bool:
-    score = score_of(rule.nonclk_coeff, rule.click_coeff, show, click)
+    score = score_of(rule.coefficients, show, click)
     is_unseen = unseen > rule.max_unseen or np.float64(last_seen) < rule.seen_since
     return bool(score < rule.delete_threshold or is_unseen)
 
@@ -216,14 +223,10 @@ def evict_rows(regions: RowRegions, shard: int, spec: TableSpec) -> int:
     """Removes one of 16 rows of a shard, which must be locked and not empty; returns their number."""
     count = -(-int(regions.num_rows[shard]) // EVICTED_SHARE)
     rows = regions.rows_of(shard)
-    worth = np.empty(rows.stop - rows.start)
+    statistics = regions.arrays.slab[rows, regions.layout.statistics]
+    worth: NDArray[Any] = statistics.view(np.uint32)[:, LAST_SEEN]
     if spec.expiry is not None and spec.expiry.evict == "score":
-        statistics = spec.statistics or StatisticsSpec()
-        nonclk_coeff = np.float32(statistics.nonclk_coeff)
-        click_coeff = np.float32(statistics.click_coeff)
-        _score_rows(regions.arrays, rows.start, nonclk_coeff, click_coeff, worth)
-    else:
-        _date_rows(regions.arrays, rows.start, worth)
+        worth = scores_of(statistics, spec.statistics or StatisticsSpec(), np.float32)
     limit = np.partition(worth, count - 1)[count - 1]
     to_remove = np.asarray(worth < limit, np.uint8)
     equals = np.flatnonzero(worth == limit)
@@ -231,24 +234,3 @@ def evict_rows(regions: RowRegions, shard: int, spec: TableSpec) -> int:
     to_remove[equals[np.argsort(scrambled)[: count - np.count_nonzero(to_remove)]]] = 1
     regions.remove_rows(shard, to_remove)
     return count
-
-
-@kernel
-def _score_rows(
-    table: TableArrays,
-    first_row: int,
-    nonclk_coeff: np.float32,
-    click_coeff: np.float32,
-    out: NDArray[np.float64],
-) -> None:
-    for i in range(out.size):
-        row, column = first_row + i, table.statistics_column
-        show, click = table.slab[row, column + SHOW], table.slab[row, column + CLICK]
-        out[i] = score_of(nonclk_coeff, click_coeff, show, click)
-
-
-@kernel
-def _date_rows(table: TableArrays, first_row: int, out: NDArray[np.float64]) -> None:
-    bits = table.slab.view(np.uint32)
-    for i in range(out.size):
-        out[i] = np.float64(bits[first_row + i, table.statistics_column + LAST_SEEN])

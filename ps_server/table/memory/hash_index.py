@@ -50,14 +50,10 @@ class RowLayout:
     is_bfloat16: bool = False
 
     @property
-    def state_column(self) -> int:
-        """First column of the optimizer state; the weights end before it."""
-        return KEY_COLUMNS + ((self.dim + 1) // 2 if self.is_bfloat16 else self.dim)
-
-    @property
     def state(self) -> slice:
-        """Columns of the optimizer state."""
-        return slice(self.state_column, self.state_column + self.state_width)
+        """Columns of the optimizer state; the weights end before it."""
+        start = KEY_COLUMNS + ((self.dim + 1) // 2 if self.is_bfloat16 else self.dim)
+        return slice(start, start + self.state_width)
 
     @property
     def statistics_width(self) -> int:
@@ -87,7 +83,7 @@ class RowLayout:
 
     def weights_in(self, rows: Values) -> Values:
         """Returns the weights float32[N, D] of rows float32[N, stride]."""
-        columns = rows[:, KEY_COLUMNS : self.state_column]
+        columns = rows[:, KEY_COLUMNS : self.state.start]
         if not self.is_bfloat16:
             return columns
         return to_float32(np.ascontiguousarray(columns).view(np.uint16)[:, : self.dim])

@@ -30,7 +30,7 @@ from ctr_ps.ps_server.table.memory.hash_index import (
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
 from ctr_ps.ps_server.table.rows.initializers import Initializer, initialize_row
-from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, count_push, score_of
+from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, Coefficients, count_push, score_of
 
 
 class Push(NamedTuple):
@@ -47,6 +47,13 @@ class Push(NamedTuple):
     step: np.uint64  # by which bfloat16 weights are rounded
     # the subscriber that sent it, for which the rows do not count as changed; or NOBODY
     source: int
+
+
+class NewRow(NamedTuple):
+    """Initial values of a row as kernels see them."""
+
+    initializer: Initializer  # of the weights
+    state: Values  # float32[state_width], that of the optimizer
 
 
 @kernel
@@ -95,8 +102,7 @@ def gather_rows(
 @kernel
 def gather_states(
     table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
+    new_row: NewRow,
     keys: Keys,
     weights: Values,
     state: Values,
@@ -112,9 +118,9 @@ def gather_states(
         for i in range(stop - start):
             row = rows[i]
             if row < 0:
-                _initialize(table, initializer, keys[start + i], weights[start + i])
+                _initialize(table, new_row.initializer, keys[start + i], weights[start + i])
                 for j in range(state_width):
-                    state[start + i, j] = initial_state[j]
+                    state[start + i, j] = new_row.state[j]
                 continue
             if table.is_bfloat16:
                 load_halves(
@@ -128,13 +134,7 @@ def gather_states(
 
 
 @kernel
-def score_rows(
-    table: TableArrays,
-    nonclk_coeff: np.float32,
-    click_coeff: np.float32,
-    keys: Keys,
-    out: Values,
-) -> None:
+def score_rows(table: TableArrays, coefficients: Coefficients, keys: Keys, out: Values) -> None:
     """Overwrites `out` float32[N] with the scores of `keys` uint64[N]; 0 for a key without a row."""
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
@@ -147,7 +147,7 @@ def score_rows(
             out[start + i] = np.float32(0.0)
             if row >= 0:
                 show, click = table.slab[row, column + SHOW], table.slab[row, column + CLICK]
-                out[start + i] = score_of(nonclk_coeff, click_coeff, show, click)
+                out[start + i] = score_of(coefficients, show, click)
 
 
 @kernel
@@ -200,27 +200,21 @@ def _mark_for_subscribers(
 
 @inlined_kernel
 def make_row(
-    table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
-    dim: int,
-    shard: Int,
-    hashed: np.uint64,
-    key: np.uint64,
+    table: TableArrays, new_row: NewRow, dim: int, shard: Int, hashed: np.uint64, key: np.uint64
 ) -> np.int64:
     """Inserts a row with initial values for `key`, which has none, and returns it; `has_room` must hold."""
     row = insert_row(table, shard, hashed, key)
     slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
     if table.is_bfloat16:
         weights = np.empty(dim, np.float32)
-        _initialize(table, initializer, key, weights)
+        _initialize(table, new_row.initializer, key, weights)
         store_halves(weights, halves_of(table, row, dim), key, np.uint64(0))
     else:
         weights = borrow(slab, first + KEY_COLUMNS, dim)
-        initialize_row(initializer, key, weights)
+        initialize_row(new_row.initializer, key, weights)
     # Loops, not slices: assigning an array compiles its error of shapes, too, for 3 s.
-    for j in range(initial_state.size):
-        slab[first + table.state_column + j] = initial_state[j]
+    for j in range(new_row.state.size):
+        slab[first + table.state_column + j] = new_row.state[j]
     # Statistics are 0 already: memory after the last row is zeroed.
     if table.base_column:
         for j in range(dim):
@@ -229,26 +223,18 @@ def make_row(
 
 
 @kernel
-def apply_rows(
-    table: TableArrays,
-    initializer: Initializer,
-    initial_state: Values,
-    hyper: Any,
-    push: Push,
-    start: int,
-) -> int:
+def apply_rows(table: TableArrays, new_row: NewRow, hyper: Any, push: Push, start: int) -> int:
     """Applies a push from key `start` on, creating missing rows for admitted keys.
 
-    The type of `hyper` selects the optimizer; `initial_state` float32[state_width] is the state of a new row.
-    Returns N, or the position of a key whose shard has no room for a new row, to resume from after making
-    room: all keys before it are applied, none after.
+    The type of `hyper` selects the optimizer. Returns N, or the position of a key whose shard has no room for
+    a new row, to resume from after making room: all keys before it are applied, none after.
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
     slab, flat_grads = table.slab.reshape(-1), push.grads.reshape(-1)
     bits = slab.view(np.uint32)
     words, num_words = table.change_words.reshape(-1), table.change_words.shape[1]
-    dim, state_width = push.grads.shape[1], initial_state.size
+    dim, state_width = push.grads.shape[1], new_row.state.size
     unpacked = np.empty(dim, np.float32)  # a row's weights, if they are bfloat16
     while start < push.keys.size:
         stop = min(start + BLOCK, push.keys.size)
@@ -265,7 +251,7 @@ def apply_rows(
                     continue
                 if not has_room(table, shard):
                     return start + i
-                row = make_row(table, initializer, initial_state, dim, shard, hashes[i], key)
+                row = make_row(table, new_row, dim, shard, hashes[i], key)
             mark_dirty(table, shard, row)
             first = row * table.slab.shape[1]
             if table.is_bfloat16:

@@ -229,7 +229,7 @@ class RowRegions:
             snapshot=self.snapshot.arrays,
             statistics_column=self.layout.statistics_column,
             base_column=self.layout.base_column,
-            state_column=self.layout.state_column,
+            state_column=self.layout.state.start,
             is_bfloat16=self.layout.is_bfloat16,
             halves=self._slab.array.reshape(-1).view(np.uint16),
             num_shards=self._num_shards,

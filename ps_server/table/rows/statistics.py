@@ -10,6 +10,7 @@ last seen   time of the last push, in seconds since 1970; the bits of a uint32 i
 
 import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,19 @@ def unknown_statistics(num_rows: int, width: int, now: np.uint32) -> Values:
     return statistics
 
 
+class Coefficients(NamedTuple):
+    """Weights in a score, as kernels see them: of a show without a click, and of a click."""
+
+    nonclk_coeff: np.float32
+    click_coeff: np.float32
+
+
+def coefficients_of(spec: StatisticsSpec | None) -> Coefficients:
+    """Returns the weights in the scores of a table; None: the usual ones."""
+    spec = spec or StatisticsSpec()
+    return Coefficients(np.float32(spec.nonclk_coeff), np.float32(spec.click_coeff))
+
+
 @kernel
 def count_push(
     slab: Values,
@@ -60,17 +74,19 @@ def count_push(
     bits[first + LAST_SEEN] = now
 
 
-def scores_of(statistics: Values, spec: StatisticsSpec) -> NDArray[np.float64]:
-    """Returns the scores float64[N] of rows with `statistics` float32[N, 4]: `score_of` in float64."""
+def scores_of(
+    statistics: Values, spec: StatisticsSpec, dtype: type[np.float32 | np.float64] = np.float64
+) -> NDArray[Any]:
+    """Returns the scores, `dtype`[N], of rows with `statistics` float32[N, 4]: `score_of` in that dtype."""
     with np.errstate(invalid="ignore"):  # NaN in statistics gives a score of NaN
-        show, click = statistics[:, [SHOW, CLICK]].T.astype(np.float64)
-        scores: NDArray[np.float64] = spec.nonclk_coeff * (show - click) + spec.click_coeff * click
+        show, click = statistics[:, [SHOW, CLICK]].T.astype(dtype)
+        scores: NDArray[Any] = (
+            dtype(spec.nonclk_coeff) * (show - click) + dtype(spec.click_coeff) * click
+        )
     return scores
 
 
 @kernel
-def score_of(
-    nonclk_coeff: np.float32, click_coeff: np.float32, show: np.float32, click: np.float32
-) -> np.float32:
+def score_of(coefficients: Coefficients, show: np.float32, click: np.float32) -> np.float32:
     """Returns the score of a key with these shows and clicks."""
-    return nonclk_coeff * (show - click) + click_coeff * click
+    return coefficients.nonclk_coeff * (show - click) + coefficients.click_coeff * click

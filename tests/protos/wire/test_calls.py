@@ -10,6 +10,7 @@ from ctr_ps.protos.store import Missing
 from ctr_ps.protos.v1 import parameter_server_pb2
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import CALLS, Call, Deadline
+from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.rpc.handlers import Handlers, method_name
 from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
@@ -29,7 +30,9 @@ def test_every_rpc_of_the_service_has_a_row_with_its_messages() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_every_call_without_a_handler_is_a_method_of_the_engine(call: Call[Any, Any]) -> None:
+def test_every_call_without_a_handler_is_a_method_of_the_engine_or_rendezvous(
+    call: Call[Any, Any],
+) -> None:
     """Its parameters are the fields of the argument; what is acknowledged is asked for apart."""
     method = method_name(call.name)
     if hasattr(Handlers, f"_{method}") or call is calls.PUSH_PULL:  # which is several of them
@@ -38,7 +41,8 @@ def test_every_call_without_a_handler_is_a_method_of_the_engine(call: Call[Any, 
     names = [field.name for field in fields(vars(requests)[call.name])]
     names = [name for name in names if name != "acknowledged"]
     names = ["worker" if name == "member" else name for name in names]
-    signature(getattr(Engine, method)).bind(None, **dict.fromkeys(names))
+    owner = Rendezvous if hasattr(Rendezvous, method) else Engine
+    signature(getattr(owner, method)).bind(None, **dict.fromkeys(names))
 
 
 def test_absent_fields_are_none_and_zero_is_not() -> None:

@@ -33,7 +33,6 @@ from ctr_ps.protos.wire.requests import (
     PushGrad,
     Take,
 )
-from ctr_ps.ps_server.settings import Limits
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_server.table.spec_checks import MAX_DIM
 from ctr_ps.ps_worker.cluster.grpc_transport import GrpcTransport
@@ -262,7 +261,7 @@ def test_server_takes_a_bounded_number_of_tables_and_blocks() -> None:
 
 
 def test_client_of_a_server_over_its_memory_limit_hears_why() -> None:
-    store = ParameterStore(limits=Limits(memory_limit=40_000))
+    store = ParameterStore(memory_limit=40_000)
     with cluster(num_servers=0) as servers:
         servers.start_server(store)
         client = servers.client()

@@ -36,7 +36,7 @@ from ctr_ps.ps_server.durability.update_log import UpdateLog
 from ctr_ps.ps_server.engine.journal import BACK, BACK_JSON, NEW_JOB, NO_JOURNAL, Journal
 from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.rpc.journal import UpdateJournal, state_records
-from ctr_ps.ps_server.settings import Limits, LogSync
+from ctr_ps.ps_server.settings import LogSync
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from tests.support.local_transport import LocalTransport, joined_client
@@ -410,7 +410,7 @@ def test_sign_of_life_of_a_process_without_a_place_is_refused_again(tmp_path: Pa
 
 
 def test_push_that_was_refused_for_want_of_memory_is_refused_again(tmp_path: Path) -> None:
-    settings = {"limits": Limits(memory_limit=1)}
+    settings = {"memory_limit": 1}
     handlers, log = begun_log(tmp_path, in_process(**settings))
     join(handlers, member()).result()
     with pytest.raises(OverloadedError):

@@ -407,13 +407,14 @@ def test_call_in_flight_is_answered_when_a_server_stops():
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             arrived = asyncio.Event()
-            engine_barrier = store.engine.barrier
+            rendezvous = store.engine.job.rendezvous
+            arrive = rendezvous.barrier
 
             def barrier(*arguments: Any, **named: Any) -> Any:
                 arrived.set()
-                return engine_barrier(*arguments, **named)
+                return arrive(*arguments, **named)
 
-            store.engine.barrier = barrier
+            rendezvous.barrier = barrier
             request = requests.Barrier(name="end", member=member(0), step=0, number=1)
             waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
             await arrived.wait()

@@ -8,7 +8,7 @@ import pytest
 
 from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.errors import JobError, RoleError, UsageError
-from ctr_ps.ps_server.settings import Limits, ServerSettings
+from ctr_ps.ps_server.settings import ServerSettings
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.fleet.fleet import Fleet
@@ -272,7 +272,7 @@ def test_server_serves_as_it_is_told(server: Fleet, monkeypatch: pytest.MonkeyPa
         stay=True,
         idle_limit_s=9.0,
         wait_limit_s=8.0,
-        limits=Limits(memory_limit=2**30),
+        memory_limit=2**30,
         checkpoint_roots=("a", "s3://b"),
     )
     assert told == [(role.role(), of_init), (role.role(), own)]

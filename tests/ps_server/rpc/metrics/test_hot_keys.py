@@ -91,4 +91,4 @@ def test_memory_is_bounded() -> None:
 
     told(found, pulls_of([0, 0, 0], 1_000, 100), 300)
 
-    assert found._tables["t"].candidates[0].size <= MOST_CANDIDATES
+    assert found._tables["t"][0].size <= MOST_CANDIDATES

@@ -255,7 +255,10 @@ def test_figures_of_a_table_are_each_of_their_own() -> None:
         index_slots=16,
     )
 
-    found = {name: value(table) for name, (_, value) in {**TABLE_GAUGES, **TABLE_COUNTERS}.items()}
+    found = {
+        name: getattr(table, attribute)
+        for name, (_, attribute) in {**TABLE_GAUGES, **TABLE_COUNTERS}.items()
+    }
 
     assert found == {
         "rows": 8,

@@ -11,6 +11,7 @@ from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.ps_server.table.feature_life.admission import (
     CountingBloomFilter,
     FilterArrays,
+    FilterSettings,
     estimate,
     filter_shape,
     raise_to,
@@ -22,13 +23,8 @@ NUM_SHARDS = 4
 def filter_of(
     expected_keys: int, rate: float = 0.01, max_count: int = 3, shards: range = range(NUM_SHARDS)
 ) -> CountingBloomFilter:
-    return CountingBloomFilter(
-        expected_keys=expected_keys,
-        false_positive_rate=rate,
-        max_count=max_count,
-        num_shards=NUM_SHARDS,
-        shards=shards,
-    )
+    settings = FilterSettings(expected_keys, rate, max_count)
+    return CountingBloomFilter(settings, num_shards=NUM_SHARDS, shards=shards)
 
 
 @kernel
