@@ -185,7 +185,7 @@ def _row_dtype(value: Any) -> Any:
         raise PydanticCustomError(
             "not_row_dtype",
             'expected "float32" or "bfloat16", or one of them for single tables, as in '
-            '{ deep = "bfloat16" }',
+            '{ embedding = "bfloat16" }',
         )
     return value
 

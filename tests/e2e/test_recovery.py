@@ -71,7 +71,7 @@ def saving(data: Path, folder: Path) -> dict[str, str]:
     return settings_of(
         data,
         model__name="wide_deep",
-        train__row_dtype="{deep='bfloat16'}",
+        train__row_dtype="{embedding='bfloat16'}",
         checkpoint__dir=str(folder / "checkpoints"),
         checkpoint__every_steps="40",
         checkpoint__mode="delta",

@@ -52,7 +52,7 @@ def test_bfloat16_without_pytorch_says_which_extra_to_install(
 
 @pytest.mark.parametrize(
     "setting",
-    ["train.compute=float16", "train.row_dtype=float16", "train.row_dtype={deep='float16'}"],
+    ["train.compute=float16", "train.row_dtype=float16", "train.row_dtype={embedding='float16'}"],
 )
 def test_unknown_precision_is_refused(setting: str) -> None:
     with pytest.raises(JobError, match=r"(train\.compute|train\.row_dtype) is .*bfloat16"):
@@ -62,9 +62,9 @@ def test_unknown_precision_is_refused(setting: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "of_tables"),
     [
-        ("train.row_dtype=bfloat16", {"wide": True, "deep": True}),
-        ("train.row_dtype.deep=bfloat16", {"wide": False, "deep": True}),
-        ("train.seed=0", {"wide": False, "deep": False}),
+        ("train.row_dtype=bfloat16", {"wide": True, "embedding": True}),
+        ("train.row_dtype.embedding=bfloat16", {"wide": False, "embedding": True}),
+        ("train.seed=0", {"wide": False, "embedding": False}),
     ],
 )
 def test_rows_have_the_precision_of_their_table(setting: str, of_tables: dict[str, bool]) -> None:
