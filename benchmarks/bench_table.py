@@ -4,6 +4,7 @@
     python -m benchmarks.bench_table --rows 1000000
     python -m benchmarks.bench_table --subscribers 2     # table that records changed rows
     python -m benchmarks.bench_table --statistics        # table that counts shows and clicks
+    python -m benchmarks.bench_table --bfloat16          # weights as bfloat16
 
 Prints one JSON line a case: millions of keys a second, the median of five passes over random keys. With
 subscribers it also measures `take_changed` when no rows changed, and when the rows of one call did.
@@ -32,7 +33,7 @@ CALL_SIZES = (1_800, 20_000, 100_000)
 KEYS_A_PASS = 1_000_000
 PASSES = 5
 EXAMPLES = 512
-OPTIMIZERS = ("sgd", "adagrad")
+OPTIMIZERS = ("sgd", "adagrad", "adagrad_row")
 
 
 def resident_bytes() -> int:
@@ -57,7 +58,9 @@ def m_per_s(calls: list[Keys], call: Callable[[Keys], object]) -> float:
     return statistics.median(speeds)
 
 
-def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -> None:
+def measure(
+    optimizer: str, rows: int, subscribers: int, *, is_counting: bool, is_bfloat16: bool
+) -> None:
     """Fills and measures a table and prints its lines."""
     table = SparseTable(
         TableSpec(
@@ -65,6 +68,7 @@ def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -
             dim=DIM,
             initializer=InitializerSpec(scale=0.01),
             optimizer=OptimizerSpec(name=optimizer, params={"learning_rate": 0.05}),
+            is_bfloat16=is_bfloat16,
             statistics=StatisticsSpec() if is_counting else None,
         ),
         num_subscribers=subscribers,
@@ -87,8 +91,16 @@ def measure(optimizer: str, rows: int, subscribers: int, *, is_counting: bool) -
     for first in range(0, rows, max(CALL_SIZES)):
         push(keys[first : first + max(CALL_SIZES)])
     seconds = time.perf_counter() - start
-    report = partial(say, "table", optimizer=optimizer, rows=rows, statistics=is_counting)
+    report = partial(
+        say,
+        "table",
+        optimizer=optimizer,
+        rows=rows,
+        statistics=is_counting,
+        bfloat16=is_bfloat16,
+    )
     row_bytes = 8 + 4 * (DIM + table.state_width + is_counting * STATISTICS_WIDTH)
+    row_bytes -= is_bfloat16 * 2 * DIM
     size = (resident_bytes() - before) / rows
     report(
         case="fill",
@@ -127,9 +139,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000_000)
     parser.add_argument("--subscribers", type=int, default=0)
     parser.add_argument("--statistics", action="store_true")
+    parser.add_argument("--bfloat16", action="store_true")
     arguments = parser.parse_args()
     for optimizer in OPTIMIZERS:
-        measure(optimizer, arguments.rows, arguments.subscribers, is_counting=arguments.statistics)
+        measure(
+            optimizer,
+            arguments.rows,
+            arguments.subscribers,
+            is_counting=arguments.statistics,
+            is_bfloat16=arguments.bfloat16,
+        )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python -m benchmarks.bfloat16_quality                          # 3 seeds, a JSON line for each
     python -m benchmarks.bfloat16_quality --hidden 400 400 400     # CTR-DNN in full
+    python -m benchmarks.bfloat16_quality --setting row_dtype      # rows in place of matrix products
 
 One thread trains in process, in sync mode, so that both runs see the same batches in the same order, from the
-same initial values, and differ in rounding alone. Needs PyTorch.
+same initial values, and differ in rounding alone. Matrix products need PyTorch.
 """
 
 import argparse
@@ -14,7 +15,6 @@ from collections.abc import Sequence
 from benchmarks import rows
 from benchmarks.bench_model import SCHEMA
 from benchmarks.train_worker import job_of
-from ctr_ps.ctr_model.models.model import Compute
 from ctr_ps.ctr_model.registry import MODELS, build_model
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.run.plan import model_plan_of
@@ -25,10 +25,10 @@ TEST_SEED = 1_000_000
 
 
 def auc_after(
-    name: str, hidden: Sequence[int], compute: Compute, *, num_batches: int, seed: int
+    name: str, hidden: Sequence[int], precision: str, *, num_batches: int, seed: int
 ) -> float:
     """Returns the AUC on other rows than those that were trained on."""
-    settings = ["strategy.mode=sync", f"train.seed={seed}", f"train.compute={compute}"]
+    settings = ["strategy.mode=sync", f"train.seed={seed}", precision]
     job = job_of(BATCH_SIZE, settings)
     model = build_model(name, SCHEMA, {"hidden": hidden})
     with Run(ParameterStore(), model_plan_of(model, job)) as run:
@@ -40,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     deep = [name for name in MODELS if name not in ("lr", "fm")]  # those have no matrix products
     parser.add_argument("--model", default="ctr_dnn", choices=deep)
+    parser.add_argument("--setting", default="compute", choices=["compute", "row_dtype"])
     parser.add_argument("--hidden", type=int, nargs="+", default=[128, 64])
     parser.add_argument("--batches", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
@@ -47,12 +48,17 @@ def main() -> None:
     for seed in range(options.seeds):
         exact, rounded = (
             auc_after(
-                options.model, options.hidden, compute, num_batches=options.batches, seed=seed
+                options.model,
+                options.hidden,
+                f"train.{options.setting}={dtype}",
+                num_batches=options.batches,
+                seed=seed,
             )
-            for compute in ("float32", "bfloat16")
+            for dtype in ("float32", "bfloat16")
         )
         line = {
             "bench": "bfloat16_quality",
+            "setting": options.setting,
             "model": options.model,
             "hidden": options.hidden,
             "seed": seed,
