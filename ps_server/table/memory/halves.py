@@ -37,15 +37,16 @@ def half_value(half: np.uint16) -> np.float32:
 
 
 @inlined_kernel
-def _counter(key: np.uint64, step: np.uint64) -> np.uint32:
+def rounding_of(key: np.uint64, step: np.uint64) -> np.uint32:
+    """Returns what `rounded_half` takes for a row."""
     return np.uint32(mix64(key ^ mix64(step)) >> np.uint64(32))
 
 
 @inlined_kernel
-def _rounded(weight: np.float32, counter: np.uint32, column: Int) -> np.uint32:
-    """Returns the bits of a weight, rounded; without branches, so that loops over it become vectors."""
+def rounded_half(weight: np.float32, rounding: np.uint32, column: Int) -> np.uint16:
+    """Returns a weight as bfloat16; without branches, so that loops over it become vectors."""
     # One round of a 32-bit mixer by Wellons, "Prospecting for hash functions", 2018.
-    random = np.uint32(counter + np.uint32(column) * np.uint32(0x9E3779B9))
+    random = np.uint32(rounding + np.uint32(column) * np.uint32(0x9E3779B9))
     random = np.uint32((random ^ (random >> np.uint32(16))) * np.uint32(0x7FEB352D))
     bits = np.float32(weight).view(np.uint32)
     near = np.uint32(bits & _STORED)
@@ -53,23 +54,23 @@ def _rounded(weight: np.float32, counter: np.uint32, column: Int) -> np.uint32:
     is_finite = bits & _EXPONENT != _EXPONENT and far & _EXPONENT != _EXPONENT
     is_nan = bits & np.uint32(0x7FFFFFFF) > _EXPONENT
     rounded = np.uint32(far if is_finite else near)
-    return np.uint32(rounded | np.uint32(0x10000) if is_nan else rounded)
+    return np.uint16(np.uint32(rounded >> np.uint32(16)) | np.uint32(is_nan))
 
 
 @inlined_kernel
 def round_weights(weights: Values, key: np.uint64, step: np.uint64) -> None:
     """Rounds `weights` float32[D] in place, as `store_halves` does."""
-    counter = _counter(key, step)
+    rounding = rounding_of(key, step)
     for j in range(weights.size):
-        weights[j] = np.uint32(_rounded(weights[j], counter, j)).view(np.float32)
+        weights[j] = half_value(rounded_half(weights[j], rounding, j))
 
 
 @inlined_kernel
 def store_halves(weights: Values, halves: Halves, key: np.uint64, step: np.uint64) -> None:
     """Overwrites `halves` uint16[D] with `weights` float32[D], rounded at random by key and step."""
-    counter = _counter(key, step)
+    rounding = rounding_of(key, step)
     for j in range(weights.size):
-        halves[j] = np.uint16(_rounded(weights[j], counter, j) >> np.uint32(16))
+        halves[j] = rounded_half(weights[j], rounding, j)
 
 
 @inlined_kernel

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.protos.gradients import Counts, Values
-from ctr_ps.protos.keys import Keys
+from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row
 from ctr_ps.ps_server.table.changes import (
@@ -16,7 +16,14 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty,
     prefetch_dirty_bit,
 )
-from ctr_ps.ps_server.table.memory.halves import load_halves, round_weights, store_halves
+from ctr_ps.ps_server.table.memory.halves import (
+    Halves,
+    load_halves,
+    round_weights,
+    rounded_half,
+    rounding_of,
+    store_halves,
+)
 from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     KEY_COLUMNS,
@@ -29,7 +36,11 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
-from ctr_ps.ps_server.table.rows.initializers import Initializer, initialize_row
+from ctr_ps.ps_server.table.rows.initializers import (
+    Initializer,
+    initial_value,
+    initialize_row,
+)
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, Coefficients, count_push, score_of
 
 
@@ -64,6 +75,16 @@ def _initialize(
     initialize_row(initializer, key, weights)
     if table.is_bfloat16:
         round_weights(weights, key, np.uint64(0))
+
+
+@kernel
+def _initialize_halves(initializer: Initializer, key: np.uint64, halves: Halves) -> None:
+    """Same as `_initialize`, for the bfloat16 weights of a row, which are 0."""
+    if initializer.scale == np.float32(0.0):
+        return
+    row_hash, rounding = mix64(key ^ initializer.seed), rounding_of(key, np.uint64(0))
+    for j in range(halves.size):
+        halves[j] = rounded_half(initial_value(initializer, row_hash, j), rounding, j)
 
 
 @kernel
@@ -206,19 +227,16 @@ def make_row(
     row = insert_row(table, shard, hashed, key)
     slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
     if table.is_bfloat16:
-        weights = np.empty(dim, np.float32)
-        _initialize(table, new_row.initializer, key, weights)
-        store_halves(weights, halves_of(table, row, dim), key, np.uint64(0))
+        _initialize_halves(new_row.initializer, key, halves_of(table, row, dim))
     else:
-        weights = borrow(slab, first + KEY_COLUMNS, dim)
-        initialize_row(new_row.initializer, key, weights)
+        initialize_row(new_row.initializer, key, borrow(slab, first + KEY_COLUMNS, dim))
     # Loops, not slices: assigning an array compiles its error of shapes, too, for 3 s.
     for j in range(new_row.state.size):
         slab[first + table.state_column + j] = new_row.state[j]
     # Statistics are 0 already: memory after the last row is zeroed.
     if table.base_column:
         for j in range(dim):
-            slab[first + table.base_column + j] = weights[j]
+            slab[first + table.base_column + j] = slab[first + KEY_COLUMNS + j]
     return row
 
 
