@@ -77,17 +77,6 @@ def test_barriers_of_different_names_do_not_mix() -> None:
     assert barriers.arrivals.missing() == {"end": [0, 2]}
 
 
-def test_worker_that_is_done_is_not_waited_for() -> None:
-    barriers = Barriers(3)
-    barriers.leave(1)
-    barriers.arrive("pass", 0)
-    assert barriers.arrivals.missing() == {"pass": [2]}
-
-    barriers.arrive("pass", 2)
-
-    assert barriers.released() == {"pass": [0, 2]}
-
-
 def test_last_one_missing_releases_the_barrier_by_leaving() -> None:
     barriers = Barriers(2)
     barriers.arrive("pass", 0)
@@ -214,17 +203,6 @@ def test_behind_are_those_that_train_and_have_not_said_so(calls, at_least: int) 
     assert clocks.slowest() == (min(expected.values()) if expected else None)
 
 
-def test_worker_that_is_done_holds_up_nobody() -> None:
-    clocks = Clocks(Membership(Members(2)))
-    clocks.advance(0, 5, 5)
-    assert clocks.behind(5) == {1: 0}
-
-    leave(clocks, 1)
-
-    assert clocks.behind(5) == {}
-    assert clocks.slowest() == 5
-
-
 def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> None:
     clocks = Clocks(Membership(Members(1)))
 
@@ -232,8 +210,3 @@ def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> N
         clocks.advance(0, 3, 4)
 
     assert clocks.slowest() == 0
-
-
-def leave(clocks: Clocks, worker: int) -> None:
-    clocks._members.leave(worker)
-    clocks.pause(worker)
