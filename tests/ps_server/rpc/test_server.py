@@ -18,7 +18,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import (
     AbortedError,
-    BindError,
     CheckpointError,
     CtrPsError,
     DataError,
@@ -138,11 +137,6 @@ async def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(st
     assert ("restart this server before the next job" in caplog.text) == stays
 
 
-def test_server_without_a_call_ends():
-    with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
-        run(serve(joined(ParameterStore()), settings(idle_limit_s=0.05)))
-
-
 def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
     store = joined(ParameterStore())
 
@@ -187,15 +181,6 @@ async def test_health_checks_are_no_sign_of_life():
             await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
         with pytest.raises(IdleError):
             await waiting
-
-
-async def test_port_in_use_is_refused():
-    first = Server(joined(ParameterStore()).engine, settings(), address=FREE)
-    port = await first.start()
-    second = Server(joined(ParameterStore()).engine, settings(), address=f"127.0.0.1:{port}")
-    with pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port}: the port is in use"):
-        await second.start()
-    await first.stop()
 
 
 async def test_port_is_free_again_after_the_stop():
