@@ -210,8 +210,11 @@ def test_numbers_meet_at_the_version_where_the_others_have_come(open_job):
     assert last.values.tolist() == [2.0]
 
 
-@pytest.mark.parametrize("fault", ["length", "op", "nothing"])
-def test_numbers_that_do_not_fit_are_an_error_for_all_and_free_the_name(open_job, fault):
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("length", "3 numbers for SUM"), ("op", "2 numbers for MAX"), ("nothing", "nothing")],
+)
+def test_numbers_that_do_not_fit_are_an_error_for_all_and_free_the_name(open_job, fault, told):
     stores = open_job(num_workers=3)
     calls = [
         stores[worker].all_reduce("totals", worker, np.ones(2), ReduceOp.SUM, step=0)
@@ -226,7 +229,7 @@ def test_numbers_that_do_not_fit_are_an_error_for_all_and_free_the_name(open_job
 
     for call in calls:
         with pytest.raises(
-            ProtocolError, match=r"'totals' .* worker 1 2 numbers for SUM, worker 2"
+            ProtocolError, match=f"'totals' .* worker 1 2 numbers for SUM, worker 2 {told};"
         ):
             call.result()
     assert [call.result().values.tolist() for call in reduced(stores, np.ones((3, 1)))] == [

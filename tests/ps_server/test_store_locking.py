@@ -275,22 +275,6 @@ def test_small_steps_are_applied_by_the_call_that_completes_them(threads) -> Non
     assert store.status().version == 1
 
 
-def test_push_in_chunks_is_a_push() -> None:
-    whole, store = in_process(), in_process()
-    gradients = random_gradients(0)
-    whole.push_grad(gradients, push_id())
-    first, *others = split_push(gradients, 500)
-    assert len(others) > 2
-
-    for chunk in others:
-        assert store.engine.push_chunk(chunk, push_id(sequence=0)).result() == 0
-    assert store.status().examples == {}
-    assert store.engine.push_chunk(first, push_id(sequence=0)).result() == 1
-
-    assert store.digest() == whole.digest()
-    assert store.status().examples == whole.status().examples
-
-
 def test_chunks_of_the_last_job_are_forgotten() -> None:
     store = in_process()
     first, *others = split_push(random_gradients(0), 500)

@@ -166,24 +166,6 @@ def test_push_that_was_abandoned_does_not_count() -> None:
     enter_part(workers, push_id())
 
 
-def test_calls_wait_until_a_complete_step_is_applied() -> None:
-    """Pulls of its version and barriers behind it; and no other is taken meanwhile."""
-    workers = workers_of(2)
-    pull = workers.pushes.at_version(1, lambda: workers.pushes.version)
-    for worker in range(2):
-        step = enter_part(workers, push_id(worker))
-    barriers = [workers.rendezvous.barrier("b", worker, step=1) for worker in range(2)]
-    waiting = [pull, workers.pushes.when_applied(), *barriers]
-
-    assert step is not None
-    assert workers.pushes.take_complete_step() is None
-    assert workers.status({}, None).version == 0
-    assert not any(isinstance(call, WaitingFuture) and call.done() for call in waiting)
-    answer_all(workers.pushes.step_applied(step).answers)
-
-    assert [call.result() for call in waiting] == [1, 1, 1, 1]
-
-
 def test_pull_of_a_later_version_does_not_hide_that_a_step_was_applied() -> None:
     """It comes when the version is new and those who wait for it are still to be answered."""
     workers = workers_of(2, wait_limit_s=0.001)

@@ -57,12 +57,6 @@ TOKEN = "reader-0123456789"
 
 
 @pytest.fixture
-def folder(trained: Trained, tmp_path: Path) -> Path:
-    trained.publish(1, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def model(folder: Path) -> Iterator[ServedModel]:
     served = ServedModel(str(folder), name="ctr", max_rows=100, threads=2)
     yield served
