@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import GradientError, WaitTimeoutError
+from ctr_ps.protos.errors import WaitTimeoutError
 from ctr_ps.protos.futures import Answered, WaitingFuture
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.keys import Keys
@@ -23,11 +23,10 @@ from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, Optimiz
 from ctr_ps.protos.store import Changed, Message, Missing, Stretch
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
-from ctr_ps.protos.wire.grpc_status import METADATA_KEY
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
 from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.rpc.handlers import Handlers
-from ctr_ps.ps_server.rpc.service import INLINE_VALUES, abort_with
+from ctr_ps.ps_server.rpc.service import INLINE_VALUES
 from ctr_ps.ps_server.rpc.service import Service as RpcService
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import joined, member, push_id
@@ -100,19 +99,6 @@ class Service:
 
     def rows(self) -> np.ndarray:
         return self.store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().rows["t"]
-
-
-async def test_error_of_ours_ends_a_call_with_its_class():
-    context = Context()
-
-    with pytest.raises(AbortedError):
-        await abort_with(context, "PushGrad", GradientError("not finite"))
-
-    assert context.aborted == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "not finite",
-        ((METADATA_KEY, "GradientError"),),
-    )
 
 
 async def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
@@ -200,20 +186,6 @@ async def test_steps_are_told_while_others_wait_for_them():
     assert not any(task.done() for task in waiting)
     await advance(1, 8, 0)
     assert set(await asyncio.gather(*waiting)) == {8}
-
-
-async def test_call_that_waits_too_long_says_for_whom():
-    service = Service(num_workers=2, wait_limit_s=0.01)
-    context = Context()
-    request = requests.Barrier(name="pass", member=member(0), step=0, number=1)
-
-    with pytest.raises(AbortedError):
-        await service.call(calls.BARRIER, request, context)
-
-    code, details, metadata = context.aborted
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert details.startswith("barrier 'pass': workers [1] did not arrive within 0.01 s")
-    assert metadata == ((METADATA_KEY, WaitTimeoutError.__name__),)
 
 
 async def test_caller_that_gives_up_does_not_disturb_others():
@@ -392,17 +364,6 @@ async def test_lifecycle_is_logged_once(caplog):
             await service.call(calls.CREATE_TABLE, service.store.engine.parameters.table("t").spec)
 
     assert caplog.messages == ["table created table=t dim=2"]
-
-
-async def test_push_of_nothing_is_taken():
-    service = Service()
-    request = requests.PushGrad(
-        chunk=PushChunk([], []), push_id=push_id(examples=3), shard_map_epoch=FIRST_EPOCH
-    )
-
-    await service.call(calls.PUSH_GRAD, request)
-
-    assert service.store.status().examples == {0: 3}
 
 
 async def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
