@@ -221,6 +221,14 @@ def test_process_that_was_started_again_does_not_outlive_the_launcher() -> None:
         finish(process)
 
 
+def test_job_without_checkpoints_is_not_started_again() -> None:
+    with launched(WAITS, DIES_ONCE, "--max-restarts", "3") as process:
+        code, _, err = finish(process)
+
+    assert code == 128 + signal.SIGKILL
+    assert "nothing can be resumed: job.toml has no checkpoint.dir" in err
+
+
 def test_script_is_not_started_again_from_a_checkpoint_and_gets_no_options() -> None:
     Path("script.py").write_text(DIES_ONCE)
     options = ["--max-restarts", "3"]

@@ -14,7 +14,7 @@ from ctr_ps.ctr_model.metrics import ClickMetrics
 from ctr_ps.ctr_model.models.ctr_dnn import CtrDnn
 from ctr_ps.ctr_model.models.model import Model, origin_of
 from ctr_ps.ctr_model.schema import Schema
-from ctr_ps.protos.errors import CheckpointError, JobError, UsageError
+from ctr_ps.protos.errors import CheckpointError, DataError, JobError, UsageError
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_worker import fleet
 from ctr_ps.ps_worker.data.blocks import DataPosition
@@ -139,6 +139,22 @@ def test_dataset_says_how_many_threads_train(tmp_path: Path) -> None:
 
     assert threading.main_thread() not in threads
     assert executor.infer_from_dataset(dataset).examples == 100
+
+
+def test_error_of_training_ends_the_readers(tmp_path: Path) -> None:
+    schema = Schema.numbered(1, 2)
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file in files:
+        file.write_text("1\ta\tb\n" * 100)  # without labels
+    dataset = fleet.QueueDataset(schema, batch_size=1, reader_num=2)
+    dataset.set_filelist(files)
+    executor = executor_of(model=CtrDnn(schema, dim=2, hidden=[4]))
+
+    with pytest.raises(DataError, match="rows without labels") as caught:
+        executor.train_from_dataset(dataset)
+
+    assert caught.tb is not None  # it holds on to all that was under way
+    assert not [each for each in threading.enumerate() if each.name.startswith("reader-")]
 
 
 def test_handler_hears_how_training_goes() -> None:

@@ -221,17 +221,6 @@ async def test_tables_and_progress_are_those_of_the_status() -> None:
     assert value(samples, "ctr_ps_table_imbalance_ratio", table="t") == pytest.approx(imbalance)
 
 
-async def test_rows_that_left_a_table_still_count_as_created() -> None:
-    server = Server()
-    await server.push(100)
-    server.store.shrink(max_norm=100.0)  # all rows are below
-    samples = server.scrape()
-
-    assert value(samples, "ctr_ps_table_rows", table="t") == 0
-    assert value(samples, "ctr_ps_table_rows_expired_total", table="t") == 100
-    assert value(samples, "ctr_ps_table_rows_created_total", table="t") == 100
-
-
 def test_figures_of_a_table_are_each_of_their_own() -> None:
     table = TableStatus(
         rows=8,
