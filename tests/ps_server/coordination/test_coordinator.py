@@ -185,17 +185,6 @@ def test_chunk_of_a_stranger_is_refused() -> None:
         workers_of(1).pushes.take(PushChunk([], [], 0, 2), push_id(3), None)
 
 
-def test_push_that_comes_again_is_applied_once_and_answered() -> None:
-    workers = workers_of(1)
-    apply_on_arrival(workers, push_id())
-
-    assert not workers.pushes.begin_arrival(push_id())
-
-    assert workers.pushes.when_pushed(push_id(), None).result() == 1
-    assert workers.pushes.version == 1
-    assert workers.status({}, None).examples == {0: 1}
-
-
 def test_push_that_comes_again_while_it_is_applied_is_answered_with_it() -> None:
     workers = workers_of(1)
     assert workers.pushes.begin_arrival(push_id())
