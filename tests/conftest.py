@@ -1,5 +1,7 @@
-"""What holds for all tests: which are slow, and that nothing is left behind."""
+"""What holds for all tests: which are slow, how coroutines run, and that nothing is left behind."""
 
+import asyncio
+import inspect
 import multiprocessing
 import os
 import threading
@@ -16,6 +18,7 @@ settings.register_profile("project", deadline=None)
 settings.load_profile("project")
 
 JOIN_S = 10.0
+ASYNC_S = 60.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +30,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if "slow" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="slow; run with --slow"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine on an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), ASYNC_S))
+    return True
 
 
 @pytest.fixture(autouse=True, scope="session")

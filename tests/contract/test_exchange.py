@@ -61,13 +61,6 @@ def test_empty_content_is_a_message_and_not_the_end(open_job: OpenJob) -> None:
     assert contents(take_all(store, 0), 0) == [b"", b"a"]
 
 
-def test_worker_alone_has_its_end_at_once(open_job: OpenJob) -> None:
-    (store,) = open_job()
-    post(store, 0, 0, [None])
-
-    assert take_all(store, 0) == []
-
-
 def test_receiver_waits_until_something_comes(open_job: OpenJob) -> None:
     first, second = open_job(num_workers=2)
     with ThreadPoolExecutor(1) as pool:
@@ -91,28 +84,6 @@ def test_sender_waits_until_the_receiver_has_taken(open_job: OpenJob) -> None:
 
         sending.result(LIMIT_S)
     assert contents(taken, 0) == sent
-
-
-def test_lost_answers_lose_and_double_nothing(open_job: OpenJob) -> None:
-    (store,) = open_job()
-    for _ in range(2):
-        post(store, 0, 0, [b"a", b"b", None])
-        assert [each.content for each in store.take("exchange", 0, received=0).result()] == [
-            b"a",
-            b"b",
-        ]
-
-    for _ in range(2):
-        assert not store.take("exchange", 0, received=2).result()
-
-
-def test_exchanges_do_not_mix(open_job: OpenJob) -> None:
-    (store,) = open_job()
-    post(store, 0, 0, [b"a", None], exchange="first")
-    post(store, 0, 0, [b"b", None], exchange="second")
-
-    assert contents(take_all(store, 0, exchange="first"), 0) == [b"a"]
-    assert contents(take_all(store, 0, exchange="second"), 0) == [b"b"]
 
 
 def test_sender_that_does_not_end_is_named(open_job: OpenJob) -> None:
@@ -149,14 +120,3 @@ def test_those_who_wait_for_one_that_leaves_are_told_at_once(open_job: OpenJob) 
         posting.result()
     with pytest.raises(ProtocolError, match=r"workers \[1\] left"):
         taking.result()
-
-
-def test_message_that_is_not_the_next_is_refused(open_job: OpenJob) -> None:
-    (store,) = open_job()
-
-    with pytest.raises(
-        ProtocolError, match="message 3 from worker 0 to 0 of exchange 'exchange' arrived"
-    ):
-        store.post("exchange", Message(sender=0, receiver=0, sequence=3, content=b"a")).result()
-    with pytest.raises(ProtocolError, match="acknowledged 1 messages of exchange 'exchange'"):
-        store.take("exchange", 0, received=1).result()

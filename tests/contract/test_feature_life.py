@@ -78,15 +78,6 @@ def test_push_with_counts_to_a_table_that_does_not_count_changes_nothing(store: 
     assert store.digest() == before
 
 
-def test_push_without_keys_needs_no_counts(store: Store) -> None:
-    store.create_table(COUNTED)
-    empty = SparseGrad(np.empty(0, np.uint64), np.empty((0, 5), np.float32), 3)
-
-    store.push_grad(Gradients({"counted": empty}), push_id()).result()
-
-    assert store.status().tables["counted"].rows == 0
-
-
 def test_parts_of_a_step_may_be_without_keys(open_job: OpenJob) -> None:
     """Such a part has no counts; those of the others stay."""
     stores = open_job(num_workers=2)

@@ -60,14 +60,6 @@ def test_missing_rows_read_zeros_where_asked(store):
     assert np.count_nonzero(rows[:10]) == 50
 
 
-def test_rows_come_in_the_order_of_the_keys(store):
-    order = np.random.default_rng(1).permutation(KEYS.size)
-
-    rows = store.pull_sparse({"deep": KEYS[order]}, missing=Missing.INITIAL).result().rows["deep"]
-
-    np.testing.assert_array_equal(rows, pull(store)["deep"][order])
-
-
 def test_pull_of_no_keys_is_empty(store):
     keys = np.empty(0, np.uint64)
 
@@ -177,15 +169,6 @@ def test_empty_gradients_change_nothing(store):
 
     assert store.digest() == before
     assert store.status().tables["deep"].rows == 0
-
-
-def test_equal_spec_may_be_declared_again(store):
-    store.push_grad(random_gradients(0), push_id()).result()
-    before = store.digest()
-
-    declare(store)
-
-    assert store.digest() == before
 
 
 @pytest.mark.parametrize(
@@ -339,13 +322,6 @@ def test_request_placed_by_another_shard_map_is_refused_and_changes_nothing(num_
                 call().result()
         assert last.engine.parameters.shard_digests() == digests
         assert last.status().examples == {0: 1}
-
-
-def test_push_out_of_step_is_refused(open_job):
-    first, _ = open_job(num_workers=2)
-
-    with pytest.raises(ProtocolError, match="are lost: it pushed step 1, expected 0"):
-        first.push_grad(random_gradients(0), push_id(0), at=1).result()
 
 
 def test_version_counts_the_batches_pushed_on_arrival(open_job):

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import generated, run
 from tests.support.processes import started
 
 if os.environ.get("CI") != "true":
@@ -57,9 +57,7 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 20_000, "--test-rows", 2_000, "--files", 2)
-    assert done.returncode == 0, done.stderr
+    folder = generated(tmp_path_factory.mktemp("data"), rows=20_000, test_rows=2_000, files=2)
     (folder / "job.toml").write_text(f"""
 [data]
 format = "criteo"

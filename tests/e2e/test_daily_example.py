@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from tests.support.commands import COMMANDS, LIMIT_S, ROOT, clean_environment, result_of, run
+from tests.support.commands import (
+    COMMANDS,
+    LIMIT_S,
+    ROOT,
+    clean_environment,
+    generated,
+    result_of,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -16,10 +23,7 @@ JOB = ROOT / "examples/daily.toml"
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    numbers = ["--rows", 9000, "--test-rows", 2000, "--files", 3, "--seed", 3]
-    done = run("ps-data", "generate", tmp_path / "data", *numbers)
-    assert done.returncode == 0, done.stderr
-    return tmp_path / "data"
+    return generated(tmp_path / "data", rows=9000, test_rows=2000, files=3, seed=3)
 
 
 def learn(models: Path, *days: Path) -> str:

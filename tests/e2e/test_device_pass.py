@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
-from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, result_of, run
 from tests.support.processes import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,10 +19,7 @@ LIMIT_S = 120.0
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 4000, "--test-rows", 1000, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=4000, test_rows=1000, files=2)
 
 
 def settings(data: Path, folder: Path, **others: str) -> list[str]:

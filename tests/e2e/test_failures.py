@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import COMMANDS, ROOT, clean_environment, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, generated
 from tests.support.processes import environment_of, free_port, server_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -23,10 +23,7 @@ SERVER_IDLE_S = 20.0  # long enough for a busy machine to start all processes
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Rows for a pass that no test sees the end of: between passes a worker waits for the others."""
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 100_000, "--test-rows", 200, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=100_000, test_rows=200, files=2)
 
 
 class Worker:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, result_of, run
+from tests.support.commands import ROOT, generated, result_of, run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -16,11 +16,7 @@ ALONE = Path(sys.executable).name
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    numbers = ["--rows", 8000, "--test-rows", 2000, "--files", 4, "--seed", 3]
-    done = run("ps-data", "generate", folder, *numbers)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=8000, test_rows=2000, files=4, seed=3)
 
 
 def files_of(data: Path) -> list[str]:

@@ -21,7 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ctr_ps.ps_server.rpc.server import ALL_LEFT
-from tests.support.commands import ROOT, result_of, run
+from tests.support.commands import ROOT, generated, result_of
 from tests.support.network import delayed_network
 from tests.support.process_figures import Peak, peaks_until_end
 from tests.support.running_job import RunningJob, training
@@ -79,11 +79,7 @@ class Jobs:
     def __init__(self, folder: Path) -> None:
         """Generates a file for each worker of the largest cluster."""
         self._folder = folder
-        rows = BATCH * STEPS * MOST
-        made = run(
-            "ps-data", "generate", folder, "--rows", rows, "--test-rows", TEST_ROWS, "--files", MOST
-        )
-        assert made.returncode == 0, made.stderr
+        generated(folder, rows=BATCH * STEPS * MOST, test_rows=TEST_ROWS, files=MOST)
         self.files = sorted((folder / "train").iterdir())
         self.done = cache(self._run)
         self.alone = cache(self._run_alone)

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
-from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, result_of, run
 from tests.support.processes import free_port, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -26,10 +26,7 @@ LIMIT_S = 120.0
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 6000, "--test-rows", 1000, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=6000, test_rows=1000, files=2)
 
 
 def settings(data: Path, **others: object) -> list[str]:

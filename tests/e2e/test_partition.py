@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import generated
 from tests.support.network import Network, network
 from tests.support.running_job import RunningJob, training
 
@@ -110,8 +110,7 @@ class Runs:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("partition")
-    done = run("ps-data", "generate", folder, "--rows", ROWS, "--test-rows", 2_000, "--files", 2)
-    assert done.returncode == 0, done.stderr
+    generated(folder, rows=ROWS, test_rows=2_000, files=2)
     settings = {
         "data.train": f"{folder}/train/part-*",
         "data.test": f"{folder}/test/part-*",

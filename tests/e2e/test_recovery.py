@@ -22,7 +22,7 @@ from ctr_ps.protos.store import Missing, SaveRequest
 from ctr_ps.ps_worker.cluster.client import ClusterClient
 from ctr_ps.ps_worker.cluster.connect import connect
 from tests.support import pusher
-from tests.support.commands import run
+from tests.support.commands import generated, run
 from tests.support.disks import mounting_at
 from tests.support.running_job import LIMIT_S, RunningJob, training
 
@@ -42,10 +42,7 @@ SAME = ("model_digest", "auc", "log_loss", "examples")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", ROWS, "--test-rows", 2_000, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=ROWS, test_rows=2_000, files=2)
 
 
 def settings_of(

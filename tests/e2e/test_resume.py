@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, result_of
 from tests.support.processes import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -17,10 +17,7 @@ LIMIT_S = 120.0
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 20_000, "--test-rows", 2_000, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=20_000, test_rows=2_000, files=2)
 
 
 def arguments(data: Path, folder: Path, num_servers: int = 2) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import generated
 from tests.support.http2 import CHECK, WATCH, Connection, bomb, message
 from tests.support.process_figures import Peak, peaks_until_end
 from tests.support.running_job import LIMIT_S, RunningJob, training
@@ -39,10 +39,7 @@ def descriptors() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 20_000, "--test-rows", 2_000, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=20_000, test_rows=2_000, files=2)
 
 
 @contextmanager

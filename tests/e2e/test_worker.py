@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.commands import COMMANDS, ROOT, clean_environment, result_of, run
+from tests.support.commands import COMMANDS, ROOT, clean_environment, generated, result_of, run
 from tests.support.processes import started
 
 pytestmark = pytest.mark.timeout(200)
@@ -19,12 +19,7 @@ SMALL = ["--set=model.hidden=[16]", "--set=train.batch_size=32"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    done = run(
-        "ps-data", "generate", folder, "--rows", 2000, "--test-rows", 500, "--files", 2, "--seed", 3
-    )
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=2000, test_rows=500, files=2, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -67,25 +62,6 @@ def test_inference_agrees_with_the_evaluation_that_ended_training(
     }
     assert predictions.shape == (500,)
     assert ((predictions > 0) & (predictions < 1)).all()
-
-
-def test_rows_without_labels_give_predictions_only(
-    model: tuple[Path, dict], data: Path, tmp_path: Path
-) -> None:
-    folder, _ = model
-    rows = sorted((data / "test").iterdir())[0].read_text().splitlines()
-    labelled, unlabelled = tmp_path / "labelled.tsv", tmp_path / "unlabelled.tsv"
-    labelled.write_text("".join(f"{row}\n" for row in rows))
-    unlabelled.write_text("".join(f"{row.partition(chr(9))[2]}\n" for row in rows))
-
-    with_labels = ["--data", labelled, "--output", tmp_path / "a"]
-    without = ["--data", unlabelled, "--output", tmp_path / "b"]
-    result_of("ps-worker", "infer", "--model", folder, *with_labels)
-    inferred = result_of("ps-worker", "infer", "--model", folder, *without)
-
-    assert inferred["auc"] is None
-    assert inferred["rows"] == len(rows)
-    assert (tmp_path / "a").read_text() == (tmp_path / "b").read_text()
 
 
 def test_training_goes_on_from_a_checkpoint(model: tuple[Path, dict], data: Path) -> None:
@@ -142,38 +118,6 @@ def test_mistake_in_the_job_has_its_exit_code(
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_output_that_cannot_be_written_is_a_usage_error(
-    model: tuple[Path, dict], data: Path, tmp_path: Path
-) -> None:
-    folder, _ = model
-
-    done = run(
-        "ps-worker", "infer", "--model", folder, "--data", f"{data}/test/part-*",
-        "--output", tmp_path / "nowhere" / "predictions.txt",
-    )  # fmt: skip
-
-    assert done.returncode == 2, done.stderr
-    assert f"cannot write '{tmp_path}/nowhere/predictions.txt'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_malformed_rows_are_counted_and_stop_past_the_limit(data: Path, tmp_path: Path) -> None:
-    rows = sorted((data / "train").iterdir())[0].read_text().splitlines()
-    label, _, *others = rows[4].split("\t")
-    rows[3] = "1\tone\ttwo"
-    rows[4] = "\t".join([label, "x", *others])
-    (tmp_path / "part-0").write_text("\n".join(rows) + "\n")
-    bad = [JOB, *SMALL, f"--set=data.train={tmp_path}/part-0", "--set=data.test=[]"]
-
-    tolerated = result_of("ps-worker", "train", *bad, "--set=data.bad_row_limit=2")
-    refused = run("ps-worker", "train", *bad, "--set=data.bad_row_limit=0")
-
-    assert tolerated["bad_rows"] == 2
-    assert tolerated["examples"] == len(rows) - 2
-    assert refused.returncode == 6
-    assert "part-0:4" in refused.stderr
 
 
 def test_wrong_environment_is_a_usage_error(data: Path) -> None:

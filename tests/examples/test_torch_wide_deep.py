@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'ctr-ps[torch]'")
 
 from ctr_ps.ps_worker.predict import Predictor  # noqa: E402
-from tests.support.commands import ROOT, result_of, run  # noqa: E402
+from tests.support.commands import ROOT, generated, result_of  # noqa: E402
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -20,10 +20,7 @@ SAME = ("auc", "log_loss", "model_digest")
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clicks of a known model with AUC 0.82."""
-    folder = tmp_path_factory.mktemp("data")
-    done = run("ps-data", "generate", folder, "--rows", 8000, "--test-rows", 1000, "--files", 2)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return generated(tmp_path_factory.mktemp("data"), rows=8000, test_rows=1000, files=2)
 
 
 def settings(data: Path, folder: Path, **others: str) -> list[object]:

@@ -10,6 +10,7 @@ from ctr_ps.ctr_model.batch import Batch
 from ctr_ps.protos.store import Missing, SaveRequest, Store
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
 from ctr_ps.ps_server.store import ParameterStore
+from ctr_ps.ps_worker.data.blocks import joined
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK
 from tests.support.cluster import cluster
@@ -52,17 +53,33 @@ def dense_of(store: Store) -> np.ndarray:
     return dense
 
 
-@pytest.mark.parametrize("thread_num", [1, 2])
-def test_synchronous_digest_is_the_same_on_any_servers_and_in_process(thread_num: int) -> None:
-    settings = job("sync", f"train.thread_num={thread_num}", "train.dropout=0.25", *KNOBS)
-    digests = {trained(settings, DATA).digest()}
+@pytest.mark.parametrize(
+    ("thread_num", "lengths", "more"),
+    [
+        (1, (12, 12), ()),
+        (2, (12, 12), ()),
+        (1, (9, 4), ()),
+        (1, (0, 5), ()),
+        (1, (5, 0), ()),
+        (1, (12, 12), ("train.row_dtype=bfloat16",)),
+        (2, (9, 4), ("train.row_dtype=bfloat16",)),
+    ],
+)
+def test_synchronous_digest_is_the_same_on_any_servers_and_in_process(
+    thread_num: int, lengths: tuple[int, int], more: tuple[str, ...]
+) -> None:
+    """Also of workers with unequal data, or none, and of rows that are rounded at random."""
+    knobs = (*KNOBS, *more)
+    settings = job("sync", f"train.thread_num={thread_num}", "train.dropout=0.25", *knobs)
+    data = [batches[:length] for batches, length in zip(DATA, lengths, strict=True)]
+    digests = {trained(settings, data).digest()}
 
     for num_servers in (1, 2, 3):
         with cluster(num_servers=num_servers, num_workers=2) as servers:
-            clients = [servers.client(joins=False) for _ in DATA]
-            train_workers(clients, DATA, settings)
+            clients = [servers.client(joins=False) for _ in data]
+            train_workers(clients, data, settings)
             digests.add(clients[0].digest())
-            assert clients[0].status().batches == 2 * NUM_BATCHES
+            assert clients[0].status().batches == sum(lengths)
 
     assert len(digests) == 1
 
@@ -75,6 +92,16 @@ def test_workers_and_threads_go_through_the_same_rates() -> None:
 
     assert workers.digest() == threads.digest()
     assert workers.status().batches == threads.status().batches == 2 * NUM_BATCHES
+
+
+def test_two_workers_learn_what_one_learns_with_a_double_batch() -> None:
+    double = [joined(pair) for pair in zip(*DATA, strict=True)]
+    num_params = small_model().num_params
+
+    two, one = (parameters_of(trained(job("sync", *SGD), data)) for data in (DATA, [double]))
+
+    for part in (slice(None, num_params), slice(num_params, None)):
+        assert np.abs(two[part] - one[part]).max() <= 1e-5 * np.abs(one[part]).max()
 
 
 def test_one_worker_learns_the_same_in_all_modes_that_apply_batch_by_batch() -> None:

@@ -235,15 +235,6 @@ def test_other_spec_of_a_table_is_refused_by_its_fields(
     assert seen(store) == before
 
 
-def test_other_spec_of_a_block_is_refused_by_its_fields() -> None:
-    store = new_store()
-
-    with pytest.raises(
-        SpecConflictError, match="'tower' exists with another spec: seed is 0, not 4"
-    ):
-        store.create_dense(replace(TOWER, seed=4))
-
-
 def test_one_name_is_one_thing() -> None:
     store = new_store()
 

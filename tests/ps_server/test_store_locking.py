@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.chunking import split_push
-from ctr_ps.protos.errors import CtrPsError, ProtocolError, WaitTimeoutError
+from ctr_ps.protos.errors import (
+    AbortedError,
+    CtrPsError,
+    NoMemoryError,
+    ProtocolError,
+    WaitTimeoutError,
+)
 from ctr_ps.protos.futures import WaitingFuture
 from ctr_ps.protos.gradients import Gradients
 from ctr_ps.protos.store import Missing, SaveRequest
@@ -201,25 +207,42 @@ def test_leave_waits_for_a_step_that_another_call_applies(held: HeldStep) -> Non
     assert held.store.status().version == 1
 
 
-def test_step_that_cannot_be_applied_fails_for_all(held: HeldStep, tmp_path: Path) -> None:
-    push = held.begin()
+@pytest.mark.parametrize(
+    ("error", "raised", "text"),
+    [
+        (ValueError("no room"), AbortedError, r"step 0 could .*no room.* in part: .* checkpoint"),
+        (
+            MemoryError("no room"),
+            NoMemoryError,
+            r"step 0 .*out of memory \(no room\): .* of memory",
+        ),
+    ],
+)
+def test_step_that_cannot_be_applied_fails_for_all(
+    error: Exception, raised: type[CtrPsError], text: str, held: HeldStep, tmp_path: Path
+) -> None:
+    store, push = held.store, held.begin()
     waiting = [
-        held.store.pull_sparse({"wide": KEYS}, missing=Missing.ZEROS, at=1),
-        held.store.barrier("b", 0, step=1),
+        store.pull_sparse({"wide": KEYS}, missing=Missing.ZEROS, at=1),
+        store.barrier("b", 0, step=1),
     ]
 
-    held.end(ValueError("no room"))
+    held.end(error)
 
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(type(error), match="no room"):
         push.result(LIMIT_S)
-    for call in waiting:
-        with pytest.raises(CtrPsError, match="step 0 could not be applied"):
-            call.result()
-    with pytest.raises(CtrPsError, match="and may be in the parameters in part"):
-        held.store.push_grad(random_gradients(0), push_id(0, 1), at=1)
-    with pytest.raises(CtrPsError, match="step 0 could not be applied"):
-        held.store.save(SaveRequest(url=str(tmp_path / "model")))
-    assert held.store.status().version == 0
+    later = [
+        lambda: store.push_grad(random_gradients(0), push_id(0, 1), at=1),
+        lambda: store.push_grad(random_gradients(0), push_id(0, 1)),
+        lambda: store.pull_sparse({"wide": KEYS}, missing=Missing.ZEROS),
+        lambda: store.barrier("b", 1, step=1),
+        lambda: store.advance(0, 1, at_least=0),
+        lambda: store.save(SaveRequest(url=str(tmp_path / "model"))),
+    ]
+    for call in [*(each.result for each in waiting), *later]:
+        with pytest.raises(raised, match=text):
+            call()
+    assert store.status().version == 0
 
 
 def test_large_steps_are_applied_in_the_executor(held: HeldStep, threads) -> None:
@@ -273,22 +296,6 @@ def test_small_steps_are_applied_by_the_call_that_completes_them(threads) -> Non
 
     assert not isinstance(push, WaitingFuture)
     assert store.status().version == 1
-
-
-def test_push_in_chunks_is_a_push() -> None:
-    whole, store = in_process(), in_process()
-    gradients = random_gradients(0)
-    whole.push_grad(gradients, push_id())
-    first, *others = split_push(gradients, 500)
-    assert len(others) > 2
-
-    for chunk in others:
-        assert store.engine.push_chunk(chunk, push_id(sequence=0)).result() == 0
-    assert store.status().examples == {}
-    assert store.engine.push_chunk(first, push_id(sequence=0)).result() == 1
-
-    assert store.digest() == whole.digest()
-    assert store.status().examples == whole.status().examples
 
 
 def test_chunks_of_the_last_job_are_forgotten() -> None:

@@ -179,16 +179,6 @@ def test_part_that_was_under_way_when_its_worker_left_later_steps_counts() -> No
         store.push_grad(Gradients(), push_id(1, 1, 0), at=1)
 
 
-def test_part_of_a_step_is_applied_with_the_others_only() -> None:
-    store = new_store(2)
-    before = store.digest()
-
-    version = store.push_grad(gradients_of(0, 0, 3), push_id(0, 0, 3), at=0).result()
-
-    assert version == 0
-    assert store.digest() == before
-
-
 def test_pull_that_nobody_waits_for_any_more_is_dropped() -> None:
     store = new_store(1)
     pull = store.pull_sparse({"table": KEYS}, missing=Missing.INITIAL, at=1)

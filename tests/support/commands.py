@@ -46,6 +46,14 @@ def result_of(command: str, *arguments: object, cwd: Path = ROOT) -> dict[str, A
     return result
 
 
+def generated(folder: Path, **sizes: int) -> Path:
+    """Writes planted clicks into a folder by `ps-data generate`, and returns it: rows=4000 and so on."""
+    options = [f"--{name.replace('_', '-')}={size}" for name, size in sizes.items()]
+    done = run("ps-data", "generate", folder, *options)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
 @dataclass(frozen=True)
 class Done:
     code: int

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
 
-from ctr_ps.ctr_model.models.fm import DeepFm, Fm, add_interactions, interactions_backward
+from ctr_ps.ctr_model.models.fm import DeepFm, Fm, add_interactions
 from ctr_ps.ctr_model.schema import Schema, criteo_schema
 from tests.reference import models as oracle
 from tests.support.model_cases import SCHEMA, ModelCase, assert_gradients_agree
-from tests.support.slot_keys import Slots, lookup_of, slots_of
+from tests.support.slot_keys import Slots, lookup_of
 
 
 @pytest.mark.parametrize("schema", [Schema.numbered(0, 3), Schema.numbered(13, 1)])
@@ -39,14 +38,8 @@ def test_both_parts_share_one_table_of_embeddings() -> None:
     assert model.num_params == 13 + 1 + 273 * 400 + 400 + 2 * (400 * 400 + 400) + 400 + 1
 
 
-NUM_SLOTS, DIM, NUM_UNIQUE, BATCH = 3, 2, 4, 3
+NUM_SLOTS = 3
 BEFORE = 8.0  # what stood in the output, to which is added
-
-SLOTS = slots_of(NUM_UNIQUE, BATCH * NUM_SLOTS)
-
-
-def features_of(slots: Slots, b: int) -> list[int]:
-    return [key for slot in slots[b * NUM_SLOTS : (b + 1) * NUM_SLOTS] for key in slot]
 
 
 def forward(rows: np.ndarray, slots: Slots) -> tuple[np.ndarray, np.ndarray]:
@@ -55,36 +48,6 @@ def forward(rows: np.ndarray, slots: Slots) -> tuple[np.ndarray, np.ndarray]:
     out = np.full(batch, BEFORE, np.float32)
     add_interactions(lookup_of(rows, slots, NUM_SLOTS), sums, out)
     return sums, out
-
-
-@given(SLOTS)
-def test_each_pair_of_features_counts_once(slots: Slots) -> None:
-    rows = np.arange(1, 1 + NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
-
-    _, out = forward(rows, slots)
-
-    expected = [BEFORE + oracle.interactions(rows[features_of(slots, b)]) for b in range(BATCH)]
-    assert out.tolist() == expected
-
-
-@given(SLOTS)
-def test_gradient_is_the_difference_quotient(slots: Slots) -> None:
-    """Of a function of second degree the central difference quotient is exact, whatever the step."""
-    rows = np.arange(1, 1 + NUM_UNIQUE * DIM, dtype=np.float32).reshape(NUM_UNIQUE, DIM)
-    grad = np.array([1, -2, 4], np.float32)
-    sums, _ = forward(rows, slots)
-    out = np.full_like(rows, BEFORE)
-
-    interactions_backward(grad, sums, lookup_of(rows, slots, NUM_SLOTS), out)
-
-    def loss(at: np.ndarray) -> float:
-        return sum(grad[b] * oracle.interactions(at[features_of(slots, b)]) for b in range(BATCH))
-
-    for i in range(rows.size):
-        step = np.zeros(rows.size)
-        step[i] = 1.0
-        upper, lower = rows + step.reshape(rows.shape), rows - step.reshape(rows.shape)
-        assert out.flat[i] - BEFORE == (loss(upper) - loss(lower)) / 2
 
 
 @pytest.mark.parametrize("dim", [1, 10, 17, 64])

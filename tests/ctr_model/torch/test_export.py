@@ -134,11 +134,22 @@ def test_program_has_parameters_of_its_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(run_pt2(tmp_path / "model.pt2", inputs), expected, rtol=1e-5)
 
 
-def test_module_that_counts_in_python_is_refused(tmp_path: Path) -> None:
-    model = TorchModel(SCHEMA, CountsExamples)
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        (CountsExamples, "model.pt2", "CountsExamples"),
+        (LimitsManyKeys, "model.onnx", r"LimitsManyKeys .* at most 299 keys"),
+        (Attention, "model.pb", r"model\.pb' does not end with \.onnx or \.pt2"),
+    ],
+    ids=["counts-in-python", "decides-by-many-keys", "other-format"],
+)
+def test_what_has_no_program_is_refused(
+    module: type[nn.Module], name: str, message: str, tmp_path: Path
+) -> None:
+    model = TorchModel(SCHEMA, module)
 
-    with pytest.raises(ValueError, match="CountsExamples"):
-        export(model, model.initial_values, tmp_path / "model.pt2")
+    with pytest.raises(ValueError, match=message):
+        export(model, model.initial_values, tmp_path / name)
 
     assert not list(tmp_path.iterdir())
 
@@ -160,15 +171,6 @@ def test_module_for_some_numbers_of_keys_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_module_that_decides_by_a_large_number_of_keys_is_refused(tmp_path: Path) -> None:
-    model = TorchModel(SCHEMA, LimitsManyKeys)
-
-    with pytest.raises(ValueError, match=r"LimitsManyKeys .* at most 299 keys"):
-        export(model, model.initial_values, tmp_path / "model.onnx")
-
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_onnx_lacks_is_refused_by_name(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="needs the extra onnx: pip install 'ctr-ps[onnx]'")
     model = TorchModel(SCHEMA, Bessel)
@@ -178,13 +180,6 @@ def test_what_onnx_lacks_is_refused_by_name(tmp_path: Path) -> None:
 
     assert not list(tmp_path.iterdir())
     export(model, model.initial_values, tmp_path / "model.pt2")
-
-
-def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
-    model = TorchModel(SCHEMA, Attention)
-
-    with pytest.raises(ValueError, match=r"model\.pb' does not end with \.onnx or \.pt2"):
-        export(model, model.initial_values, tmp_path / "model.pb")
 
 
 def test_program_drops_nothing(tmp_path: Path) -> None:

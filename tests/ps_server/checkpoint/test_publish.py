@@ -126,13 +126,6 @@ def test_error_at_any_step_leaves_the_old_or_the_new_one_and_nothing_else(tmp_pa
     assert refused > total / 3
 
 
-def test_error_of_a_first_save_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="No space"), steps_counted(disk_full_at(8)):
-        NEW.save(tmp_path / "saved")
-
-    assert not list(tmp_path.iterdir())
-
-
 def test_published_checkpoint_stays_when_the_answer_to_its_put_is_lost(tmp_path: Path) -> None:
     target = tmp_path / "saved"
     OLD.save(target)
@@ -300,20 +293,6 @@ def test_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
         NEW.save(tmp_path / "file" / "saved")
     with pytest.raises(CheckpointError, match=r"cannot \w+ .*file/probe.*: Not a directory"):
         require_writable(tmp_path / "file", check_folder)
-
-
-def test_checking_that_a_folder_is_writable_leaves_nothing_in_it(tmp_path: Path) -> None:
-    seen = []
-
-    def check_servers(url: str, token: str) -> None:
-        for server in range(2):
-            check_folder(url, token, server)
-        seen.append(LocalFolder(Path(url)).read("TOKEN").decode() == token)
-
-    require_writable(tmp_path / "new", check_servers)
-
-    assert seen == [True]
-    assert not list((tmp_path / "new").iterdir())
 
 
 def test_server_that_cannot_write_is_reported_and_leaves_nothing(tmp_path: Path) -> None:

@@ -77,32 +77,10 @@ def test_barriers_of_different_names_do_not_mix() -> None:
     assert barriers.arrivals.missing() == {"end": [0, 2]}
 
 
-def test_worker_that_is_done_is_not_waited_for() -> None:
-    barriers = Barriers(3)
-    barriers.leave(1)
-    barriers.arrive("pass", 0)
-    assert barriers.arrivals.missing() == {"pass": [2]}
-
-    barriers.arrive("pass", 2)
-
-    assert barriers.released() == {"pass": [0, 2]}
-
-
 def test_last_one_missing_releases_the_barrier_by_leaving() -> None:
     barriers = Barriers(2)
     barriers.arrive("pass", 0)
     barriers.leave(1)
-
-    assert barriers.released() == {"pass": [0]}
-
-
-def test_worker_that_leaves_while_it_waits_is_not_released() -> None:
-    barriers = Barriers(2)
-    barriers.arrive("pass", 1)
-    barriers.leave(1)
-    assert barriers.released() == {}
-
-    barriers.arrive("pass", 0)
 
     assert barriers.released() == {"pass": [0]}
 
@@ -114,19 +92,6 @@ def test_nobody_waits_once_all_are_done() -> None:
     barriers.leave(1)
 
     assert barriers.released() == {}
-
-
-def test_who_gives_up_counts_as_not_come_and_may_come_again() -> None:
-    barriers = Barriers(4)
-    barriers.arrive("pass", 0, 2)
-
-    barriers.give_up("pass", 0)
-
-    barriers.arrive("pass", 1, 3)
-    assert barriers.released() == {}
-    assert barriers.arrivals.missing() == {"pass": [0]}
-    barriers.arrive("pass", 0, 0)
-    assert barriers.released() == {"pass": [0, 1, 2, 3]}
 
 
 @pytest.mark.parametrize("worker", [1, 2, -1])
@@ -141,19 +106,6 @@ def test_who_is_done_or_unknown_is_refused_and_changes_nothing(worker: int) -> N
 
     barriers.arrive("pass", 0)
     assert barriers.released() == {"pass": [0]}
-
-
-def test_workers_that_wait_for_each_other_at_different_barriers_are_refused() -> None:
-    barriers = Barriers(3)
-    barriers.arrive("pass", 0)
-    barriers.arrive("loss", 1)
-    assert barriers.released() == {}  # worker 2 may come to either
-
-    barriers.leave(2)
-
-    with pytest.raises(ProtocolError, match=r"worker 1 at 'loss'|workers \[1\] at 'loss'"):
-        barriers.released()
-    assert barriers.arrivals.missing() == {}
 
 
 def test_worker_at_more_barriers_than_it_can_have_lost_calls_is_refused() -> None:
@@ -214,17 +166,6 @@ def test_behind_are_those_that_train_and_have_not_said_so(calls, at_least: int) 
     assert clocks.slowest() == (min(expected.values()) if expected else None)
 
 
-def test_worker_that_is_done_holds_up_nobody() -> None:
-    clocks = Clocks(Membership(Members(2)))
-    clocks.advance(0, 5, 5)
-    assert clocks.behind(5) == {1: 0}
-
-    leave(clocks, 1)
-
-    assert clocks.behind(5) == {}
-    assert clocks.slowest() == 5
-
-
 def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> None:
     clocks = Clocks(Membership(Members(1)))
 
@@ -232,8 +173,3 @@ def test_worker_that_would_wait_for_itself_is_refused_and_changes_nothing() -> N
         clocks.advance(0, 3, 4)
 
     assert clocks.slowest() == 0
-
-
-def leave(clocks: Clocks, worker: int) -> None:
-    clocks._members.leave(worker)
-    clocks.pause(worker)

@@ -63,24 +63,6 @@ def test_barrier_without_numbers_comes_to_none() -> None:
     assert reduce_numbers("x", {0: None, 1: None}, WORKERS) is None
 
 
-@pytest.mark.parametrize(
-    ("second", "told"),
-    [
-        (contribution(1.0, 2.0, 3.0), "worker 1 3 numbers for SUM"),
-        (contribution(1.0, 2.0, op=ReduceOp.MAX), "worker 1 2 numbers for MAX"),
-        (None, "worker 1 nothing"),
-    ],
-    ids=["other-length", "other-op", "no-numbers"],
-)
-def test_numbers_that_do_not_fit_are_named_with_who_gave_them(second, told) -> None:
-    given = {1: second, 0: contribution(1.0, 2.0)}
-
-    with pytest.raises(
-        ProtocolError, match=f"all_reduce 'x' .* worker 0 2 numbers for SUM, {told};"
-    ):
-        reduce_numbers("x", given, WORKERS)
-
-
 class ForgottenWhenRead(Outcome):
     """An outcome whose numbers another thread forgets as soon as they are read."""
 

@@ -15,7 +15,6 @@ from ctr_ps.protos.errors import (
     GradientError,
     JobError,
     LostPushesError,
-    NoMemoryError,
     PlaceLostError,
     ProtocolError,
     WaitTimeoutError,
@@ -156,34 +155,6 @@ def test_push_is_progress_when_it_is_applied() -> None:
     assert workers.status({}, None).progress == after.workers != {}
 
 
-def test_push_that_was_abandoned_does_not_count() -> None:
-    workers = workers_of(1)
-    workers.pushes.begin_arrival(push_id())
-
-    workers.pushes.abandon_arrival(push_id())
-
-    assert workers.applied() == Applied()
-    enter_part(workers, push_id())
-
-
-def test_calls_wait_until_a_complete_step_is_applied() -> None:
-    """Pulls of its version and barriers behind it; and no other is taken meanwhile."""
-    workers = workers_of(2)
-    pull = workers.pushes.at_version(1, lambda: workers.pushes.version)
-    for worker in range(2):
-        step = enter_part(workers, push_id(worker))
-    barriers = [workers.rendezvous.barrier("b", worker, step=1) for worker in range(2)]
-    waiting = [pull, workers.pushes.when_applied(), *barriers]
-
-    assert step is not None
-    assert workers.pushes.take_complete_step() is None
-    assert workers.status({}, None).version == 0
-    assert not any(isinstance(call, WaitingFuture) and call.done() for call in waiting)
-    answer_all(workers.pushes.step_applied(step).answers)
-
-    assert [call.result() for call in waiting] == [1, 1, 1, 1]
-
-
 def test_pull_of_a_later_version_does_not_hide_that_a_step_was_applied() -> None:
     """It comes when the version is new and those who wait for it are still to be answered."""
     workers = workers_of(2, wait_limit_s=0.001)
@@ -209,63 +180,9 @@ def test_time_out_while_a_step_is_applied_blames_no_worker() -> None:
         workers.rendezvous.barrier("b", 0, step=1).result()
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "text"),
-    [
-        (
-            ValueError("no room"),
-            AbortedError,
-            r"step 0 could not be applied .*no room.* checkpoint",
-        ),
-        (
-            MemoryError("no room"),
-            NoMemoryError,
-            r"step 0 .*out of memory \(no room\): .* MiB of memory",
-        ),
-    ],
-)
-def test_step_that_could_not_be_applied_fails_every_call(
-    error: Exception, raised: type[CtrPsError], text: str
-) -> None:
-    workers = workers_of(2)
-    pull = workers.pushes.at_version(1, lambda: pytest.fail("answered"))
-    enter_part(workers, push_id(0))
-    barrier = workers.rendezvous.barrier("b", 1, step=0)
-    step = workers.pushes.take_complete_step()
-    assert step is not None
-
-    workers.step_failed(step, error)
-
-    later = [
-        lambda: workers.pushes.at_version(1, lambda: None),
-        lambda: enter_part(workers, push_id(0), 1),
-        lambda: workers.pushes.begin_arrival(push_id()),
-        lambda: workers.rendezvous.barrier("b", 0, step=1),
-        lambda: workers.rendezvous.advance(0, 1, at_least=0),
-        lambda: workers.pushes.at_version(None, lambda: None),
-        workers.applied,
-    ]
-    for call in (pull.result, barrier.result, *later):
-        with pytest.raises(raised, match=text):
-            call()
-    assert workers.pushes.take_complete_step() is None
-    assert workers.status({}, None).version == 0
-
-
 def test_chunk_of_a_stranger_is_refused() -> None:
     with pytest.raises(ProtocolError, match="this job has 1 worker"):
         workers_of(1).pushes.take(PushChunk([], [], 0, 2), push_id(3), None)
-
-
-def test_push_that_comes_again_is_applied_once_and_answered() -> None:
-    workers = workers_of(1)
-    apply_on_arrival(workers, push_id())
-
-    assert not workers.pushes.begin_arrival(push_id())
-
-    assert workers.pushes.when_pushed(push_id(), None).result() == 1
-    assert workers.pushes.version == 1
-    assert workers.status({}, None).examples == {0: 1}
 
 
 def test_push_that_comes_again_while_it_is_applied_is_answered_with_it() -> None:

@@ -41,17 +41,6 @@ def taken(mailbox: Mailbox, received: int = 0, max_bytes: int = MANY) -> list[by
     return None if messages is None else [each.content or b"" for each in messages]
 
 
-def test_messages_come_in_the_order_in_which_they_were_posted() -> None:
-    mailbox = Mailbox(Membership(Members(2)))
-    assert taken(mailbox) is None
-
-    mailbox.post("exchange", message(0, b"a"))
-    mailbox.post("exchange", message(0, b"b", sender=1))
-    mailbox.post("exchange", message(1, b"c"))
-
-    assert taken(mailbox) == [b"a", b"b", b"c"]
-
-
 def test_what_was_not_acknowledged_comes_again_and_what_was_is_forgotten() -> None:
     mailbox = Mailbox(Membership(Members(2)))
     for sequence, content in enumerate([b"a", b"bb", b"ccc"]):

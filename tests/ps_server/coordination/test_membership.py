@@ -26,30 +26,6 @@ def test_workers_are_present_until_they_leave() -> None:
     assert members.all_left
 
 
-@pytest.mark.parametrize("worker", [3, -1])
-def test_worker_that_the_job_does_not_have_is_refused(worker: int) -> None:
-    members = Membership(Members(3))
-
-    for call in (members.require, members.leave):
-        with pytest.raises(ProtocolError, match=f"worker {worker} called, but this job has 3"):
-            call(worker)
-
-    assert members.present == [0, 1, 2]
-
-
-def test_place_is_taken_by_one_process() -> None:
-    members = Membership(Members(2))
-    members.join(Member(1, 5), {}, None)
-    members.join(Member(1, 5), {}, None)  # sent again
-
-    with pytest.raises(ProtocolError, match="another process joined as"):
-        members.join(Member(1, 6), {}, None)
-
-    members.hear_of(Member(1, 5))
-    with pytest.raises(ProtocolError, match="worker 0 has not joined this job"):
-        members.hear_of(Member(0, 5))
-
-
 def test_place_of_a_worker_that_has_left_is_not_taken_again() -> None:
     members = Membership(Members(2))
     members.join(Member(1, 5), {}, None)
@@ -111,16 +87,6 @@ def test_of_many_disagreements_the_first_are_told() -> None:
         members.join(Member(1, 6), dict.fromkeys(terms, "b" * 1000), None)
 
     assert len(str(refused.value)) < 2000
-
-
-def test_processes_agree_with_the_server_on_how_many_they_are() -> None:
-    members = Membership(Members(2))
-
-    with pytest.raises(
-        JobError,
-        match=r"worker 2 has .* PADDLE_TRAINERS_NUM = 3 \(the server has PADDLE_TRAINERS_NUM = 2\)",
-    ):
-        members.join(Member(2, 7), {"PADDLE_TRAINERS_NUM": "3"}, None)
 
 
 def test_processes_agree_with_the_server_on_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,91 +198,6 @@ def test_worker_that_has_left_is_never_lost() -> None:
     assert members.pass_time(100.0) == [1]
 
 
-def test_process_takes_the_place_of_a_lost_one() -> None:
-    members = job_that_waits()
-    members.lost.add(0)
-
-    members.join(Member(0, 50), {}, WAIT)
-
-    assert members.may_join(Member(0, 50))
-    assert 0 not in members.lost
-    members.hear_of(Member(0, 50))
-    with pytest.raises(ProtocolError, match="another process has taken the place of worker 0"):
-        members.hear_of(Member(0, 5))
-
-
-def test_process_takes_the_place_of_one_that_has_left() -> None:
-    """It may have died before it had left all servers; the others wait for that."""
-    members = job_that_waits()
-    members.leave(0)
-
-    members.join(Member(0, 50), {}, WAIT)
-
-    assert members.may_join(Member(0, 50))
-    members.hear_of(Member(0, 50))
-    members.leave(0)
-    assert members.left == {0}
-    assert members.pass_time(100.0) == [1], "it is not lost again"
-
-
-def test_process_waits_until_the_one_before_it_is_lost() -> None:
-    members = job_that_waits()
-    members.pass_time(1.0)
-
-    members.join(Member(0, 50), {}, WAIT, only_asks=True)
-    assert not members.may_join(Member(0, 50))
-    members.lost.add(0)
-
-    assert members.may_join(Member(0, 50))
-    assert members.state().incarnations[0] == 5, "it may be alive for another server"
-    assert members.join(Member(0, 50), {}, WAIT)
-    assert members.state().incarnations[0] == 50
-
-
-def test_process_that_is_back_keeps_its_place_from_who_asked_for_it() -> None:
-    members = job_that_waits()
-    members.lost.add(0)
-    members.join(Member(0, 50), {}, WAIT, only_asks=True)
-    assert members.may_join(Member(0, 50))
-
-    members.hear_of(Member(0, 5))
-
-    with pytest.raises(
-        ProtocolError,
-        match=r"another process, which is alive, has joined as .*: two processes have",
-    ):
-        members.join(Member(0, 50), {}, WAIT)
-    members.hear_of(Member(0, 5))
-
-
-def test_of_two_that_ask_for_a_free_place_one_takes_it() -> None:
-    members = Membership(Members(2))
-    for incarnation in (5, 6):
-        members.join(Member(0, incarnation), {}, WAIT, only_asks=True)
-        assert members.may_join(Member(0, incarnation))
-
-    members.join(Member(0, 5), {}, WAIT)
-
-    with pytest.raises(ProtocolError, match="another process, which is alive"):
-        members.join(Member(0, 6), {}, WAIT)
-    with pytest.raises(ProtocolError, match="another process, which is alive"):
-        members.may_join(Member(0, 6))
-
-
-def test_process_that_ends_its_lease_is_lost_at_once() -> None:
-    members = job_that_waits()
-    members.leave(1)
-
-    members.end_lease(0)
-    members.end_lease(1)
-
-    assert members.pass_time(0.25) == [0]
-    members.lost.add(0)
-    members.join(Member(0, 50), {}, WAIT)
-    assert members.may_join(Member(0, 50))
-    assert members.pass_time(0.25) == []
-
-
 def test_process_without_a_lease_has_none_to_end() -> None:
     members = Membership(Members(1))
     members.join(Member(0, 5), {}, None)
@@ -324,20 +205,6 @@ def test_process_without_a_lease_has_none_to_end() -> None:
     members.end_lease(0)
 
     assert members.pass_time(100.0) == []
-
-
-def test_process_whose_place_has_a_living_one_is_refused() -> None:
-    members = job_that_waits()
-    members.join(Member(0, 50), {}, WAIT, only_asks=True)
-
-    members.hear_of(Member(0, 5))
-
-    with pytest.raises(
-        ProtocolError,
-        match=r"another process, which is alive, has joined as .*: two processes have",
-    ):
-        members.may_join(Member(0, 50))
-    assert members.pass_time(2.9) == []
 
 
 def test_process_with_other_terms_takes_no_place() -> None:
@@ -349,17 +216,6 @@ def test_process_with_other_terms_takes_no_place() -> None:
         members.join(Member(0, 50), {"mode": "geo"}, WAIT)
 
     members.hear_of(Member(0, 5))
-
-
-def test_worker_the_others_went_on_without_is_told_so() -> None:
-    members = Membership(Members(2))
-    lease = Lease(seconds=3.0, on_worker_loss=WorkerLoss.CONTINUE)
-    members.join(Member(0, 5), {}, lease)
-    members.lost.add(0)
-    members.leave(0)
-
-    with pytest.raises(ProtocolError, match="and the other workers continued without it"):
-        members.hear_of(Member(0, 5))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])

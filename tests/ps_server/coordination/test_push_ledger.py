@@ -101,15 +101,6 @@ def test_push_that_overtook_another_is_known() -> None:
     assert ledger.state(push_id(1)) is PushState.NEW
 
 
-def test_push_that_failed_may_come_again() -> None:
-    ledger = PushLedger(WORKERS)
-    ledger.begin(push_id(0))
-
-    ledger.abandon(push_id(0))
-
-    assert ledger.begin(push_id(0)) is PushState.NEW
-
-
 def test_push_of_another_process_is_another_push() -> None:
     ledger = PushLedger(WORKERS)
     apply(ledger, push_id(0))

@@ -47,25 +47,6 @@ def test_any_interleaving_completes_the_same_steps(
     assert steps.version == max(num_steps)
 
 
-def test_worker_may_be_one_step_ahead() -> None:
-    steps = StepAggregator(Membership(Members(2)))
-    add(steps, 0, 0)
-    add(steps, 0, 1)
-    add(steps, 1, 0)
-
-    assert take_all(steps) == [[(0, 0), (1, 0)]]
-    assert steps.behind(1) == [1]
-
-
-def test_step_in_which_nobody_takes_part_does_not_complete() -> None:
-    steps = StepAggregator(Membership(Members(2)))
-    steps.leave(0, 0)
-    steps.leave(1, 0)
-
-    assert steps.take_complete_step() is None
-    assert steps.version == 0
-
-
 def test_behind_names_exactly_the_workers_that_are_missing() -> None:
     steps = StepAggregator(Membership(Members(4)))
     add(steps, 1, 0)
@@ -122,17 +103,6 @@ def test_part_out_of_turn_is_refused_and_changes_nothing(
     assert take_all(steps) == [[(0, 1), (1, 1)]]
 
 
-def test_worker_two_steps_ahead_is_refused() -> None:
-    steps = StepAggregator(Membership(Members(2)))
-    add(steps, 0, 0)
-    add(steps, 0, 1)
-
-    with pytest.raises(ProtocolError, match="worker 0 pushed step 2"):
-        add(steps, 0, 2)
-
-    assert steps.behind(2) == [0, 1]
-
-
 def test_arrival_moves_the_version_and_everyone_s_next_step() -> None:
     steps = StepAggregator(Membership(Members(2)))
 
@@ -158,19 +128,6 @@ def test_worker_that_waits_while_others_push_on_arrival_goes_on_at_the_version()
         add(steps, worker, 5)
 
     assert take_all(steps) == [[(0, 5), (1, 5)]]
-
-
-def test_arrival_is_refused_while_a_step_waits_for_parts() -> None:
-    steps = StepAggregator(Membership(Members(2)))
-    add(steps, 0, 0)
-
-    with pytest.raises(
-        ProtocolError, match=r"worker 1 .* other workers pushed synchronous steps \[0\]"
-    ):
-        steps.begin_arrival(1)
-
-    add(steps, 1, 0)
-    assert take_all(steps) == [[(0, 0), (1, 0)]]
 
 
 def test_part_of_a_step_is_refused_while_a_push_is_applied_on_arrival() -> None:

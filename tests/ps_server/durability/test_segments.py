@@ -51,17 +51,6 @@ def test_record_header_of_another_segment_is_none() -> None:
     assert RecordHeader.decode(HEADER.encode(SEED), SEED + 1) is None
 
 
-def test_every_flipped_bit_and_every_cut_of_a_record_header_is_noticed() -> None:
-    encoded = HEADER.encode(SEED)
-
-    for at in range(len(encoded)):
-        assert RecordHeader.decode(encoded[:at], SEED) is None
-        for bit in range(8):
-            altered = bytearray(encoded)
-            altered[at] ^= 1 << bit
-            assert RecordHeader.decode(bytes(altered), SEED) is None
-
-
 @pytest.mark.parametrize(
     "header",
     [
@@ -87,19 +76,6 @@ def test_documented_bytes_of_a_segment_header() -> None:
     assert encoded[32:40] == SEED.to_bytes(8, "little")
     assert encoded[40:] == checksum_of(encoded[:40]).to_bytes(8, "little")
     assert SegmentHeader.decode(encoded + b"more") == SEGMENT
-
-
-def test_every_flipped_bit_and_every_cut_of_a_segment_header_is_noticed() -> None:
-    encoded = SEGMENT.encode()
-
-    for at in range(len(encoded)):
-        with pytest.raises(LogError):
-            SegmentHeader.decode(encoded[:at])
-        for bit in range(8):
-            altered = bytearray(encoded)
-            altered[at] ^= 1 << bit
-            with pytest.raises(LogError):
-                SegmentHeader.decode(bytes(altered))
 
 
 def test_segment_of_another_version_is_refused() -> None:

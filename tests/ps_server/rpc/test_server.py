@@ -18,7 +18,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from ctr_ps.protos.chunking import PushChunk
 from ctr_ps.protos.errors import (
     AbortedError,
-    BindError,
     CheckpointError,
     CtrPsError,
     DataError,
@@ -93,65 +92,49 @@ def leave(channel: grpc.aio.Channel, worker: int) -> Any:
     return ask(channel, calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
 
-def test_server_ends_when_all_workers_are_done_and_answers_the_last():
-    async def body() -> None:
-        started = asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(
-            serve(joined(ParameterStore(num_workers=2)), settings(), started.set_result)
-        )
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
+async def test_server_ends_when_all_workers_are_done_and_answers_the_last():
+    started = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(
+        serve(joined(ParameterStore(num_workers=2)), settings(), started.set_result)
+    )
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{await started}") as channel:
+        await leave(channel, 0)
+        assert not serving.done()
+        await leave(channel, 1)
+        assert await serving == ALL_LEFT
+
+
+async def test_server_that_stays_is_ready_for_the_next_job():
+    store = ParameterStore(num_workers=1)
+    async with served(store, stay=True) as (server, channel):
+        for _ in range(2):
+            joined(store)
             await leave(channel, 0)
-            assert not serving.done()
-            await leave(channel, 1)
-            assert await serving == ALL_LEFT
-
-    run(body())
-
-
-def test_server_that_stays_is_ready_for_the_next_job():
-    async def body() -> None:
-        store = ParameterStore(num_workers=1)
-        async with served(store, stay=True) as (server, channel):
-            for _ in range(2):
-                joined(store)
-                await leave(channel, 0)
-                assert store.status().left == frozenset()
-            server.end("told to")
-            assert await server.wait() == "told to"
-
-    run(body())
+            assert store.status().left == frozenset()
+        server.end("told to")
+        assert await server.wait() == "told to"
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: bool, caplog):
-    async def body() -> None:
-        store = joined(ParameterStore(num_workers=2))
-        async with served(store, stay=stays, linger_s=0.1) as (server, channel):
+async def test_server_whose_job_was_aborted_says_why_and_ends_unless_it_stays(stays: bool, caplog):
+    store = joined(ParameterStore(num_workers=2))
+    async with served(store, stay=stays, linger_s=0.1) as (server, channel):
+        await ask(channel, calls.ABORT, requests.Abort(member=member(1), reason="the disk is gone"))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"worker 1 aborted .*the disk is gone"):
             await ask(
-                channel, calls.ABORT, requests.Abort(member=member(1), reason="the disk is gone")
+                channel,
+                calls.BARRIER,
+                requests.Barrier(name="b", member=member(0), step=0, number=1),
             )
-            with pytest.raises(grpc.aio.AioRpcError, match=r"worker 1 aborted .*the disk is gone"):
-                await ask(
-                    channel,
-                    calls.BARRIER,
-                    requests.Barrier(name="b", member=member(0), step=0, number=1),
-                )
-            with pytest.raises(grpc.aio.AioRpcError, match=r"Restart the servers"):
-                await ask(channel, calls.JOIN, requests.Join(member=Member(0, 9), terms={}))
-            if stays:
-                server.end("told to")
-                assert await server.wait() == "told to"
-            else:
-                with pytest.raises(AbortedError, match="the disk is gone"):
-                    await server.wait()
-
-    run(body())
+        with pytest.raises(grpc.aio.AioRpcError, match=r"Restart the servers"):
+            await ask(channel, calls.JOIN, requests.Join(member=Member(0, 9), terms={}))
+        if stays:
+            server.end("told to")
+            assert await server.wait() == "told to"
+        else:
+            with pytest.raises(AbortedError, match="the disk is gone"):
+                await server.wait()
     assert ("restart this server before the next job" in caplog.text) == stays
-
-
-def test_server_without_a_call_ends():
-    with pytest.raises(IdleError, match=r"no worker called for 0\.05 s"):
-        run(serve(joined(ParameterStore()), settings(idle_limit_s=0.05)))
 
 
 def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
@@ -164,70 +147,49 @@ def test_server_without_a_call_since_its_job_failed_says_why_it_failed():
         run(serve(store, settings(idle_limit_s=0.05, linger_s=1e3), fail))
 
 
-def test_calls_put_the_idle_limit_off():
+async def test_calls_put_the_idle_limit_off():
     """By the server's clock an hour passes with each call, and none after the last."""
     now = [0.0]
 
-    async def body() -> None:
-        server = Server(
-            joined(ParameterStore()).engine,
-            settings(idle_limit_s=1e4),
-            address=FREE,
-            clock=lambda: now[0],
-        )
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            for _ in range(5):
-                now[0] += 3600
-                await ask(channel, calls.GET_STATUS, None)
+    server = Server(
+        joined(ParameterStore()).engine,
+        settings(idle_limit_s=1e4),
+        address=FREE,
+        clock=lambda: now[0],
+    )
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for _ in range(5):
+            now[0] += 3600
+            await ask(channel, calls.GET_STATUS, None)
+    waiting = asyncio.create_task(server.wait())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    now[0] += 1e4
+    with pytest.raises(IdleError):
+        await server.wait()
+    waiting.cancel()
+    await server.stop()
+
+
+async def test_health_checks_are_no_sign_of_life():
+    async with served(joined(ParameterStore()), idle_limit_s=0.2) as (server, channel):
         waiting = asyncio.create_task(server.wait())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not waiting.done()
-        now[0] += 1e4
+        while not waiting.done():
+            request = health_pb2.HealthCheckRequest()
+            await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
         with pytest.raises(IdleError):
-            await server.wait()
-        waiting.cancel()
-        await server.stop()
-
-    run(body())
+            await waiting
 
 
-def test_health_checks_are_no_sign_of_life():
-    async def body() -> None:
-        async with served(joined(ParameterStore()), idle_limit_s=0.2) as (server, channel):
-            waiting = asyncio.create_task(server.wait())
-            while not waiting.done():
-                request = health_pb2.HealthCheckRequest()
-                await health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
-            with pytest.raises(IdleError):
-                await waiting
-
-    run(body())
-
-
-def test_port_in_use_is_refused():
-    async def body() -> None:
-        first = Server(joined(ParameterStore()).engine, settings(), address=FREE)
-        port = await first.start()
-        second = Server(joined(ParameterStore()).engine, settings(), address=f"127.0.0.1:{port}")
-        with pytest.raises(BindError, match=f"cannot bind 127.0.0.1:{port}: the port is in use"):
-            await second.start()
-        await first.stop()
-
-    run(body())
-
-
-def test_port_is_free_again_after_the_stop():
-    async def body() -> None:
-        first = Server(joined(ParameterStore()).engine, settings(), address=FREE)
-        port = await first.start()
-        await first.stop()
-        second = Server(joined(ParameterStore()).engine, settings(), address=f"127.0.0.1:{port}")
-        assert await second.start() == port
-        await second.stop()
-
-    run(body())
+async def test_port_is_free_again_after_the_stop():
+    first = Server(joined(ParameterStore()).engine, settings(), address=FREE)
+    port = await first.start()
+    await first.stop()
+    second = Server(joined(ParameterStore()).engine, settings(), address=f"127.0.0.1:{port}")
+    assert await second.start() == port
+    await second.stop()
 
 
 @contextmanager
@@ -237,22 +199,19 @@ def asking_in_a_thread():
         yield lambda endpoint: asyncio.wrap_future(pool.submit(why_not_serving, endpoint, 5.0))
 
 
-def test_health_says_whether_it_serves():
-    async def body() -> None:
-        server = Server(joined(ParameterStore()).engine, settings(), address=FREE)
-        endpoint = f"127.0.0.1:{await server.start()}"
-        with asking_in_a_thread() as ask:
-            assert await ask(endpoint) == ""
-            async with grpc.aio.insecure_channel(endpoint) as channel:
-                for service in ("", SERVICE):
-                    answer = await health_pb2_grpc.HealthStub(channel).Check(
-                        health_pb2.HealthCheckRequest(service=service), timeout=10
-                    )
-                    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            await server.stop()
-            assert "UNAVAILABLE" in await ask(endpoint)
-
-    run(body())
+async def test_health_says_whether_it_serves():
+    server = Server(joined(ParameterStore()).engine, settings(), address=FREE)
+    endpoint = f"127.0.0.1:{await server.start()}"
+    with asking_in_a_thread() as ask:
+        assert await ask(endpoint) == ""
+        async with grpc.aio.insecure_channel(endpoint) as channel:
+            for service in ("", SERVICE):
+                answer = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=service), timeout=10
+                )
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        await server.stop()
+        assert "UNAVAILABLE" in await ask(endpoint)
 
 
 class HeldRecovery:
@@ -287,145 +246,127 @@ async def make_log(folder: Path) -> None:
     await server.stop()
 
 
-def test_server_that_recovers_is_there_and_says_how_far_it_is(monkeypatch, tmp_path):
+async def test_server_that_recovers_is_there_and_says_how_far_it_is(monkeypatch, tmp_path):
     """Its port is bound first: whoever calls knows that it has to wait, and for what."""
 
-    async def body() -> None:
-        await make_log(tmp_path)
-        held = HeldRecovery(monkeypatch)
-        server, endpoint = await logging_server(tmp_path)
-        recovery = asyncio.create_task(server.recover())
-        progress = await asyncio.to_thread(held.progress.get, timeout=10)
-        progress.text, progress._done = "recovering: 40 % of its update log", 17
+    await make_log(tmp_path)
+    held = HeldRecovery(monkeypatch)
+    server, endpoint = await logging_server(tmp_path)
+    recovery = asyncio.create_task(server.recover())
+    progress = await asyncio.to_thread(held.progress.get, timeout=10)
+    progress.text, progress._done = "recovering: 40 % of its update log", 17
 
-        async with grpc.aio.insecure_channel(endpoint) as channel:
-            watch = health_pb2_grpc.HealthStub(channel).Watch(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=10
-            )
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            with pytest.raises(grpc.aio.AioRpcError, match="recovering: 40 %") as refused:
-                await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
-            error = error_of(refused.value, endpoint, "Join")
-            assert isinstance(error, RecoveringError)
-            assert error.progress == 17
-            with asking_in_a_thread() as check:
-                assert "NOT_SERVING: recovering: 40 % of" in await check(endpoint)
-                with Servers([endpoint]) as servers:
-                    (seen,) = await asyncio.to_thread(servers.look, 10.0)
-                assert "recovering: 40 %" in str(seen)
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=SERVICE), timeout=10
+        )
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.aio.AioRpcError, match="recovering: 40 %") as refused:
+            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        error = error_of(refused.value, endpoint, "Join")
+        assert isinstance(error, RecoveringError)
+        assert error.progress == 17
+        with asking_in_a_thread() as check:
+            assert "NOT_SERVING: recovering: 40 % of" in await check(endpoint)
+            with Servers([endpoint]) as servers:
+                (seen,) = await asyncio.to_thread(servers.look, 10.0)
+            assert "recovering: 40 %" in str(seen)
 
-                held.steps.put(True)
-                assert await recovery
-                assert await check(endpoint) == ""
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            watch.cancel()
-            assert server.replayed is not None
-            assert server.replayed.calls == 1
-        await server.stop()
-
-    run(body())
-
-
-def test_recovery_for_longer_than_the_budget_of_a_call_ends_no_worker(monkeypatch, tmp_path):
-    async def body() -> None:
-        await make_log(tmp_path)
-        held = HeldRecovery(monkeypatch)
-        server, endpoint = await logging_server(tmp_path)
-        recovery = asyncio.create_task(server.recover())
-        transport = GrpcTransport([endpoint], retry_s=0.6)
-        with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(transport.call(0, calls.GET_STATUS, None).result)
-            for _ in range(8):
-                held.steps.put(False)
-                await asyncio.sleep(0.2)
             held.steps.put(True)
             assert await recovery
-            assert (await asyncio.wrap_future(answer)).num_servers == 1
-            transport.close()
-        await server.stop()
+            assert await check(endpoint) == ""
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watch.cancel()
+        assert server.replayed is not None
+        assert server.replayed.calls == 1
+    await server.stop()
 
-    run(body())
 
-
-def test_server_that_is_told_to_end_while_it_recovers_ends(monkeypatch, tmp_path):
-    async def body() -> None:
-        await make_log(tmp_path)
-        held = HeldRecovery(monkeypatch)
-        server, _ = await logging_server(tmp_path)
-        recovery = asyncio.create_task(server.recover())
-        await asyncio.to_thread(held.progress.get, timeout=10)
-
-        server.end("told to")
-        while not recovery.done():
+async def test_recovery_for_longer_than_the_budget_of_a_call_ends_no_worker(monkeypatch, tmp_path):
+    await make_log(tmp_path)
+    held = HeldRecovery(monkeypatch)
+    server, endpoint = await logging_server(tmp_path)
+    recovery = asyncio.create_task(server.recover())
+    transport = GrpcTransport([endpoint], retry_s=0.6)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(transport.call(0, calls.GET_STATUS, None).result)
+        for _ in range(8):
             held.steps.put(False)
-            await asyncio.sleep(0.01)
-
-        assert not await recovery
-        assert await server.wait() == "told to"
-        await server.stop()
-        assert read_log(tmp_path).segments == (1,), "it is there, and not locked"
-
-    run(body())
+            await asyncio.sleep(0.2)
+        held.steps.put(True)
+        assert await recovery
+        assert (await asyncio.wrap_future(answer)).num_servers == 1
+        transport.close()
+    await server.stop()
 
 
-def test_long_replay_is_warned_of_before_it_is_needed(monkeypatch, tmp_path, caplog):
+async def test_server_that_is_told_to_end_while_it_recovers_ends(monkeypatch, tmp_path):
+    await make_log(tmp_path)
+    held = HeldRecovery(monkeypatch)
+    server, _ = await logging_server(tmp_path)
+    recovery = asyncio.create_task(server.recover())
+    await asyncio.to_thread(held.progress.get, timeout=10)
+
+    server.end("told to")
+    while not recovery.done():
+        held.steps.put(False)
+        await asyncio.sleep(0.01)
+
+    assert not await recovery
+    assert await server.wait() == "told to"
+    await server.stop()
+    assert read_log(tmp_path).segments == (1,), "it is there, and not locked"
+
+
+async def test_long_replay_is_warned_of_before_it_is_needed(monkeypatch, tmp_path, caplog):
     """Once, and again when it has doubled; what a recovery took counts."""
     monkeypatch.setattr(server_module, "LONG_REPLAY_S", 60.0)
 
-    async def body() -> None:
-        await make_log(tmp_path)
-        server, _ = await logging_server(tmp_path)
-        await server.recover()
-        log = server._log
-        assert log.replay_s == server.replayed.replay_s
-        for log.replay_s in (59.0, 61.0, 100.0, 122.0, 130.0):
-            server._warn_of_replay()
-        await server.stop()
-
-    run(body())
+    await make_log(tmp_path)
+    server, _ = await logging_server(tmp_path)
+    await server.recover()
+    log = server._log
+    assert log.replay_s == server.replayed.replay_s
+    for log.replay_s in (59.0, 61.0, 100.0, 122.0, 130.0):
+        server._warn_of_replay()
+    await server.stop()
     assert re.findall(r"its update log for about (\d+) s", caplog.text) == ["61", "122"]
 
 
-def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
-    async def body() -> None:
-        server, endpoint = await logging_server(tmp_path)
-        await server.recover()
-        store = ParameterStore(num_workers=1, has_update_log=True)
-        second = Server(store.engine, settings(update_log=str(tmp_path)), address=endpoint)
-        with pytest.raises(LogError, match="in use by process"):
-            await second.start()
-        await server.stop()
-
-    run(body())
+async def test_update_log_that_is_in_use_is_named_before_the_port(tmp_path):
+    server, endpoint = await logging_server(tmp_path)
+    await server.recover()
+    store = ParameterStore(num_workers=1, has_update_log=True)
+    second = Server(store.engine, settings(update_log=str(tmp_path)), address=endpoint)
+    with pytest.raises(LogError, match="in use by process"):
+        await second.start()
+    await server.stop()
 
 
-def test_call_in_flight_is_answered_when_a_server_stops():
-    async def body() -> None:
-        store = joined(ParameterStore(num_workers=2))
-        server = Server(store.engine, settings(grace_s=10.0), address=FREE)
-        port = await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            arrived = asyncio.Event()
-            rendezvous = store.engine.job.rendezvous
-            arrive = rendezvous.barrier
+async def test_call_in_flight_is_answered_when_a_server_stops():
+    store = joined(ParameterStore(num_workers=2))
+    server = Server(store.engine, settings(grace_s=10.0), address=FREE)
+    port = await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        arrived = asyncio.Event()
+        rendezvous = store.engine.job.rendezvous
+        arrive = rendezvous.barrier
 
-            def barrier(*arguments: Any, **named: Any) -> Any:
-                arrived.set()
-                return arrive(*arguments, **named)
+        def barrier(*arguments: Any, **named: Any) -> Any:
+            arrived.set()
+            return arrive(*arguments, **named)
 
-            rendezvous.barrier = barrier
-            request = requests.Barrier(name="end", member=member(0), step=0, number=1)
-            waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
-            await arrived.wait()
-            stopping = asyncio.create_task(server.stop())
-            await asyncio.wait([stopping], timeout=0.1)
-            assert not stopping.done()
-            store.leave(1, step=0)
-            assert (await waiting).version == 0
-            await stopping
-
-    run(body())
+        rendezvous.barrier = barrier
+        request = requests.Barrier(name="end", member=member(0), step=0, number=1)
+        waiting = asyncio.create_task(call_of(ask(channel, calls.BARRIER, request)))
+        await arrived.wait()
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.wait([stopping], timeout=0.1)
+        assert not stopping.done()
+        store.leave(1, step=0)
+        assert (await waiting).version == 0
+        await stopping
 
 
 async def call_of(call: Any) -> Any:
@@ -550,7 +491,7 @@ def test_server_that_was_killed_after_it_removed_its_log_serves_no_worker_of_tha
     ],
 )
 @pytest.mark.parametrize("has_log", [True, False])
-def test_server_without_memory_ends_as_such_and_keeps_its_log(
+async def test_server_without_memory_ends_as_such_and_keeps_its_log(
     has_log: bool, error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With a log it is away to callers: one that is started again carries the call out."""
@@ -558,28 +499,27 @@ def test_server_without_memory_ends_as_such_and_keeps_its_log(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    async def body() -> None:
-        store = ParameterStore(num_workers=1, has_update_log=has_log)
-        log = str(tmp_path) if has_log else None
-        async with served(store, update_log=log) as (server, channel):
-            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            monkeypatch.setattr(store.engine.parameters, "create_table", fail)
-            for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
-                with pytest.raises(grpc.aio.AioRpcError, match="out of memory") as refused:
-                    await ask(channel, call, argument)
-                told = error_of(refused.value, "server", call.name)
-                expected = TransportError if has_log else NoMemoryError
-                assert type(told) is expected
-                assert (refused.value.code() is grpc.StatusCode.UNAVAILABLE) == has_log
-            with pytest.raises(NoMemoryError, match=r"out of memory \(.*MiB of memory"):
-                await server.wait()
-        monkeypatch.undo()
-        assert bool(list(tmp_path.glob("segment-*"))) == has_log
-
-    run(body())
+    store = ParameterStore(num_workers=1, has_update_log=has_log)
+    log = str(tmp_path) if has_log else None
+    async with served(store, update_log=log) as (server, channel):
+        await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+        monkeypatch.setattr(store.engine.parameters, "create_table", fail)
+        for call, argument in ((calls.CREATE_TABLE, DEEP), (calls.GET_STATUS, None)):
+            with pytest.raises(grpc.aio.AioRpcError, match="out of memory") as refused:
+                await ask(channel, call, argument)
+            told = error_of(refused.value, "server", call.name)
+            expected = TransportError if has_log else NoMemoryError
+            assert type(told) is expected
+            assert (refused.value.code() is grpc.StatusCode.UNAVAILABLE) == has_log
+        with pytest.raises(NoMemoryError, match=r"out of memory \(.*MiB of memory"):
+            await server.wait()
+    monkeypatch.undo()
+    assert bool(list(tmp_path.glob("segment-*"))) == has_log
 
 
-def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkeypatch, tmp_path):
+async def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(
+    monkeypatch, tmp_path
+):
     """The others need not hear of it: the server that is started again applies the step."""
 
     def fail(*_: object, **__: object) -> None:
@@ -592,58 +532,49 @@ def test_step_that_lacks_memory_ends_the_server_at_once_and_keeps_its_log(monkey
         at=0,
     )
 
-    async def body() -> None:
-        store = ParameterStore(num_workers=1, has_update_log=True)
-        async with served(store, update_log=str(tmp_path), stay=True, linger_s=600) as (
-            server,
-            channel,
-        ):
-            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
-            monkeypatch.setattr(store.engine.parameters, "apply", fail)
-            monkeypatch.setattr(
-                store.engine.applier, "_inline_values", -1
-            )  # as a large step, in a thread
-            with pytest.raises(grpc.aio.AioRpcError, match="out of memory"):
-                await ask(channel, calls.PUSH_GRAD, step)
-            with pytest.raises(NoMemoryError, match="step 0 could not be applied: out of memory"):
-                await server.wait()
-
-    run(body())
+    store = ParameterStore(num_workers=1, has_update_log=True)
+    async with served(store, update_log=str(tmp_path), stay=True, linger_s=600) as (
+        server,
+        channel,
+    ):
+        await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}))
+        monkeypatch.setattr(store.engine.parameters, "apply", fail)
+        monkeypatch.setattr(
+            store.engine.applier, "_inline_values", -1
+        )  # as a large step, in a thread
+        with pytest.raises(grpc.aio.AioRpcError, match="out of memory"):
+            await ask(channel, calls.PUSH_GRAD, step)
+        with pytest.raises(NoMemoryError, match="step 0 could not be applied: out of memory"):
+            await server.wait()
     assert list(tmp_path.glob("segment-*"))
 
 
-def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
+async def test_recovery_without_memory_ends_as_such(monkeypatch, tmp_path):
     def fail(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 1. GiB")
 
-    async def body() -> None:
-        await make_log(tmp_path)
-        monkeypatch.setattr(Coordinator, "join", fail)
-        server, _ = await logging_server(tmp_path)
-        with pytest.raises(NoMemoryError, match="Unable to allocate"):
-            await server.recover()
-        await server.stop()
-
-    run(body())
+    await make_log(tmp_path)
+    monkeypatch.setattr(Coordinator, "join", fail)
+    server, _ = await logging_server(tmp_path)
+    with pytest.raises(NoMemoryError, match="Unable to allocate"):
+        await server.recover()
+    await server.stop()
     assert list(tmp_path.glob("segment-*"))
 
 
-def test_recovery_that_fails_says_what_caused_it(monkeypatch, tmp_path):
+async def test_recovery_that_fails_says_what_caused_it(monkeypatch, tmp_path):
     cause = OSError("the disk is away")
 
     def fail(*_: object, **__: object) -> None:
         raise CheckpointError("it cannot be read") from cause
 
-    async def body() -> None:
-        await make_log(tmp_path)
-        monkeypatch.setattr("ctr_ps.ps_server.rpc.server.recover", fail)
-        server, _ = await logging_server(tmp_path)
-        with pytest.raises(CheckpointError, match="it cannot be read") as raised:
-            await server.recover()
-        await server.stop()
-        assert raised.value.__cause__ is cause
-
-    run(body())
+    await make_log(tmp_path)
+    monkeypatch.setattr("ctr_ps.ps_server.rpc.server.recover", fail)
+    server, _ = await logging_server(tmp_path)
+    with pytest.raises(CheckpointError, match="it cannot be read") as raised:
+        await server.recover()
+    await server.stop()
+    assert raised.value.__cause__ is cause
 
 
 def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_path):
@@ -700,7 +631,7 @@ def test_log_of_a_job_that_failed_is_no_obstacle_to_the_next(monkeypatch, tmp_pa
         (WorkerLoss.CONTINUE, TransportError, False),
     ],
 )
-def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_go_on(
+async def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_go_on(
     rule: WorkerLoss,
     error: type[CtrPsError],
     is_kept: bool,
@@ -711,43 +642,37 @@ def test_log_of_an_aborted_job_is_kept_if_processes_that_are_started_again_can_g
     lease = Lease(seconds=60.0, on_worker_loss=rule)
     log = tmp_path / "log"
 
-    async def body() -> None:
-        store = ParameterStore(num_workers=1, has_update_log=True)
-        async with served(store, update_log=str(log), stay=True) as (server, channel):
-            await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}, lease=lease))
-            abort = requests.Abort(
-                member=member(), reason="it is enough", comes_again=error.comes_again
-            )
-            await ask(channel, calls.ABORT, abort)
-            assert bool(list(log.glob("segment-*"))) == is_kept
-            assert ("start all servers and workers again" in store.engine.job.failure) == is_kept
+    store = ParameterStore(num_workers=1, has_update_log=True)
+    async with served(store, update_log=str(log), stay=True) as (server, channel):
+        await ask(channel, calls.JOIN, requests.Join(member=member(), terms={}, lease=lease))
+        abort = requests.Abort(
+            member=member(), reason="it is enough", comes_again=error.comes_again
+        )
+        await ask(channel, calls.ABORT, abort)
+        assert bool(list(log.glob("segment-*"))) == is_kept
+        assert ("start all servers and workers again" in store.engine.job.failure) == is_kept
 
-            await leave(channel, 0)  # it is not in the log
+        await leave(channel, 0)  # it is not in the log
 
-        again = ParameterStore(num_workers=1, has_update_log=True)
-        server = Server(again.engine, settings(update_log=str(log)), address=FREE)
-        await server.start()
-        await server.recover()
-        assert again.status().left == frozenset()
-        assert list(again.status().silent_s) == [0] * is_kept
-        await server.stop()
-
-    run(body())
+    again = ParameterStore(num_workers=1, has_update_log=True)
+    server = Server(again.engine, settings(update_log=str(log)), address=FREE)
+    await server.start()
+    await server.recover()
+    assert again.status().left == frozenset()
+    assert list(again.status().silent_s) == [0] * is_kept
+    await server.stop()
     assert (f"update log kept for a restart folder={log}" in caplog.text) == is_kept
 
 
-def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
+async def test_server_ends_when_the_last_worker_is_lost_and_the_others_have_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ctr_ps.ps_server.rpc.server.TICK_S", 0.01)
     lease = Lease(seconds=1.0, on_worker_loss=WorkerLoss.CONTINUE)
 
-    async def body() -> None:
-        async with served(ParameterStore(num_workers=2)) as (server, channel):
-            for worker in range(2):
-                joins = requests.Join(member=member(worker), terms={}, lease=lease)
-                await ask(channel, calls.JOIN, joins)
-            await leave(channel, 0)
-            assert await server.wait() == ALL_LEFT
-
-    run(body())
+    async with served(ParameterStore(num_workers=2)) as (server, channel):
+        for worker in range(2):
+            joins = requests.Join(member=member(worker), terms={}, lease=lease)
+            await ask(channel, calls.JOIN, joins)
+        await leave(channel, 0)
+        assert await server.wait() == ALL_LEFT

@@ -5,7 +5,7 @@ import logging
 import math
 import threading
 import tracemalloc
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ctr_ps.protos.chunking import PushChunk
-from ctr_ps.protos.errors import GradientError, WaitTimeoutError
+from ctr_ps.protos.errors import WaitTimeoutError
 from ctr_ps.protos.futures import Answered, WaitingFuture
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.keys import Keys
@@ -23,11 +23,10 @@ from ctr_ps.protos.spec import DenseSegment, DenseSpec, InitializerSpec, Optimiz
 from ctr_ps.protos.store import Changed, Message, Missing, Stretch
 from ctr_ps.protos.wire import calls, requests
 from ctr_ps.protos.wire.calls import Call
-from ctr_ps.protos.wire.grpc_status import METADATA_KEY
 from ctr_ps.ps_server.checkpoint.files.manifest import Share
 from ctr_ps.ps_server.engine.journal import Journal
 from ctr_ps.ps_server.rpc.handlers import Handlers
-from ctr_ps.ps_server.rpc.service import INLINE_VALUES, abort_with
+from ctr_ps.ps_server.rpc.service import INLINE_VALUES
 from ctr_ps.ps_server.rpc.service import Service as RpcService
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.stores import joined, member, push_id
@@ -102,24 +101,7 @@ class Service:
         return self.store.pull_sparse({"t": KEYS}, missing=Missing.ZEROS).result().rows["t"]
 
 
-def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(body(), 20))
-
-
-def test_error_of_ours_ends_a_call_with_its_class():
-    context = Context()
-
-    with pytest.raises(AbortedError):
-        asyncio.run(abort_with(context, "PushGrad", GradientError("not finite")))
-
-    assert context.aborted == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "not finite",
-        ((METADATA_KEY, "GradientError"),),
-    )
-
-
-def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
+async def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
     service, context = Service(), Context()
 
     def fail() -> None:
@@ -127,7 +109,7 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
 
     service.store.engine.status = fail
     with pytest.raises(AbortedError), caplog.at_level(logging.ERROR):
-        asyncio.run(service.call(calls.GET_STATUS, None, context))
+        await service.call(calls.GET_STATUS, None, context)
 
     code, details, *metadata = context.aborted
     assert code is grpc.StatusCode.INTERNAL
@@ -137,35 +119,32 @@ def test_error_that_is_not_ours_is_logged_and_not_told(caplog):
     assert "ZeroDivisionError: a secret" in caplog.text
 
 
-def test_idle_time_counts_from_the_start_and_from_the_last_answer():
+async def test_idle_time_counts_from_the_start_and_from_the_last_answer():
     service = Service()
     service.now = 7.0
     assert service.service.idle_s == 7.0
 
     with pytest.raises(AbortedError):  # which is an answer, too
-        asyncio.run(service.push(at=5))
+        await service.push(at=5)
 
     service.now = 9.0
     assert service.service.idle_s == 2.0
 
 
-def test_pushes_are_taken_while_a_pull_waits_for_them():
+async def test_pushes_are_taken_while_a_pull_waits_for_them():
     """Many more waiting calls than there could be threads, all on one loop."""
     service = Service(num_workers=2)
 
-    async def body() -> None:
-        waiting = [asyncio.create_task(service.pull(at=1)) for _ in range(200)]
-        await service.push(worker=0, at=0)
-        assert not any(task.done() for task in waiting)
-        assert service.service.idle_s == 0.0
-        await service.push(worker=1, at=0)
-        for response in await asyncio.gather(*waiting):
-            np.testing.assert_array_equal(response.rows["t"], -1.0)
-
-    run(body)
+    waiting = [asyncio.create_task(service.pull(at=1)) for _ in range(200)]
+    await service.push(worker=0, at=0)
+    assert not any(task.done() for task in waiting)
+    assert service.service.idle_s == 0.0
+    await service.push(worker=1, at=0)
+    for response in await asyncio.gather(*waiting):
+        np.testing.assert_array_equal(response.rows["t"], -1.0)
 
 
-def test_messages_are_taken_while_others_wait_for_room():
+async def test_messages_are_taken_while_others_wait_for_room():
     """Many more waiting calls than there could be threads: each sender's second message."""
     senders = range(100)
     service = Service(num_workers=100, inbox_bytes=1)
@@ -181,20 +160,17 @@ def test_messages_are_taken_while_others_wait_for_room():
         request = requests.Take(exchange="exchange", member=member(0), received=received)
         return len(await service.call(calls.TAKE, request))
 
-    async def body() -> None:
-        waiting = [asyncio.create_task(post(sender, 0)) for sender in senders]
-        await asyncio.sleep(0)  # all of them have come
-        assert sum(task.done() for task in waiting) <= 1
-        assert await take(0) == 100
-        taking = asyncio.create_task(take(100))
-        await asyncio.gather(*waiting)
-        await post(7, 1)
-        assert await taking == 1
-
-    run(body)
+    waiting = [asyncio.create_task(post(sender, 0)) for sender in senders]
+    await asyncio.sleep(0)  # all of them have come
+    assert sum(task.done() for task in waiting) <= 1
+    assert await take(0) == 100
+    taking = asyncio.create_task(take(100))
+    await asyncio.gather(*waiting)
+    await post(7, 1)
+    assert await taking == 1
 
 
-def test_steps_are_told_while_others_wait_for_them():
+async def test_steps_are_told_while_others_wait_for_them():
     """Many more waiting calls than there could be threads."""
     service = Service(num_workers=2)
 
@@ -204,106 +180,74 @@ def test_steps_are_told_while_others_wait_for_them():
         )
         return await service.call(calls.ADVANCE, request)
 
-    async def body() -> None:
-        waiting = [asyncio.create_task(advance(0, 9, 7)) for _ in range(200)]
-        await asyncio.sleep(0)  # all of them have asked
-        assert await advance(1, 6, 0) == 6
-        assert not any(task.done() for task in waiting)
-        await advance(1, 8, 0)
-        assert set(await asyncio.gather(*waiting)) == {8}
-
-    run(body)
+    waiting = [asyncio.create_task(advance(0, 9, 7)) for _ in range(200)]
+    await asyncio.sleep(0)  # all of them have asked
+    assert await advance(1, 6, 0) == 6
+    assert not any(task.done() for task in waiting)
+    await advance(1, 8, 0)
+    assert set(await asyncio.gather(*waiting)) == {8}
 
 
-def test_call_that_waits_too_long_says_for_whom():
-    service = Service(num_workers=2, wait_limit_s=0.01)
-    context = Context()
-    request = requests.Barrier(name="pass", member=member(0), step=0, number=1)
-
-    with pytest.raises(AbortedError):
-        asyncio.run(service.call(calls.BARRIER, request, context))
-
-    code, details, metadata = context.aborted
-    assert code is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert details.startswith("barrier 'pass': workers [1] did not arrive within 0.01 s")
-    assert metadata == ((METADATA_KEY, WaitTimeoutError.__name__),)
-
-
-def test_caller_that_gives_up_does_not_disturb_others():
+async def test_caller_that_gives_up_does_not_disturb_others():
     service = Service(num_workers=2)
 
-    async def body() -> None:
-        cancelled, waiting = (asyncio.create_task(service.pull(at=1)) for _ in range(2))
-        await service.push(worker=0, at=0)
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        await service.push(worker=1, at=0)
-        await waiting
-
-    run(body)
+    cancelled, waiting = (asyncio.create_task(service.pull(at=1)) for _ in range(2))
+    await service.push(worker=0, at=0)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    await service.push(worker=1, at=0)
+    await waiting
     assert service.store.status().version == 1
 
 
-def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
+async def test_caller_that_gives_up_takes_no_other_call_for_what_is_durable():
     """They wait for the same sync of the update log."""
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
     service.store.engine.journal = journal = Journal()
     journal.durable = lambda: durable
 
-    async def body() -> None:
-        cancelled, waiting = (asyncio.create_task(service.push()) for _ in range(2))
-        await asyncio.sleep(0)  # both have come
-        cancelled.cancel()
-        await asyncio.wait([cancelled])
-        durable.set_result(None)
-        await waiting
-
-    run(body)
+    cancelled, waiting = (asyncio.create_task(service.push()) for _ in range(2))
+    await asyncio.sleep(0)  # both have come
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    durable.set_result(None)
+    await waiting
 
 
-def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
+async def test_logged_call_is_answered_when_it_is_durable_and_one_that_reads_at_once():
     service = Service()
     durable: WaitingFuture[None] = WaitingFuture(10.0, lambda: WaitTimeoutError("no sync"))
     journal = Journal()
     journal.durable = lambda: durable
     service.store.engine.journal = journal
 
-    async def body() -> None:
-        push = asyncio.create_task(service.push())
-        await asyncio.sleep(0.01)
-        await service.pull()
-        assert not push.done()
-        durable.set_result(None)
-        await push
-
-    run(body)
+    push = asyncio.create_task(service.push())
+    await asyncio.sleep(0.01)
+    await service.pull()
+    assert not push.done()
+    durable.set_result(None)
+    await push
 
 
-def test_push_in_chunks_counts_when_all_have_come():
+async def test_push_in_chunks_counts_when_all_have_come():
     service = Service()
 
-    async def body() -> None:
-        await service.push(sequence=0, keys=KEYS[:3], chunk=1, num_chunks=2)
-        assert not service.rows().any()
-        await service.push(sequence=0, keys=KEYS[3:], chunk=0, num_chunks=2)
-
-    run(body)
+    await service.push(sequence=0, keys=KEYS[:3], chunk=1, num_chunks=2)
+    assert not service.rows().any()
+    await service.push(sequence=0, keys=KEYS[3:], chunk=0, num_chunks=2)
     np.testing.assert_array_equal(service.rows(), -1.0)
     assert service.store.status().examples == {0: 1}
 
 
-def test_large_call_has_the_answer_of_a_small_one(monkeypatch):
+async def test_large_call_has_the_answer_of_a_small_one(monkeypatch):
     """A limit of 0 sends every call to a thread."""
     monkeypatch.setattr("ctr_ps.ps_server.rpc.service.INLINE_VALUES", 0)
     service = Service()
 
-    async def body() -> None:
-        await service.push()
-        response = await service.pull()
-        np.testing.assert_array_equal(response.rows["t"], -1.0)
-
-    run(body)
+    await service.push()
+    response = await service.pull()
+    np.testing.assert_array_equal(response.rows["t"], -1.0)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +276,7 @@ def test_large_call_has_the_answer_of_a_small_one(monkeypatch):
     ],
     ids=["Shrink", "Leave", "CheckFolder", "Snapshot", "Save", "Load", "GetDigest", "PullChanged"],
 )
-def test_long_call_does_not_hold_the_loop(call, argument, method, answer):
+async def test_long_call_does_not_hold_the_loop(call, argument, method, answer):
     service = Service()
     loop_runs = threading.Event()
 
@@ -343,12 +287,9 @@ def test_long_call_does_not_hold_the_loop(call, argument, method, answer):
     *path, name = method.split(".")
     setattr(attrgetter(*path)(service.store.engine) if path else service.store.engine, name, look)
 
-    async def body() -> None:
-        task = asyncio.create_task(service.call(call, argument))
-        asyncio.get_running_loop().call_later(0.01, loop_runs.set)
-        await task
-
-    run(body)
+    task = asyncio.create_task(service.call(call, argument))
+    asyncio.get_running_loop().call_later(0.01, loop_runs.set)
+    await task
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
@@ -401,64 +342,46 @@ def test_work_of_a_pull_of_state_is_that_of_what_is_copied():
     assert most_bytes < 4 * length / 10
 
 
-def test_last_worker_that_is_done_is_told():
+async def test_last_worker_that_is_done_is_told():
     service = Service(num_workers=2)
 
     async def done(worker: int) -> None:
         await service.call(calls.LEAVE, requests.Leave(member=member(worker), step=0))
 
-    asyncio.run(done(1))
+    await done(1)
     assert service.num_times_all_left == 0
-    asyncio.run(done(0))
+    await done(0)
     assert service.num_times_all_left == 1
 
 
-def test_lifecycle_is_logged_once(caplog):
+async def test_lifecycle_is_logged_once(caplog):
     service = Service(num_workers=2)
 
-    async def body() -> None:
+    with caplog.at_level(logging.INFO):
         await service.push()
         await service.push()
         for _ in range(2):
             await service.call(calls.CREATE_TABLE, service.store.engine.parameters.table("t").spec)
 
-    with caplog.at_level(logging.INFO):
-        run(body)
-
     assert caplog.messages == ["table created table=t dim=2"]
 
 
-def test_push_of_nothing_is_taken():
-    service = Service()
-    request = requests.PushGrad(
-        chunk=PushChunk([], []), push_id=push_id(examples=3), shard_map_epoch=FIRST_EPOCH
-    )
-
-    asyncio.run(service.call(calls.PUSH_GRAD, request))
-
-    assert service.store.status().examples == {0: 3}
-
-
-def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
+async def test_job_of_a_server_that_stays_ends_once_however_workers_leave():
     """Departures are handled in threads, the end of the job on the event loop alone."""
+    service = Service(num_workers=8)
+    loop_thread, threads = threading.get_ident(), []
 
-    async def body() -> None:
-        service = Service(num_workers=8)
-        loop_thread, threads = threading.get_ident(), []
+    def begin_next() -> None:
+        threads.append(threading.get_ident())
+        service.store.engine.begin_job()
 
-        def begin_next() -> None:
-            threads.append(threading.get_ident())
-            service.store.engine.begin_job()
+    service.handlers._on_all_left = begin_next
+    for _ in range(20):
+        joined(service.store)
+        leaves = [
+            service.call(calls.LEAVE, requests.Leave(member=member(worker), step=0))
+            for worker in range(8)
+        ]
+        await asyncio.gather(*leaves)
 
-        service.handlers._on_all_left = begin_next
-        for _ in range(20):
-            joined(service.store)
-            leaves = [
-                service.call(calls.LEAVE, requests.Leave(member=member(worker), step=0))
-                for worker in range(8)
-            ]
-            await asyncio.gather(*leaves)
-
-        assert threads == [loop_thread] * 20
-
-    run(body)
+    assert threads == [loop_thread] * 20

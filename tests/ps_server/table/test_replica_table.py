@@ -34,16 +34,6 @@ def in_key_order(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     return values[np.argsort(keys)]
 
 
-def test_base_of_a_new_row_is_its_initial_value() -> None:
-    table = ReplicaTable(SPEC)
-    table.push(ones(MANY))
-
-    keys, deltas = table.take_deltas(1.0)
-
-    np.testing.assert_array_equal(np.sort(keys), MANY)
-    np.testing.assert_allclose(deltas, np.full((MANY.size, DIM), -RATE), rtol=1e-5)
-
-
 def test_deltas_are_a_share_of_the_way_and_the_rows_go_that_far() -> None:
     table = ReplicaTable(SPEC)
     table.push(ones(MANY, 8.0))

@@ -1,7 +1,6 @@
 """A table of rows: what it reads, creates, refuses and exports."""
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from ctr_ps.protos.errors import (
     CheckpointError,
     GradientError,
-    ProtocolError,
     SpecError,
-    WrongServerError,
 )
 from ctr_ps.protos.gradients import SparseGrad
 from ctr_ps.protos.keys import Keys
@@ -26,8 +23,6 @@ from ctr_ps.ps_server.table.memory.arena import Arena
 from ctr_ps.ps_server.table.memory.hash_index import BLOCK, INITIAL_SLOTS, MAX_LOAD_PERCENT
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from ctr_ps.ps_server.table.spec_checks import MAX_DIM, MAX_SHARDS
-from tests.reference.partition import unmix64
-from tests.reference.table import ReferenceTable
 from tests.support.optimizers import plain_optimizer
 
 EDGE_KEYS = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]
@@ -63,31 +58,6 @@ def exported(table: SparseTable) -> dict[int, tuple[list[float], list[float]]]:
 
 def random_keys(count: int, seed: int = 0) -> Keys:
     return np.random.default_rng(seed).integers(0, 2**64, count, np.uint64)
-
-
-# Reading
-
-
-@pytest.mark.parametrize("key", EDGE_KEYS)
-def test_every_word_is_a_key(key: int) -> None:
-    table = SparseTable(spec_of())
-
-    table.push(ones(keys_of(key)))
-
-    assert exported(table).keys() == {key}
-    initial = ReferenceTable(spec_of()).initial(key)
-    np.testing.assert_allclose(table.pull(keys_of(key), Missing.ZEROS), [initial - 1], rtol=1e-6)
-
-
-def test_nothing_is_pulled_and_pushed() -> None:
-    table = SparseTable(spec_of())
-
-    table.check(ones(keys_of()))
-    table.check(SparseGrad(keys_of(), np.zeros((0, 0), np.float32), 0))  # as off the wire
-    table.push(ones(keys_of()))
-
-    assert table.pull(keys_of(), Missing.INITIAL).shape == (0, 2)
-    assert table.status.rows == 0
 
 
 # Initial values depend on seed, table and key alone
@@ -168,16 +138,6 @@ def test_key_twice_in_one_push_acts_as_two_pushes(name: str, distance: int, know
 # Refusals
 
 
-def test_key_of_another_server_is_refused() -> None:
-    table = SparseTable(spec_of(), server_index=1, shard_map=ShardMap.of(2))
-    foreign = keys_of(unmix64(0))  # shard 0
-
-    with pytest.raises(WrongServerError, match="shard 0, which is on server 0"):
-        table.pull(foreign, Missing.ZEROS)
-    with pytest.raises(WrongServerError):
-        table.check(ones(foreign))
-
-
 @pytest.mark.parametrize("shape", [(3, 3), (2, 2), (3,), (6,), (3, 2, 1), (0, 0)])
 def test_values_that_do_not_fit_the_keys_are_refused(shape: tuple[int, ...]) -> None:
     table = SparseTable(spec_of())
@@ -192,23 +152,6 @@ def test_values_that_sum_over_no_examples_are_refused(examples: int) -> None:
 
     with pytest.raises(GradientError, match=f"over {examples} examples"):
         table.check(SparseGrad(keys_of(1), np.zeros((1, 2), np.float32), examples))
-
-
-def test_values_of_another_type_are_refused() -> None:
-    table = SparseTable(spec_of())
-
-    with pytest.raises(GradientError, match="float64, expected float32"):
-        table.check(SparseGrad(keys_of(1), np.zeros((1, 2)), 1))  # type: ignore[arg-type]
-
-
-def test_keys_of_another_type_are_refused() -> None:
-    table = SparseTable(spec_of())
-    signed = np.array([1, -1])
-
-    with pytest.raises(ProtocolError, match="int64, expected uint64"):
-        table.pull(signed, Missing.ZEROS)  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError, match="int64, expected uint64"):
-        table.check(SparseGrad(signed, np.zeros((2, 2), np.float32), 1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -380,24 +323,6 @@ def failing_call(function: object, fails_at: int) -> object:
         return function(*arguments)  # type: ignore[operator]
 
     return call
-
-
-def colliding_keys(count: int) -> Sequence[int]:
-    """Keys of one shard, one tag and one first slot in any index of up to 2^16 slots."""
-    return [unmix64(0xABCD_1234_0000_0005 | middle << 16) for middle in range(count)]
-
-
-def test_keys_that_agree_in_slot_and_tag_are_told_apart() -> None:
-    table = SparseTable(spec_of(initializer=InitializerSpec()))
-    count = 2 * INITIAL_SLOTS
-    present, absent = np.split(np.array(colliding_keys(2 * count), np.uint64), 2)
-
-    for some in (1, 50, count):
-        table.push(ones(present[:some]))
-
-    pulled = table.pull(np.concatenate([present, absent]), Missing.ZEROS)
-    assert table.status.rows == count
-    assert pulled[:, 0].tolist() == [-3.0] + [-2.0] * 49 + [-1.0] * (count - 50) + [0.0] * count
 
 
 @pytest.mark.parametrize(

@@ -77,17 +77,6 @@ def test_delta_is_this_workers_share_of_what_it_changed() -> None:
     assert delta.sparse["t"].examples == delta.dense["dense"].examples == 1
 
 
-def test_delta_is_taken_once() -> None:
-    replica = new_replica()
-    push(replica, {5: 1.0}, dense=1.0)
-    replica.take_delta()
-
-    delta = replica.take_delta()
-
-    assert rows_of(delta) == {}
-    assert not delta.dense["dense"].values.any()
-
-
 def test_what_was_trained_since_the_delta_stays_and_is_sent_next() -> None:
     replica = new_replica()
     push(replica, {5: 1.0}, dense=1.0)

@@ -119,14 +119,6 @@ def test_term_of_a_setting_has_its_key() -> None:
     assert terms["strategy.mode"] == '"geo"'
 
 
-FLEET_OPTIONS = {  # of a_sync_configs, in distributed_strategy.proto
-    "k_steps", "max_merge_var_num", "send_queue_size", "independent_recv_thread",
-    "min_send_grad_num_before_recv", "thread_pool_size", "send_wait_times",
-    "runtime_split_send_recv", "launch_barrier", "heter_worker_device_guard", "lr_decay_steps",
-    "use_ps_gpu", "use_gpu_graph",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -5,18 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ctr_ps.ctr_model.schema import Schema
 from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.ps_server.store import ParameterStore
-from ctr_ps.ps_worker.job import override_job
 from ctr_ps.ps_worker.training.clipping import clip
 from tests.support.training import (
-    NUM_DENSE,
-    NUM_SLOTS,
     job,
     random_batches,
     train_worker,
-    worker_run,
 )
 
 CLIPPED = "train.clip_norm=0.05"
@@ -120,33 +115,3 @@ def after_training(store: ParameterStore, batches: list, *knobs: str, mode: str)
     return np.concatenate(
         [state.blocks["dense"].weights, state.rows["embedding"].weights.reshape(-1)]
     )
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        (CLIPPED, *SGD),
-        (
-            "optimizer.schedule={kind='linear', warmup_steps=3, total_steps=6}",
-            "train.weight_decay=0.1",
-        ),
-    ],
-    ids=["clipped", "scheduled"],
-)
-def test_passes_on_a_device_do_as_other_trainers(knobs: tuple[str, ...]) -> None:
-    pytest.importorskip("torch", reason="needs the extra torch")
-    from ctr_ps.ctr_model.torch import TorchModel
-    from tests.support.torch_models import CtrDnn
-
-    model = TorchModel(Schema.numbered(NUM_DENSE, NUM_SLOTS), CtrDnn, {"dim": 4, "hidden": [8]})
-
-    def trained(tables: str) -> np.ndarray:
-        device = ["device.kind=cpu", "data.in_memory=true"] if tables == "pass" else []
-        settings = [f"device.tables={tables}", *device, *knobs]
-        store = ParameterStore()
-        with worker_run(store, model, override_job({}, settings, source="test")) as run:
-            run.train(DATA[0][:4])
-            run.train(DATA[0][4:])
-            return store.pull_state({}, ["dense"]).result().blocks["dense"].weights
-
-    np.testing.assert_allclose(trained("pass"), trained("host"), rtol=1e-4, atol=1e-6)

@@ -123,17 +123,14 @@ def duration_count(samples: Samples, call: str, status: str) -> float:
     )
 
 
-def test_calls_are_counted_with_their_status_bytes_and_keys() -> None:
+async def test_calls_are_counted_with_their_status_bytes_and_keys() -> None:
     server = Server()
 
-    async def body() -> None:
-        await server.push(10)
-        await server.pull(3)
-        await server.pull(4)
-        with pytest.raises(RuntimeError, match="FAILED_PRECONDITION"):
-            await server.push(5, worker=7)
-
-    asyncio.run(body())
+    await server.push(10)
+    await server.pull(3)
+    await server.pull(4)
+    with pytest.raises(RuntimeError, match="FAILED_PRECONDITION"):
+        await server.push(5, worker=7)
     samples = server.scrape()
 
     assert duration_count(samples, "PullSparse", "OK") == 2
@@ -172,18 +169,15 @@ def test_keys_are_counted_by_table_whether_pulled_or_pushed() -> None:
     assert counts.keys == {"t": 3, "u": 13}
 
 
-def test_waiting_for_other_workers_is_told_apart() -> None:
+async def test_waiting_for_other_workers_is_told_apart() -> None:
     server = Server(num_workers=2)
 
-    async def body() -> None:
-        waiting = asyncio.create_task(server.pull(3, at=1))
-        await asyncio.sleep(0)  # it has begun
-        await server.push(3, worker=0, at=0)
-        assert not waiting.done()
-        await server.push(3, worker=1, at=0)
-        await waiting
-
-    asyncio.run(body())
+    waiting = asyncio.create_task(server.pull(3, at=1))
+    await asyncio.sleep(0)  # it has begun
+    await server.push(3, worker=0, at=0)
+    assert not waiting.done()
+    await server.push(3, worker=1, at=0)
+    await waiting
     samples, pull = server.scrape(), METHOD.format("PullSparse")
 
     assert value(samples, "ctr_ps_call_wait_seconds_count", rpc_method=pull) == 1
@@ -198,24 +192,21 @@ def test_waiting_for_other_workers_is_told_apart() -> None:
     assert 0 < waited < lasted
 
 
-def test_call_whose_client_is_gone_is_counted_as_cancelled() -> None:
+async def test_call_whose_client_is_gone_is_counted_as_cancelled() -> None:
     server = Server(num_workers=2)
 
-    async def body() -> None:
-        waiting = asyncio.create_task(server.pull(3, at=1))
-        await asyncio.sleep(0)  # it has begun
-        await server.push(3, worker=0, at=0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-
-    asyncio.run(body())
+    waiting = asyncio.create_task(server.pull(3, at=1))
+    await asyncio.sleep(0)  # it has begun
+    await server.push(3, worker=0, at=0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
 
     assert duration_count(server.scrape(), "PullSparse", "CANCELLED") == 1
 
 
-def test_tables_and_progress_are_those_of_the_status() -> None:
+async def test_tables_and_progress_are_those_of_the_status() -> None:
     server = Server()
-    asyncio.run(server.push(100))
+    await server.push(100)
     samples, status = server.scrape(), server.store.status()
     table = status.tables["t"]
 
@@ -228,17 +219,6 @@ def test_tables_and_progress_are_those_of_the_status() -> None:
     assert value(samples, "ctr_ps_table_load_ratio", table="t") == 100 / table.index_slots
     imbalance = (table.largest_shard - table.smallest_shard) / 25
     assert value(samples, "ctr_ps_table_imbalance_ratio", table="t") == pytest.approx(imbalance)
-
-
-def test_rows_that_left_a_table_still_count_as_created() -> None:
-    server = Server()
-    asyncio.run(server.push(100))
-    server.store.shrink(max_norm=100.0)  # all rows are below
-    samples = server.scrape()
-
-    assert value(samples, "ctr_ps_table_rows", table="t") == 0
-    assert value(samples, "ctr_ps_table_rows_expired_total", table="t") == 100
-    assert value(samples, "ctr_ps_table_rows_created_total", table="t") == 100
 
 
 def test_figures_of_a_table_are_each_of_their_own() -> None:
@@ -287,10 +267,10 @@ def test_workers_are_counted_by_state() -> None:
     assert value(server.scrape(), "ctr_ps_silence_max_seconds") == 5.0
 
 
-def test_silence_is_that_of_the_worker_that_is_silent_for_longest() -> None:
+async def test_silence_is_that_of_the_worker_that_is_silent_for_longest() -> None:
     server = Server(num_workers=2)
     server.store.engine.pass_time(5.0)
-    asyncio.run(server.push(3, worker=1))
+    await server.push(3, worker=1)
 
     assert value(server.scrape(), "ctr_ps_silence_max_seconds") == 5.0
 
@@ -306,9 +286,9 @@ def test_lease_is_there_where_workers_have_one() -> None:
     assert value(server.scrape(), "ctr_ps_lease_seconds") == 30.0
 
 
-def test_workers_have_no_labels() -> None:
+async def test_workers_have_no_labels() -> None:
     server = Server(num_workers=3)
-    asyncio.run(server.push(10))
+    await server.push(10)
 
     assert not any("worker" in dict(labels) for _, labels in server.scrape())
 
@@ -328,9 +308,9 @@ def test_saves_are_counted(tmp_path: Path) -> None:
     assert server.status().figures["pause of the last save, ms"] == 1e3 * save.pause_s
 
 
-def test_staleness_has_the_same_buckets_however_little_was_seen() -> None:
+async def test_staleness_has_the_same_buckets_however_little_was_seen() -> None:
     server = Server()
-    asyncio.run(server.push(10))
+    await server.push(10)
     name = "ctr_ps_push_staleness_bucket"
     samples = server.scrape()
 
@@ -342,7 +322,7 @@ def test_staleness_has_the_same_buckets_however_little_was_seen() -> None:
     assert set(bounds.values()) == {1.0}
 
 
-def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None:
+async def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None:
     class Log:
         size_bytes = num_appended = appended_bytes = num_waiting = 0
         replay_s = 0.0
@@ -356,7 +336,7 @@ def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -> None
         lambda: Replayed(calls=0, load_s=0.0, replay_s=0.0),
     )
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
-    asyncio.run(server.push(10))
+    await server.push(10)
     names = {
         family.name + ("_total" if family.type == "counter" else "")
         for family in server.metrics.collect()
@@ -393,17 +373,14 @@ def test_figures_of_the_update_log_are_its_own() -> None:
     assert value(samples, "ctr_ps_recovery_calls") == 90
 
 
-def test_refused_calls_are_counted() -> None:
+async def test_refused_calls_are_counted() -> None:
     server = Server()
 
-    async def body() -> None:
-        with server.backlog.holding(5):
-            assert value(server.scrape(), "ctr_ps_backlog_calls") == 1
-            assert value(server.scrape(), "ctr_ps_backlog_bytes") == 5
-            with pytest.raises(RuntimeError):
-                await server.pull(3)
-
-    asyncio.run(body())
+    with server.backlog.holding(5):
+        assert value(server.scrape(), "ctr_ps_backlog_calls") == 1
+        assert value(server.scrape(), "ctr_ps_backlog_bytes") == 5
+        with pytest.raises(RuntimeError):
+            await server.pull(3)
     samples = server.scrape()
 
     assert value(samples, "ctr_ps_overload_refusals_total") == 1
@@ -448,18 +425,15 @@ def rows_of(status: Status, title: str) -> list[dict[str, object]]:
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 
-def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
+async def test_page_shows_workers_tables_and_calls(tmp_path: Path) -> None:
     server = Server(num_workers=3)
 
-    async def body() -> None:
-        for sequence in range(3):
-            await server.push(10, worker=0, sequence=sequence, examples=100)
-        await server.push(10, worker=1, sequence=0, examples=100)
-        for _ in range(LEAST_SEEN):
-            server.hot_keys._until_next = 0
-            await server.pull(10)
-
-    asyncio.run(body())
+    for sequence in range(3):
+        await server.push(10, worker=0, sequence=sequence, examples=100)
+    await server.push(10, worker=1, sequence=0, examples=100)
+    for _ in range(LEAST_SEEN):
+        server.hot_keys._until_next = 0
+        await server.pull(10)
     server.store.leave(2, step=0)
     server.store.engine.pass_time(4.0)
     server.store.save(SaveRequest(url=str(tmp_path / "a")))

@@ -103,11 +103,6 @@ def test_counts_that_make_no_sense_are_refused(counts: object, message: str) -> 
         SparseTable(SPEC).check(grad)
 
 
-def test_counts_for_a_table_that_keeps_none_are_refused() -> None:
-    with pytest.raises(GradientError, match="'t' has counts, but the table keeps no statistics"):
-        SparseTable(replace(SPEC, statistics=None)).check(gradient(KEYS, GOOD))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

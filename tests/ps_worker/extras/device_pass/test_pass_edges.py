@@ -87,13 +87,14 @@ def test_sample_weights_are_those_of_training_on_the_store(clip: tuple[str, ...]
     assert_same_model(*stores, keys_of([data]))
 
 
-def test_schedule_goes_on_through_passes_and_epochs() -> None:
+def test_schedule_and_decay_go_on_through_passes_and_epochs() -> None:
     schedule = "optimizer.schedule={kind='linear', warmup_steps=5, total_steps=24}"
+    knobs = (schedule, "train.weight_decay=0.1")
     data = [batches(seed=1), batches(seed=2)]
     stores = [ParameterStore(), ParameterStore()]
 
-    train(stores[0], settings(schedule), data)
-    train(stores[1], on_device(5, schedule), data)
+    train(stores[0], settings(*knobs), data)
+    train(stores[1], on_device(5, *knobs), data)
 
     assert_same_model(*stores, keys_of(data))
 

@@ -57,6 +57,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     return Trained(folder / "model", samples)
 
 
+@pytest.fixture
+def folder(trained: Trained, tmp_path: Path) -> Path:
+    """A folder to serve, with the first checkpoint."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    trained.publish(1, folder)
+    return folder
+
+
 def columns(trained: Trained, num_rows: int = NUM_ROWS) -> list[tuple[str, list[Any]]]:
     """Returns the columns of the first rows, by the names of Criteo's."""
     rows = trained.samples[:num_rows]

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import ssl
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -73,101 +73,82 @@ async def get(port: int, path: str, tls: ssl.SSLContext | bool = False) -> str:
         return await response.text()
 
 
-def run(body: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(body, LIMIT_S))
+async def test_silent_connections_keep_nobody_out() -> None:
+    async with listening() as port, AsyncExitStack() as stack:
+        silent = [await stack.enter_async_context(connected(port)) for _ in range(2 * MOST)]
+
+        assert await get(port, "/live") == "live"
+
+        assert await silent[0][0].read(1) == b"", "the oldest has given way"
+        silent[-1][1].write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert await silent[-1][0].readline() == b"HTTP/1.1 200 OK\r\n"
 
 
-def test_silent_connections_keep_nobody_out() -> None:
-    async def body() -> None:
-        async with listening() as port, AsyncExitStack() as stack:
-            silent = [await stack.enter_async_context(connected(port)) for _ in range(2 * MOST)]
-
-            assert await get(port, "/live") == "live"
-
-            assert await silent[0][0].read(1) == b"", "the oldest has given way"
-            silent[-1][1].write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert await silent[-1][0].readline() == b"HTTP/1.1 200 OK\r\n"
-
-    run(body())
-
-
-def test_connection_gives_way_to_none_while_its_request_is_answered(
+async def test_connection_gives_way_to_none_while_its_request_is_answered(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def body() -> None:
-        held = Held()
-        async with listening(held) as port:
-            answers = [asyncio.create_task(get(port, "/held")) for _ in range(MOST)]
-            for _ in answers:
-                await held.has_come.acquire()
-            for _ in range(2):
-                async with connected(port) as (reader, _):
-                    assert await reader.read(1) == b""
-            held.may_go.set()
-            assert await asyncio.gather(*answers) == ["done"] * MOST
-            assert await get(port, "/live") == "live"
-
-    run(body())
+    held = Held()
+    async with listening(held) as port:
+        answers = [asyncio.create_task(get(port, "/held")) for _ in range(MOST)]
+        for _ in answers:
+            await held.has_come.acquire()
+        for _ in range(2):
+            async with connected(port) as (reader, _):
+                assert await reader.read(1) == b""
+        held.may_go.set()
+        assert await asyncio.gather(*answers) == ["done"] * MOST
+        assert await get(port, "/live") == "live"
     assert caplog.messages == [
         f"{MOST} connections are open, all with requests: further ones are closed"
     ]
 
 
-def test_first_request_has_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_first_request_has_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(http_listener, "FIRST_REQUEST_S", 0.3)
     authority = CertificateAuthority(tmp_path)
     trusting = ssl.create_default_context(cafile=str(authority.ca))
 
-    async def body() -> None:
-        for tls in (None, server_context(authority.credentials("server", mutual=False))):
-            async with listening(tls=tls) as port:
-                async with connected(port) as (reader, writer):
-                    writer.write(b"\x16" if tls else b"GET /live HTTP/1.1\r\nHost: ")
-                    assert await reader.read() == b""
-                assert await get(port, "/live", trusting if tls else False) == "live"
-
-    run(body())
+    for tls in (None, server_context(authority.credentials("server", mutual=False))):
+        async with listening(tls=tls) as port:
+            async with connected(port) as (reader, writer):
+                writer.write(b"\x16" if tls else b"GET /live HTTP/1.1\r\nHost: ")
+                assert await reader.read() == b""
+            assert await get(port, "/live", trusting if tls else False) == "live"
 
 
-def test_process_without_descriptors_says_so_once_and_goes_on(
+async def test_process_without_descriptors_says_so_once_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_listener, "_RETRY_S", 0.0)
 
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        accept, failures = loop.sock_accept, 20
+    loop = asyncio.get_running_loop()
+    accept, failures = loop.sock_accept, 20
 
-        async def sock_accept(listening: Any) -> Any:
-            nonlocal failures
-            if failures:
-                failures -= 1
-                raise OSError(errno.EMFILE, "Too many open files")
-            return await accept(listening)
+    async def sock_accept(listening: Any) -> Any:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accept(listening)
 
-        monkeypatch.setattr(loop, "sock_accept", sock_accept)
-        async with listening() as port:
-            assert await get(port, "/live") == "live"
-        assert failures == 0
-
-    run(body())
+    monkeypatch.setattr(loop, "sock_accept", sock_accept)
+    async with listening() as port:
+        assert await get(port, "/live") == "live"
+    assert failures == 0
     assert caplog.messages == ["cannot accept connections: Too many open files"]
 
 
-def test_silent_connection_gives_way_to_others_of_its_own_address_first() -> None:
+async def test_silent_connection_gives_way_to_others_of_its_own_address_first() -> None:
     """Who opens many takes no place from who has one."""
 
-    async def body() -> None:
-        async with listening() as port, AsyncExitStack() as stack:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", port, local_addr=("127.0.0.2", 0)
-            )
-            stack.callback(writer.close)
-            many = [await stack.enter_async_context(connected(port)) for _ in range(2 * MOST)]
-            assert await get(port, "/live") == "live"
+    async with listening() as port, AsyncExitStack() as stack:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, local_addr=("127.0.0.2", 0)
+        )
+        stack.callback(writer.close)
+        many = [await stack.enter_async_context(connected(port)) for _ in range(2 * MOST)]
+        assert await get(port, "/live") == "live"
 
-            assert await many[0][0].read(1) == b""
-            writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
-            assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-
-    run(body())
+        assert await many[0][0].read(1) == b""
+        writer.write(b"GET /live HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"

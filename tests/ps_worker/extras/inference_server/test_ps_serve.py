@@ -142,12 +142,8 @@ def asked(serving: Serving, request: Path, *options: str) -> dict[str, object]:
 
 
 def test_client_of_the_protocol_gets_what_the_predictor_says(
-    trained: Trained, request_file: Path, tmp_path: Path
+    folder: Path, request_file: Path
 ) -> None:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    trained.publish(1, folder)
-
     with served(folder, CTR_PS_TOKEN=TOKEN) as serving:
         assert asked(serving, request_file) == {
             "is_ready": [True] * 6,
@@ -197,13 +193,7 @@ def test_requests_in_flight_are_answered_after_sigterm(trained: Trained) -> None
     assert np.array_equal(np.frombuffer(by_grpc, "<f4"), expected)
 
 
-def test_one_that_is_told_to_end_answers_for_a_while_and_is_not_ready(
-    trained: Trained, tmp_path: Path
-) -> None:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    trained.publish(1, folder)
-
+def test_one_that_is_told_to_end_answers_for_a_while_and_is_not_ready(folder: Path) -> None:
     with served(folder, "--drain", str(LIMIT_S)) as serving:
         assert status_of(f"http://{serving.http}/v2/health/ready") == 200
         serving.process.send_signal(signal.SIGTERM)
@@ -232,12 +222,8 @@ def status_of(url: str, content: bytes | None = None) -> int:
 
 @pytest.mark.slow
 def test_none_of_ten_thousand_requests_fails_while_the_model_is_exchanged(
-    trained: Trained, request_file: Path, tmp_path: Path
+    trained: Trained, folder: Path, request_file: Path
 ) -> None:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    trained.publish(1, folder)
-
     with served(folder, "--reload-every", "0.05", CTR_PS_TOKEN=TOKEN) as serving:
         command = [
             sys.executable,
@@ -262,10 +248,7 @@ def test_none_of_ten_thousand_requests_fails_while_the_model_is_exchanged(
     assert len(found["versions"]) == NUM_EPOCHS, "each has answered"
 
 
-def test_certificates_and_refusals_of_addresses(trained: Trained, tmp_path: Path) -> None:
-    folder = tmp_path / "served"
-    folder.mkdir()
-    trained.publish(1, folder)
+def test_certificates_and_refusals_of_addresses(folder: Path, tmp_path: Path) -> None:
     done = ended(PS_SERVE, folder, "--http", "0.0.0.0:0")
     assert (done.returncode, "is reachable from other machines" in done.stderr) == (2, True)
 

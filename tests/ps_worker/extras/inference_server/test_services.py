@@ -8,7 +8,7 @@ import os
 import shutil
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -57,12 +57,6 @@ TOKEN = "reader-0123456789"
 
 
 @pytest.fixture
-def folder(trained: Trained, tmp_path: Path) -> Path:
-    trained.publish(1, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def model(folder: Path) -> Iterator[ServedModel]:
     served = ServedModel(str(folder), name="ctr", max_rows=100, threads=2)
     yield served
@@ -96,22 +90,11 @@ async def grpc_channel(
         await server.stop(None)
 
 
-def run(body: Callable[[], Awaitable[T]]) -> T:
-    async def limited() -> T:
-        return await asyncio.wait_for(body(), 60)
-
-    return asyncio.run(limited())
-
-
-def posted(model: ServedModel, path: str = "ctr/infer", **request: Any) -> tuple[int, Any]:
+async def posted(model: ServedModel, path: str = "ctr/infer", **request: Any) -> tuple[int, Any]:
     """Posts over HTTP; returns the status, and what the JSON of the answer says."""
-
-    async def body() -> tuple[int, Any]:
-        async with http_client(model) as client:
-            response = await client.post(f"/v2/models/{path}", **request)
-            return response.status, await response.json()
-
-    return run(body)
+    async with http_client(model) as client:
+        response = await client.post(f"/v2/models/{path}", **request)
+        return response.status, await response.json()
 
 
 async def call(channel: grpc.aio.Channel, name: str, request: Any, token: str = "") -> Any:
@@ -131,44 +114,40 @@ def expected(trained: Trained) -> np.ndarray:
     return predictor.predict_samples(trained.samples[:NUM_ROWS])
 
 
-def test_answer_is_what_the_predictor_says_and_names_request_model_and_version(
+async def test_answer_is_what_the_predictor_says_and_names_request_model_and_version(
     model: ServedModel, trained: Trained, expected: np.ndarray
 ) -> None:
-    async def body() -> None:
-        async with http_client(model) as client:
-            response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
-            answer = await response.json()
-            assert (response.status, answer["id"]) == (200, "42")
-            assert (answer["model_name"], answer["model_version"]) == ("ctr", "epoch-1")
-            (output,) = answer["outputs"]
-            assert (output["name"], output["shape"]) == ("probability", [NUM_ROWS])
-            assert np.array_equal(np.array(output["data"], np.float32), expected)
-            of_version = "/v2/models/ctr/versions/epoch-1/infer"
-            again = await client.post(of_version, json=json_request(trained))
-            assert (await again.json())["outputs"] == answer["outputs"]
-        async with grpc_channel(model) as channel:
-            answer = await call(channel, "ModelInfer", grpc_request(trained))
-        assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
-        assert [each.name for each in answer.outputs] == ["probability"]
-        assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
-
-    run(body)
+    async with http_client(model) as client:
+        response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
+        answer = await response.json()
+        assert (response.status, answer["id"]) == (200, "42")
+        assert (answer["model_name"], answer["model_version"]) == ("ctr", "epoch-1")
+        (output,) = answer["outputs"]
+        assert (output["name"], output["shape"]) == ("probability", [NUM_ROWS])
+        assert np.array_equal(np.array(output["data"], np.float32), expected)
+        of_version = "/v2/models/ctr/versions/epoch-1/infer"
+        again = await client.post(of_version, json=json_request(trained))
+        assert (await again.json())["outputs"] == answer["outputs"]
+    async with grpc_channel(model) as channel:
+        answer = await call(channel, "ModelInfer", grpc_request(trained))
+    assert (answer.model_name, answer.model_version, answer.id) == ("ctr", "epoch-1", "42")
+    assert [each.name for each in answer.outputs] == ["probability"]
+    assert np.array_equal(np.frombuffer(answer.raw_output_contents[0], "<f4"), expected)
 
 
-def test_output_is_binary_or_not_as_it_says_itself(model: ServedModel, trained: Trained) -> None:
-    async def body() -> None:
-        async with http_client(model) as client:
-            for of_all, own, is_binary in ((True, False, False), (False, True, True)):
-                output = {"name": "probability", "parameters": {"binary_data": own}}
-                request = {
-                    **json_request(trained),
-                    "parameters": {"binary_data_output": of_all},
-                    "outputs": [output],
-                }
-                response = await client.post("/v2/models/ctr/infer", json=request)
-                assert (HEADER_LENGTH in response.headers) is is_binary
-
-    run(body)
+async def test_output_is_binary_or_not_as_it_says_itself(
+    model: ServedModel, trained: Trained
+) -> None:
+    async with http_client(model) as client:
+        for of_all, own, is_binary in ((True, False, False), (False, True, True)):
+            output = {"name": "probability", "parameters": {"binary_data": own}}
+            request = {
+                **json_request(trained),
+                "parameters": {"binary_data_output": of_all},
+                "outputs": [output],
+            }
+            response = await client.post("/v2/models/ctr/infer", json=request)
+            assert (HEADER_LENGTH in response.headers) is is_binary
 
 
 @pytest.mark.parametrize("datatype", DTYPES)
@@ -250,20 +229,19 @@ async def asked(
 
 
 @pytest.mark.parametrize("how", ["json", "binary", "grpc", "grpc raw"])
-def test_row_is_answered_alike_whatever_stands_beside_it(how: str, of_parquet: OfParquet) -> None:
+async def test_row_is_answered_alike_whatever_stands_beside_it(
+    how: str, of_parquet: OfParquet
+) -> None:
     """And as a row of a file: lists of any length, none, a missing one, numbers and booleans."""
     expected = Predictor.load(of_parquet.model).predict(of_parquet.data)
     model = ServedModel(str(of_parquet.model), name="ctr", max_rows=100, threads=1)
     rng = np.random.default_rng(3)
 
-    async def body() -> None:
-        async with http_client(model) as client, grpc_channel(model) as channel:
-            for size in (1, 1, 1, 1, 1, 1, 2, 3, 8, 60):
-                rows = rng.integers(0, len(expected), size)
-                found = await asked(how, client, channel, [of_parquet.samples[i] for i in rows])
-                np.testing.assert_allclose(found, expected[rows], rtol=1e-6)
-
-    run(body)
+    async with http_client(model) as client, grpc_channel(model) as channel:
+        for size in (1, 1, 1, 1, 1, 1, 2, 3, 8, 60):
+            rows = rng.integers(0, len(expected), size)
+            found = await asked(how, client, channel, [of_parquet.samples[i] for i in rows])
+            np.testing.assert_allclose(found, expected[rows], rtol=1e-6)
     model.close()
 
 
@@ -279,7 +257,7 @@ def with_tasks(model: ServedModel, predictions: np.ndarray) -> served_model.Curr
     return replace(model.current, predictor=cast(Predictor, predictor), version="of-tasks")
 
 
-def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained) -> None:
+async def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained) -> None:
     tensors = tensors_in(grpc_request(trained))
     predictions = np.arange(2 * NUM_ROWS, dtype=np.float32).reshape(NUM_ROWS, 2)
     current = with_tasks(model, predictions)
@@ -288,27 +266,21 @@ def test_each_task_is_an_output_of_its_own(model: ServedModel, trained: Trained)
         found = await model.infer(current, lambda: served_model.Request(tensors, asked))
         return {each.name: values.tolist() for each, values in found}
 
-    async def body() -> None:
-        click, bought = predictions.T.tolist()
-        assert await outputs() == {"click": click, "bought": bought}
-        assert await outputs("bought") == {"bought": bought}
-
-    run(body)
+    click, bought = predictions.T.tolist()
+    assert await outputs() == {"click": click, "bought": bought}
+    assert await outputs("bought") == {"bought": bought}
 
 
-def test_metadata_names_the_columns(model: ServedModel) -> None:
-    async def body() -> None:
-        async with http_client(model) as client:
-            found = await (await client.get("/v2/models/ctr")).json()
-        async with grpc_channel(model) as channel:
-            same = await call(channel, "ModelMetadata", messages.ModelMetadataRequest(name="ctr"))
-        assert found["inputs"][0] == {"name": "I1", "datatype": "FP32", "shape": [-1]}
-        assert found["inputs"][13] == {"name": "C1", "datatype": "BYTES", "shape": [-1, -1]}
-        assert found["versions"] == list(same.versions) == ["epoch-1"]
-        assert [each["name"] for each in found["inputs"]] == [each.name for each in same.inputs]
-        assert [each["name"] for each in found["outputs"]] == [each.name for each in same.outputs]
-
-    run(body)
+async def test_metadata_names_the_columns(model: ServedModel) -> None:
+    async with http_client(model) as client:
+        found = await (await client.get("/v2/models/ctr")).json()
+    async with grpc_channel(model) as channel:
+        same = await call(channel, "ModelMetadata", messages.ModelMetadataRequest(name="ctr"))
+    assert found["inputs"][0] == {"name": "I1", "datatype": "FP32", "shape": [-1]}
+    assert found["inputs"][13] == {"name": "C1", "datatype": "BYTES", "shape": [-1, -1]}
+    assert found["versions"] == list(same.versions) == ["epoch-1"]
+    assert [each["name"] for each in found["inputs"]] == [each.name for each in same.inputs]
+    assert [each["name"] for each in found["outputs"]] == [each.name for each in same.outputs]
 
 
 def without(request: dict[str, Any], name: str) -> dict[str, Any]:
@@ -355,7 +327,7 @@ def with_tensor(request: dict[str, Any], tensor: dict[str, Any]) -> dict[str, An
         ("ctr/infer", lambda request: {**request, "outputs": [{"name": "x"}]}, 404, "no output"),
     ],
 )
-def test_wrong_requests_are_told_what_is_wrong(
+async def test_wrong_requests_are_told_what_is_wrong(
     model: ServedModel,
     trained: Trained,
     path: str,
@@ -363,7 +335,7 @@ def test_wrong_requests_are_told_what_is_wrong(
     status: int,
     why: str,
 ) -> None:
-    found, answer = posted(model, path, json=change(json_request(trained)))
+    found, answer = await posted(model, path, json=change(json_request(trained)))
 
     assert (found, why in answer["error"]) == (status, True)
 
@@ -428,17 +400,17 @@ def test_values_that_are_nested_otherwise_are_refused(shape: list[Any], data: An
         ),
     ],
 )
-def test_bodies_that_are_not_of_the_protocol_are_refused(
+async def test_bodies_that_are_not_of_the_protocol_are_refused(
     model: ServedModel, content: bytes, length: str | None, why: str
 ) -> None:
     headers = {} if length is None else {HEADER_LENGTH: length}
 
-    status, answer = posted(model, data=content, headers=headers)
+    status, answer = await posted(model, data=content, headers=headers)
 
     assert (status, why in answer["error"]) == (400, True)
 
 
-def test_request_has_up_to_sixteen_mib_and_four_of_json(
+async def test_request_has_up_to_sixteen_mib_and_four_of_json(
     model: ServedModel, trained: Trained
 ) -> None:
     """Beyond, a body is not read, or not parsed; what follows the JSON is told by its length alone."""
@@ -452,17 +424,14 @@ def test_request_has_up_to_sixteen_mib_and_four_of_json(
         (MAX_MESSAGE_BYTES + 1, json_bytes, 413),
     ]
 
-    async def body() -> None:
-        async with http_client(model) as client:
-            for size, length, status in cases:
-                response = await client.post(
-                    "/v2/models/ctr/infer",
-                    data=io.BytesIO(content.ljust(size)),
-                    headers={} if length is None else {HEADER_LENGTH: str(length)},
-                )
-                assert response.status == status, (size, length)
-
-    run(body)
+    async with http_client(model) as client:
+        for size, length, status in cases:
+            response = await client.post(
+                "/v2/models/ctr/infer",
+                data=io.BytesIO(content.ljust(size)),
+                headers={} if length is None else {HEADER_LENGTH: str(length)},
+            )
+            assert response.status == status, (size, length)
 
 
 @pytest.mark.parametrize(
@@ -473,89 +442,84 @@ def test_request_has_up_to_sixteen_mib_and_four_of_json(
     ],
     ids=["compressed", "large"],
 )
-def test_body_that_is_compressed_or_too_large_is_refused(
+async def test_body_that_is_compressed_or_too_large_is_refused(
     model: ServedModel, encoding: str, content: bytes, status: int, why: str
 ) -> None:
     headers = {"Content-Encoding": encoding}
 
-    found, answer = posted(model, data=io.BytesIO(content), headers=headers)
+    found, answer = await posted(model, data=io.BytesIO(content), headers=headers)
 
     assert (found, why in answer["error"]) == (status, True)
 
 
-def test_request_that_is_no_http_is_refused_without_a_traceback(
+async def test_request_that_is_no_http_is_refused_without_a_traceback(
     model: ServedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     content = b"POST /v2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
 
-    async def body() -> None:
-        async with http_client(model) as client:
-            reader, writer = await asyncio.open_connection(client.host, client.port)
-            writer.write(content)
-            assert b" 400 " in await reader.readline()
-            writer.close()
-
-    run(body)
+    async with http_client(model) as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(content)
+        assert b" 400 " in await reader.readline()
+        writer.close()
     assert not [each for each in caplog.records if each.exc_info]
 
 
-def test_statuses_of_grpc_are_those_of_the_error(model: ServedModel, trained: Trained) -> None:
+async def test_statuses_of_grpc_are_those_of_the_error(
+    model: ServedModel, trained: Trained
+) -> None:
     unknown, wrong = grpc_request(trained), grpc_request(trained)
     unknown.model_name = "other"
     del wrong.raw_input_contents[-1]
 
-    async def body() -> None:
-        async with grpc_channel(model) as channel:
-            for request, code in (
-                (unknown, grpc.StatusCode.NOT_FOUND),
-                (wrong, grpc.StatusCode.INVALID_ARGUMENT),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call(channel, "ModelInfer", request)
-                assert refused.value.code() is code
-
-    run(body)
+    async with grpc_channel(model) as channel:
+        for request, code in (
+            (unknown, grpc.StatusCode.NOT_FOUND),
+            (wrong, grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(channel, "ModelInfer", request)
+            assert refused.value.code() is code
 
 
-def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
+async def test_whoever_has_no_token_may_only_ask_whether_it_is_ready(
     model: ServedModel, trained: Trained, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"reader {TOKEN}\n")
     credentials = Credentials(token_file=str(file))
 
-    async def body() -> None:
-        async with http_client(model, credentials) as client:
-            assert (await client.get("/v2/health/ready")).status == 200
-            assert (await client.get("/v2/models/ctr/ready")).status == 401
-            for headers, status in (
-                ({}, 401),
-                ({"Authorization": "Bearer wrong-0123456789"}, 401),
-                ({"Authorization": f"Bearer {TOKEN}"}, 200),
-            ):
-                for path in ("/v2", "/v2/models/ctr"):
-                    assert (await client.get(path, headers=headers)).status == status
-                response = await client.post(
-                    "/v2/models/ctr/infer", json=json_request(trained), headers=headers
-                )
-                assert response.status == status
-        async with grpc_channel(model, credentials) as channel:
-            await call(channel, "ServerReady", messages.ServerReadyRequest())
-            for name, request in (
-                ("ServerMetadata", messages.ServerMetadataRequest()),
-                ("ModelMetadata", messages.ModelMetadataRequest(name="ctr")),
-                ("ModelReady", messages.ModelReadyRequest(name="ctr")),
-                ("ModelInfer", grpc_request(trained)),
-            ):
-                with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await call(channel, name, request)
-                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            await call(channel, "ModelInfer", grpc_request(trained), TOKEN)
-
-    run(body)
+    async with http_client(model, credentials) as client:
+        assert (await client.get("/v2/health/ready")).status == 200
+        assert (await client.get("/v2/models/ctr/ready")).status == 401
+        for headers, status in (
+            ({}, 401),
+            ({"Authorization": "Bearer wrong-0123456789"}, 401),
+            ({"Authorization": f"Bearer {TOKEN}"}, 200),
+        ):
+            for path in ("/v2", "/v2/models/ctr"):
+                assert (await client.get(path, headers=headers)).status == status
+            response = await client.post(
+                "/v2/models/ctr/infer", json=json_request(trained), headers=headers
+            )
+            assert response.status == status
+    async with grpc_channel(model, credentials) as channel:
+        await call(channel, "ServerReady", messages.ServerReadyRequest())
+        for name, request in (
+            ("ServerMetadata", messages.ServerMetadataRequest()),
+            ("ModelMetadata", messages.ModelMetadataRequest(name="ctr")),
+            ("ModelReady", messages.ModelReadyRequest(name="ctr")),
+            ("ModelInfer", grpc_request(trained)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(channel, name, request)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await call(channel, "ModelInfer", grpc_request(trained), TOKEN)
 
 
-def test_certificate_of_a_reader_is_enough_over_http(model: ServedModel, tmp_path: Path) -> None:
+async def test_certificate_of_a_reader_is_enough_over_http(
+    model: ServedModel, tmp_path: Path
+) -> None:
     authority = CertificateAuthority(tmp_path)
     own = authority.credentials("server")
 
@@ -565,87 +529,75 @@ def test_certificate_of_a_reader_is_enough_over_http(model: ServedModel, tmp_pat
         context.load_cert_chain(caller.certificate, caller.key)
         return context
 
-    async def body() -> None:
-        service = HttpService(model, RequestMetrics(model), lambda: True, Readers(own))
-        server = TestServer(service.application())
-        await server.start_server(ssl=server_context(own))
-        async with TestClient(server) as client:
-            for name, is_reader in (("ctr-ps-reader.ranking", True), ("somebody", False)):
-                response = await client.get("/v2/models/ctr", ssl=tls(name))
-                assert response.ok is is_reader
-
-    run(body)
+    service = HttpService(model, RequestMetrics(model), lambda: True, Readers(own))
+    server = TestServer(service.application())
+    await server.start_server(ssl=server_context(own))
+    async with TestClient(server) as client:
+        for name, is_reader in (("ctr-ps-reader.ranking", True), ("somebody", False)):
+            response = await client.get("/v2/models/ctr", ssl=tls(name))
+            assert response.ok is is_reader
 
 
-def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
+async def test_one_that_ends_is_live_and_not_ready(model: ServedModel) -> None:
     async def health_of(channel: grpc.aio.Channel) -> int:
         request = health_pb2.HealthCheckRequest(service="inference.GRPCInferenceService")
         answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=30)
         return int(answer.status)
 
-    async def body() -> None:
-        in_grpc = GrpcService(model, RequestMetrics(model), lambda: False)
-        server = in_grpc.server(Credentials())
-        port = bind(server, "127.0.0.1:0", Credentials())
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
-            watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-            in_grpc.tell_end()
-            assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
-            assert await watch.code() == grpc.StatusCode.UNAVAILABLE  # it does not put the end off
-            ready = await call(channel, "ServerReady", messages.ServerReadyRequest())
-            assert not ready.ready
-            request = messages.ModelReadyRequest(name="ctr")
-            assert not (await call(channel, "ModelReady", request)).ready
-        await server.stop(None)
-        async with http_client(model, is_ready=False) as client:
-            assert (await client.get("/v2/health/live")).status == 200
-            assert (await client.get("/v2/health/ready")).status == 503
-            assert (await client.get("/v2/models/ctr/ready")).status == 503
-
-    run(body)
+    in_grpc = GrpcService(model, RequestMetrics(model), lambda: False)
+    server = in_grpc.server(Credentials())
+    port = bind(server, "127.0.0.1:0", Credentials())
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        assert await health_of(channel) == health_pb2.HealthCheckResponse.SERVING
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        in_grpc.tell_end()
+        assert await health_of(channel) == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert await watch.code() == grpc.StatusCode.UNAVAILABLE  # it does not put the end off
+        ready = await call(channel, "ServerReady", messages.ServerReadyRequest())
+        assert not ready.ready
+        request = messages.ModelReadyRequest(name="ctr")
+        assert not (await call(channel, "ModelReady", request)).ready
+    await server.stop(None)
+    async with http_client(model, is_ready=False) as client:
+        assert (await client.get("/v2/health/live")).status == 200
+        assert (await client.get("/v2/health/ready")).status == 503
+        assert (await client.get("/v2/models/ctr/ready")).status == 503
 
 
-def test_body_that_does_not_come_gives_its_place_back(
+async def test_body_that_does_not_come_gives_its_place_back(
     model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_model, "MAX_WAITING", 1)
     monkeypatch.setattr(http_service, "BODY_LIMIT_S", 0.2)
 
-    async def body() -> None:
-        async with http_client(model) as client:
-            reader, writer = await asyncio.open_connection(client.host, client.port)
-            writer.write(
-                b"POST /v2/models/ctr/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"
-            )
-            answer = await reader.readuntil(b"}")
-            writer.close()
-            assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"the request body did not arrive within 0.2 s" in answer
-            response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
-            assert response.status == 200
-
-    run(body)
+    async with http_client(model) as client:
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        writer.write(
+            b"POST /v2/models/ctr/infer HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"
+        )
+        answer = await reader.readuntil(b"}")
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"the request body did not arrive within 0.2 s" in answer
+        response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
+        assert response.status == 200
 
 
-def test_too_many_requests_are_refused_with_the_time_to_come_again(
+async def test_too_many_requests_are_refused_with_the_time_to_come_again(
     model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(served_model, "MAX_WAITING", 0)
 
-    async def body() -> None:
-        async with http_client(model) as client:
-            response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
-            assert (response.status, response.headers["Retry-After"]) == (503, "1")
-        async with grpc_channel(model) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call(channel, "ModelInfer", grpc_request(trained))
-            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    run(body)
+    async with http_client(model) as client:
+        response = await client.post("/v2/models/ctr/infer", json=json_request(trained))
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    async with grpc_channel(model) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(channel, "ModelInfer", grpc_request(trained))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_newer_checkpoint_is_served_once_it_is_whole(
@@ -717,24 +669,21 @@ def test_checkpoint_that_would_be_read_beside_its_arrays_is_not_served(
     assert "has 0 shards, expected a power of two" in caplog.text
 
 
-def test_mapped_files_that_change_are_an_error_of_the_server(
+async def test_mapped_files_that_change_are_an_error_of_the_server(
     trained: Trained, folder: Path, expected: np.ndarray
 ) -> None:
     served = ServedModel(str(folder), name="ctr", max_rows=100, threads=1, maps=True)
     request = grpc_request(trained)
 
-    async def body() -> None:
-        def decoded() -> served_model.Request:
-            return served_model.Request(tensors_in(request), [])
+    def decoded() -> served_model.Request:
+        return served_model.Request(tensors_in(request), [])
 
-        outputs = await served.infer(served.current, decoded)
-        assert np.array_equal(outputs[0][1], expected)
-        for file in folder.glob("epoch-1/data-*/table.*"):
-            os.truncate(file, 100)
-        with pytest.raises(CheckpointError, match="was changed while it was mapped"):
-            await served.infer(served.current, decoded)
-
-    run(body)
+    outputs = await served.infer(served.current, decoded)
+    assert np.array_equal(outputs[0][1], expected)
+    for file in folder.glob("epoch-1/data-*/table.*"):
+        os.truncate(file, 100)
+    with pytest.raises(CheckpointError, match="was changed while it was mapped"):
+        await served.infer(served.current, decoded)
     served.close()
 
 
@@ -781,22 +730,19 @@ def test_newer_model_that_takes_or_gives_other_tensors_is_not_served(
     assert model.reload()
 
 
-def test_request_for_a_version_is_answered_by_it_though_a_newer_one_comes(
+async def test_request_for_a_version_is_answered_by_it_though_a_newer_one_comes(
     model: ServedModel, trained: Trained, folder: Path, expected: np.ndarray
 ) -> None:
     request = grpc_request(trained)
 
-    async def body() -> None:
-        current = model.meant("ctr", "epoch-1")
-        trained.publish(2, folder)
-        assert model.reload()
-        outputs = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
-        assert np.array_equal(outputs[0][1], expected)
-
-    run(body)
+    current = model.meant("ctr", "epoch-1")
+    trained.publish(2, folder)
+    assert model.reload()
+    outputs = await model.infer(current, lambda: served_model.Request(tensors_in(request), []))
+    assert np.array_equal(outputs[0][1], expected)
 
 
-def test_fault_while_looking_for_a_newer_model_does_not_end_the_looking(
+async def test_fault_while_looking_for_a_newer_model_does_not_end_the_looking(
     model: ServedModel, trained: Trained, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = iter([RuntimeError("once"), MemoryError("twice")])
@@ -810,18 +756,15 @@ def test_fault_while_looking_for_a_newer_model_does_not_end_the_looking(
     monkeypatch.setattr(model, "reload", sometimes)
     trained.publish(2, folder)
 
-    async def body() -> None:
-        looking = asyncio.create_task(model.reload_every(0.001))
-        while model.counts.reloads == 0:
-            assert not looking.done()
-            await asyncio.sleep(0.001)
-        looking.cancel()
-
-    run(body)
+    looking = asyncio.create_task(model.reload_every(0.001))
+    while model.counts.reloads == 0:
+        assert not looking.done()
+        await asyncio.sleep(0.001)
+    looking.cancel()
     assert model.counts.failed_reloads == 2
 
 
-def test_faults_and_calls_given_up_are_no_successes(
+async def test_faults_and_calls_given_up_are_no_successes(
     model: ServedModel, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metrics = RequestMetrics(model)
@@ -832,19 +775,6 @@ def test_faults_and_calls_given_up_are_no_successes(
     async def waits(*_: object) -> None:
         await asyncio.Event().wait()
 
-    async def body() -> None:
-        server = GrpcService(model, metrics, lambda: True).server(Credentials())
-        port = bind(server, "127.0.0.1:0", Credentials())
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            for infer in (fails, waits):
-                monkeypatch.setattr(model, "infer", infer)
-                with pytest.raises((grpc.aio.AioRpcError, TimeoutError)):
-                    await asyncio.wait_for(call(channel, "ModelInfer", grpc_request(trained)), 1)
-            while len(statuses()) < 2:
-                await asyncio.sleep(0.01)
-        await server.stop(None)
-
     def statuses() -> set[str]:
         return {
             each.labels["status"]
@@ -853,30 +783,36 @@ def test_faults_and_calls_given_up_are_no_successes(
             if each.labels.get("method") == "ModelInfer"
         }
 
-    run(body)
+    server = GrpcService(model, metrics, lambda: True).server(Credentials())
+    port = bind(server, "127.0.0.1:0", Credentials())
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for infer in (fails, waits):
+            monkeypatch.setattr(model, "infer", infer)
+            with pytest.raises((grpc.aio.AioRpcError, TimeoutError)):
+                await asyncio.wait_for(call(channel, "ModelInfer", grpc_request(trained)), 1)
+        while len(statuses()) < 2:
+            await asyncio.sleep(0.01)
+    await server.stop(None)
     assert statuses() == {"UNKNOWN", "CANCELLED"}
 
 
-def test_method_that_a_path_has_not_is_told_those_that_it_has(model: ServedModel) -> None:
-    async def body() -> None:
-        async with http_client(model) as client:
-            response = await client.post("/v2")
-            assert (response.status, response.headers["Allow"]) == (405, "GET,HEAD")
-
-    run(body)
+async def test_method_that_a_path_has_not_is_told_those_that_it_has(model: ServedModel) -> None:
+    async with http_client(model) as client:
+        response = await client.post("/v2")
+        assert (response.status, response.headers["Allow"]) == (405, "GET,HEAD")
 
 
-def test_metrics_tell_requests_rows_and_the_version(model: ServedModel, trained: Trained) -> None:
+async def test_metrics_tell_requests_rows_and_the_version(
+    model: ServedModel, trained: Trained
+) -> None:
     metrics = RequestMetrics(model)
 
-    async def body() -> None:
-        service = HttpService(model, metrics, lambda: True, Readers(Credentials()))
-        async with TestClient(TestServer(service.application())) as client:
-            await client.post("/v2/models/ctr/infer", json=json_request(trained))
-            await client.get("/v2/models/other")
-            await client.get("/wp-login.php")
-
-    run(body)
+    service = HttpService(model, metrics, lambda: True, Readers(Credentials()))
+    async with TestClient(TestServer(service.application())) as client:
+        await client.post("/v2/models/ctr/infer", json=json_request(trained))
+        await client.get("/v2/models/other")
+        await client.get("/wp-login.php")
     samples = {
         (each.name, *sorted(each.labels.values())): each.value
         for family in metrics.collect()

@@ -290,12 +290,7 @@ dim = 4
 schema = "criteo"
 test = "none-*"
 
-[optimizer.sparse]
-name = "adagrad"
-learning_rate = 0.1
 
-[optimizer.dense]
-name = "adam"
 """
 
 
@@ -314,11 +309,6 @@ name = "adam"
             ": model.dims: unknown option of model 'ctr_dnn': 'dims', did you mean 'dim'",
         ),
         ("ctr_dnn", "ctr_dn", ": model.name: unknown model 'ctr_dn', did you mean 'ctr_dnn'"),
-        (
-            "0.1",
-            "-1",
-            ": optimizer.sparse.learning_rate: learning_rate of optimizer 'adagrad' is -1.0",
-        ),
     ],
 )
 def test_job_that_does_not_fit_names_file_and_key(
