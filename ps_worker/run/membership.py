@@ -58,7 +58,7 @@ class Membership(AbstractContextManager["Membership"]):
         self._lease = lease = Lease(
             seconds=limits.lease_s, on_worker_loss=WorkerLoss(limits.on_worker_loss)
         )
-        self.joined: Joined = self._join(terms)  # what the store said
+        self.joined: Joined = self.agree(terms)  # what the store said
         if not is_in_process:
             self._renewal = LeaseRenewal(store, worker, lease, on_refusal=self._abort_by)
 
@@ -72,16 +72,13 @@ class Membership(AbstractContextManager["Membership"]):
         finally:
             self.close()
 
-    def _join(self, terms: Mapping[str, str]) -> Joined:
-        worker, incarnation = self.member.worker, self.member.incarnation
-        return self._store.join(worker, incarnation, terms=terms, lease=self._lease).result()
-
-    def agree(self, terms: Mapping[str, str]) -> None:
-        """Brings further terms, of which other workers bring the same sooner or later.
+    def agree(self, terms: Mapping[str, str]) -> Joined:
+        """Joins with terms, at first or further ones; other workers bring the same sooner or later.
 
         Raises JobError if another worker has brought other ones; the job ends for all.
         """
-        self._join(terms)
+        worker, incarnation = self.member.worker, self.member.incarnation
+        return self._store.join(worker, incarnation, terms=terms, lease=self._lease).result()
 
     def _abort_by(self, error: BaseException) -> None:
         """Ends the job by an error, on all servers: one that ended it may not have reached the others.
@@ -159,13 +156,10 @@ class LeaseRenewal:
             # It waits for a pause's time where a server is away: no other one is to wait for two.
             pause_s = max(began + self._pause_s - time.monotonic(), 0.0)
         if self._is_given_up:
-            self._give_up()
-
-    def _give_up(self) -> None:
-        try:
-            self._store.renew(self._worker, is_last=True)
-        except CtrPsError as error:
-            logger.warning("could not give up the lease, which will expire: %s", error)
+            try:
+                self._store.renew(self._worker, is_last=True)
+            except CtrPsError as error:
+                logger.warning("could not give up the lease, which will expire: %s", error)
 
     def give_up(self) -> None:
         """Ends the thread, and the lease: whoever waits for this worker to be lost need not wait longer."""

@@ -30,7 +30,6 @@ from ctr_ps.ps_worker.data.columnar.record_batches import blocks_of
 from ctr_ps.ps_worker.data.columns import columns_of
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import format_of, has_byte_offsets, without_codec
-from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.rows_in_memory import RowsInMemory
 from ctr_ps.ps_worker.data.text.multislot import MultiSlotScanner
 from ctr_ps.ps_worker.data.text.text_reader import line_blocks
@@ -163,22 +162,13 @@ def _move_rows(job: Job) -> None:
         scatter_rows(values, positions, out)
 
 
-def _read_criteo_rows(schema: Schema) -> None:
-    """Compiles the scanner of Criteo's rows, for jobs whose files are not there when an image is built."""
-    row = "\t".join(["1", *("1" for _ in schema.dense), *("a" for _ in schema.slots)])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "rows.tsv")
-        path.write_text(f"{row}\n", encoding="ascii")
-        dataset = QueueDataset(schema, batch_size=1)
-        dataset.set_filelist([path])
-        list(dataset)
-
-
 def _precompile_image() -> None:
     plan = plan_of(Job(), WorkerRole(endpoints=("server:1",), worker_index=0, num_workers=1))
     precompile(plan)
     with compile_lock():
-        _read_criteo_rows(plan.schema)
+        # Criteo's rows, for jobs whose files are not there when an image is built.
+        row = "\t".join(["1", *("1" for _ in plan.schema.dense), *("a" for _ in plan.schema.slots)])
+        _read_lines(plan, "rows.tsv", f"{row}\n".encode())
         _hash_a_sample(plan.schema)
         _gather_lists()
 

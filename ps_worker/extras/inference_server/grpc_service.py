@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -29,7 +30,6 @@ from ctr_ps.ps_worker.extras.inference_server.tensors import (
     BYTES,
     EXTENSIONS,
     Tensor,
-    TensorType,
     raw_of,
     tensor_of_raw,
     tensor_of_values,
@@ -170,13 +170,7 @@ class GrpcService:
 
     async def _model_metadata(self, request: Any) -> Any:
         self._model.meant(request.name, request.version)
-        return messages.ModelMetadataResponse(
-            name=self._model.name,
-            versions=[self._model.current.version],
-            platform="ctr-ps",
-            inputs=_metadata(self._model.inputs),
-            outputs=_metadata(self._model.outputs),
-        )
+        return messages.ModelMetadataResponse(**self._model.metadata())
 
     async def _model_infer(self, request: Any) -> Any:
         current = self._model.meant(request.model_name, request.model_version)
@@ -189,12 +183,7 @@ class GrpcService:
             model_name=self._model.name,
             model_version=current.version,
             id=request.id,
-            outputs=[
-                messages.ModelInferResponse.InferOutputTensor(
-                    name=each.name, datatype=each.datatype, shape=each.shape
-                )
-                for each, _ in outputs
-            ],
+            outputs=[asdict(each) for each, _ in outputs],
             raw_output_contents=[raw_of(values) for _, values in outputs],
         )
 
@@ -229,12 +218,3 @@ def tensors_in(request: Any) -> list[Tensor]:
 def _contents(tensor: Any) -> Sequence[Any]:
     # A datatype that is none is refused with the values.
     return list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, "bytes_contents")))
-
-
-def _metadata(types: Sequence[TensorType]) -> list[Any]:
-    return [
-        messages.ModelMetadataResponse.TensorMetadata(
-            name=each.name, datatype=each.datatype, shape=each.shape
-        )
-        for each in types
-    ]

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
 from math import isfinite
 from typing import Any
@@ -33,7 +34,6 @@ from ctr_ps.ps_worker.extras.inference_server.served_model import (
 from ctr_ps.ps_worker.extras.inference_server.tensors import (
     EXTENSIONS,
     Tensor,
-    TensorType,
     raw_of,
     tensor_of_raw,
     tensor_of_values,
@@ -187,15 +187,7 @@ class HttpService:
 
     async def _model_metadata(self, request: web.Request) -> web.Response:
         self._meant(request)
-        return web.json_response(
-            {
-                "name": self._model.name,
-                "versions": [self._model.current.version],
-                "platform": "ctr-ps",
-                "inputs": _metadata(self._model.inputs),
-                "outputs": _metadata(self._model.outputs),
-            }
-        )
+        return web.json_response(self._model.metadata())
 
     async def _infer(self, request: web.Request) -> web.Response:
         current = self._meant(request)
@@ -204,11 +196,7 @@ class HttpService:
             found = await self._model.infer(current, asked.decode)
         outputs, raw = [], []
         for each, values in found:
-            output: dict[str, Any] = {
-                "name": each.name,
-                "datatype": each.datatype,
-                "shape": each.shape,
-            }
+            output = asdict(each)
             if asked.is_binary(each.name):
                 raw.append(raw_of(values))
                 output["parameters"] = {"binary_data_size": len(raw[-1])}
@@ -375,10 +363,6 @@ def _flat(name: str, shape: Sequence[Any], data: Any) -> list[Any]:
         f"tensor {name!r} has 'data' that does not fit shape {str(shape)[:100]}: nest the lists like the "
         "shape, or write all values in one list"
     )
-
-
-def _metadata(types: Sequence[TensorType]) -> list[dict[str, Any]]:
-    return [{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in types]
 
 
 def _method(request: web.Request) -> str:

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,15 +119,16 @@ class ServedModel:
             self.current.predictor.url,
         )
 
-    @property
-    def inputs(self) -> list[TensorType]:
-        """What the model takes."""
-        return inputs_of(self.current.predictor.schema)
-
-    @property
-    def outputs(self) -> list[TensorType]:
-        """What it gives."""
-        return outputs_of(self.current.predictor.tasks)
+    def metadata(self) -> dict[str, Any]:
+        """Returns the fields of the protocol's ModelMetadataResponse."""
+        predictor = self.current.predictor
+        return {
+            "name": self.name,
+            "versions": [self.current.version],
+            "platform": "ctr-ps",
+            "inputs": [asdict(each) for each in inputs_of(predictor.schema)],
+            "outputs": [asdict(each) for each in outputs_of(predictor.tasks)],
+        }
 
     def meant(self, name: str, version: str = "") -> Current:
         """Returns the model that answers; raises UnknownModelError if another is meant. "" is any version."""

@@ -1,6 +1,7 @@
 """The sections of a report: each shows one thing of all runs, and says of which runs it is missing."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ctr_ps.ps_worker.extras.report.charts import Series, calibration, lines, rows, thinned
@@ -67,52 +68,8 @@ def _best(run: RunRecords) -> str | None:
     return f"{name} {shown(best[metric])} at step {shown(best.get('step'))}"
 
 
-def training(runs: Runs) -> Section:
-    """Returns the curves of training."""
-    return _curves(
-        runs,
-        "train",
-        [("loss", "log loss"), ("auc", "AUC"), ("examples_per_s", _SPEED)],
-        lead=(
-            "Of worker 0, at each line of its log, from predictions made before training on each example. A "
-            "log loss above that of the base rate is worse than one constant prediction."
-        ),
-        why_missing=(
-            "no lines of training: they are written every train.log_every_s seconds and at the end of a pass"
-        ),
-    )
-
-
-def validation(runs: Runs) -> Section:
-    """Returns the curves of validation."""
-    return _curves(
-        runs,
-        "valid",
-        [("log_loss", "log loss"), ("auc", "AUC"), ("gauc", "GAUC"), _CALIBRATION],
-        lead=(
-            "On data.valid, which is not trained on: if it gets worse while the log loss of training falls, "
-            "the model overfits."
-        ),
-        why_missing="no validation: set data.valid, and valid.every_steps for more than one in an epoch",
-    )
-
-
-def passes(runs: Runs) -> Section:
-    """Returns progressive validation by pass."""
-    return _curves(
-        runs,
-        "pass",
-        [("log_loss", "log loss"), ("auc", "AUC"), _CALIBRATION],
-        lead=(
-            "Of all workers, from predictions made before training on each example: the first pass shows "
-            "the quality in online use; in later passes the examples are known."
-        ),
-        why_missing="no pass has ended yet: report again later",
-    )
-
-
 def _curves(
-    runs: Runs, kind: str, figures: Sequence[tuple[str, str]], *, lead: str, why_missing: str
+    runs: Runs, *, kind: str, figures: Sequence[tuple[str, str]], lead: str, why_missing: str
 ) -> Section:
     """Returns charts of figures, given by key and name, with a line a run, if one has it."""
     key_of_x, x = ("epoch", "pass") if kind == "pass" else ("step", "step")
@@ -128,6 +85,40 @@ def _curves(
     return Section(
         lead=lead, cards=cards, missing=missing(runs, lambda run: run.of_kind(kind), why_missing)
     )
+
+
+training = partial(
+    _curves,
+    kind="train",
+    figures=[("loss", "log loss"), ("auc", "AUC"), ("examples_per_s", _SPEED)],
+    lead=(
+        "Of worker 0, at each line of its log, from predictions made before training on each example. A log "
+        "loss above that of the base rate is worse than one constant prediction."
+    ),
+    why_missing=(
+        "no lines of training: they are written every train.log_every_s seconds and at the end of a pass"
+    ),
+)
+validation = partial(
+    _curves,
+    kind="valid",
+    figures=[("log_loss", "log loss"), ("auc", "AUC"), ("gauc", "GAUC"), _CALIBRATION],
+    lead=(
+        "On data.valid, which is not trained on: if it gets worse while the log loss of training falls, the "
+        "model overfits."
+    ),
+    why_missing="no validation: set data.valid, and valid.every_steps for more than one in an epoch",
+)
+passes = partial(
+    _curves,
+    kind="pass",
+    figures=[("log_loss", "log loss"), ("auc", "AUC"), _CALIBRATION],
+    lead=(
+        "Of all workers, from predictions made before training on each example: the first pass shows the "
+        "quality in online use; in later passes the examples are known."
+    ),
+    why_missing="no pass has ended yet: report again later",
+)
 
 
 def _levels(runs: Runs, kind: str, y: str) -> list[tuple[str, float]]:

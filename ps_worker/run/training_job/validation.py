@@ -101,7 +101,11 @@ class Validator:
         """
         told = self._run.all_reduce(_numbers(own), ReduceOp.MAX, name)
         if own is None:
-            self.add(self._named(_validation(told), name_of))
+            epoch, step, auc, log_loss = told.tolist()
+            validation = Validation(
+                epoch=int(epoch), step=int(step), auc=_finite(auc), log_loss=_finite(log_loss)
+            )
+            self.add(self._named(validation, name_of))
 
     def add(self, validation: Validation) -> None:
         """Counts a validation."""
@@ -165,13 +169,6 @@ def _numbers(validation: Validation | None) -> Numbers:
         return np.full(4, _UNKNOWN)
     figures = (validation.epoch, validation.step, validation.auc, validation.log_loss)
     return np.array([_UNKNOWN if each is None else each for each in figures], np.float64)
-
-
-def _validation(told: Numbers) -> Validation:
-    epoch, step, auc, log_loss = told.tolist()
-    return Validation(
-        epoch=int(epoch), step=int(step), auc=_finite(auc), log_loss=_finite(log_loss)
-    )
 
 
 def _finite(value: float) -> float | None:
