@@ -111,6 +111,6 @@ def require_unique(what: str, keys: Keys, error: type[CtrPsError]) -> None:
     """Raises `error`, which names `what` and the key, if a key occurs twice in uint64[N] `keys`."""
     if (key := repeated_key(keys)) is not None:
         raise error(
-            f"{what} has key {key} more than once: sum the gradients of equal keys, or look up their rows by "
-            f"the inverse of protos.keys.unique_keys"
+            f"{what} has key {key} more than once: make keys unique by protos.keys.unique_keys; sum the "
+            "gradients of equal keys, and index pulled rows by the inverse that it returns"
         )

@@ -236,7 +236,7 @@ def _heter_endpoints(environ: Mapping[str, str]) -> tuple[str, ...]:
     stages = environ.get(STAGES, "").strip()
     if ";" in text or (stages and _decimal(stages) > 2):
         found = f"{name} is {text!r}" if ";" in text else f"{STAGES} is {stages!r}"
-        raise RoleError(f"{found}, expected one stage of heter trainers after the CPU trainers")
+        raise RoleError(f"{found}, expected CPU trainers and at most one stage of heter trainers")
     endpoints = require_endpoints(split_endpoints(text), name, "heter trainer")
     require_work(endpoints, _integer(environ, NUM_WORKERS, 1), name)
     return endpoints

@@ -99,8 +99,8 @@ class Trainer(AbstractContextManager["Trainer"]):
         for name in sections:
             if name not in _SECTIONS:
                 raise UsageError(
-                    f"Trainer({name}=...) is not a setting, only {', '.join(_SECTIONS)}; files are given to "
-                    "train() and evaluate(), a folder to save()"
+                    f"Trainer has no argument {name!r}: it has {', '.join(_SECTIONS)}. Give files to train() "
+                    "and evaluate(), a folder to save()"
                 )
         if options and "name" in options:
             raise UsageError(

@@ -140,9 +140,10 @@ def _require_same(module: _Behind, program: ExportedProgram, inputs: Inputs) -> 
     except Exception as error:  # a guard of the program, or the user's code
         sizes = ", ".join(f"{name} {list(each.shape)}" for name, each in inputs.items())
         raise ValueError(
-            f"the exported program of {module.name} accepts only the sizes of its first inputs, not "
-            f"{sizes}: {_named(error, list(inputs))}. forward must not count in Python, as with 'for i in "
-            "range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors and the mask"
+            f"the exported program of {module.name} accepts only inputs of the sizes that it was "
+            f"exported with, not {sizes}: {_named(error, list(inputs))}. forward must not use sizes in "
+            "Python, as in 'for i in range(rows.shape[2])' or 'if rows.shape[2] > 3': compute with tensors "
+            "and the mask"
         ) from error
     if not torch.allclose(found, expected, **_CLOSE):
         raise ValueError(

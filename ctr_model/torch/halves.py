@@ -250,8 +250,8 @@ def returned(name: str, value: Any, size: int) -> list[Tensor]:
         for each in found
     ):
         raise ModelInputError(
-            f"{name} is before the cut, and returned {described(value)}, expected a tensor, or a tuple of "
-            f"two or more, of float32, bool or integers with {size} entries each"
+            f"{name}, before the cut, returned {described(value)}, expected a tensor or a tuple of two or "
+            f"more tensors, each of float32, bool or integers and of first dimension {size}, the examples"
         )
     return list(found)
 

@@ -194,8 +194,8 @@ def _require_newest(folder: Folder, name: str, before: str) -> None:
     version, newest = read_manifest(folder.child(name)).version, latest.manifest.version
     if newest > version:
         raise CheckpointError(
-            f"{folder.url}/{LATEST} names {_named_by(folder, LATEST)!r} of version {newest}, newer than "
-            f"{name!r} of version {version}: another process saves to this folder"
+            f"cannot publish {name!r} of version {version}: {folder.url}/{LATEST} already names "
+            f"{_named_by(folder, LATEST)!r} of version {newest}, so another process saves to this folder"
         )
 
 

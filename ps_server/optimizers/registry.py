@@ -121,7 +121,9 @@ class Tuning:
         self._decay = decay * rate
         if spec.schedule is not None:
             if not self._scheduled:
-                raise SpecError(f"optimizer {spec.name!r} has no learning rate for a schedule")
+                raise SpecError(
+                    f"optimizer {spec.name!r} has no learning rate, so it takes no schedule"
+                )
             require_schedule(spec.schedule)
         hypers = [self._hyper]
         if hasattr(self._hyper, "staleness"):

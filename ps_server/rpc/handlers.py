@@ -280,7 +280,7 @@ class Handlers:
         if not request.only_asks:
             logger.info("%s joins", name)
         elif isinstance(joined, WaitingFuture):
-            logger.info("a process waits for the place of %s", name)
+            logger.info("another process waits to take over as %s", name)
         return joined
 
     def _create_table(self, spec: TableSpec) -> None:

@@ -154,7 +154,7 @@ def _keys_in(vectors: Vectors, checkpoint: Checkpoint, slot: str) -> Keys:
         return vectors.keys
     if not slot:
         raise UsageError(
-            "the vectors are of values, not keys: name the slot of these values with --slot"
+            "the file lists its vectors by value, not by key: name the slot of the values with --slot"
         )
     schema = schema_of_checkpoint(checkpoint)
     try:

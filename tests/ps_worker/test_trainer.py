@@ -355,7 +355,7 @@ def test_data_that_can_be_gone_through_once_do_not_tell_where_to_start(clicks: P
         (
             {"checkpoint": {}},
             UsageError,
-            r"Trainer\(checkpoint=...\) is not a setting, on",
+            "Trainer has no argument .checkpoint.: it has data, train",
         ),
         ({"train": {"batchsize": 4}}, JobError, "Trainer.*train.*batchsize.*batch_size"),
         (

@@ -170,7 +170,7 @@ def test_what_cannot_cross_is_refused() -> None:
             self.interactions = Doubled()
 
     case = ModelCase(TorchModel(SCHEMA, Net), SCHEMA, 0, 5)
-    with pytest.raises(ModelInputError, match=r"interactions .* returned float64\[5, 4, 3\]"):
+    with pytest.raises(ModelInputError, match=r"interactions.* returned float64\[5, 4, 3\]"):
         FrontHalf(case.model).forward(case.batch, case.lookups)
 
 

@@ -277,5 +277,5 @@ def test_weight_decay_without_a_meaning_is_refused(
 
 
 def test_optimizer_without_a_rate_has_no_schedule() -> None:
-    with pytest.raises(SpecError, match="'sum' has no learning rate for a schedule"):
+    with pytest.raises(SpecError, match="'sum' has no learning rate, so it takes no schedule"):
         Tuning(OptimizerSpec(name="sum", schedule=ScheduleSpec(warmup_steps=3)))
