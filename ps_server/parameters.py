@@ -45,6 +45,7 @@ from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ctr_ps.ps_server.table import state_transfer
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
+from ctr_ps.ps_server.table.memory.halves import holds
 from ctr_ps.ps_server.table.memory.memory_limit import MemoryLimit
 from ctr_ps.ps_server.table.rows.statistics import Clock
 from ctr_ps.ps_server.table.sparse_table import SparseTable
@@ -154,6 +155,7 @@ class Parameters:
             loaded.is_bfloat16,
         ):
             claimed = self._new_table(spec)
+            claimed.take_candidates(table)
             for shard in table.shards:
                 claimed.write(table.export_shard(shard))
         else:
@@ -269,10 +271,12 @@ class Parameters:
                     "ttl_s), admit fewer ([life] admission), use more servers, or raise --memory-limit"
                 )
 
-    def apply(self, gradients: Gradients, source: int, *, step: int, staleness: int = 0) -> None:
+    def apply(
+        self, gradients: Gradients, source: int, *, step: int, draw: int, staleness: int = 0
+    ) -> None:
         """Applies gradients that passed `check`, from the worker `source`, or NOBODY.
 
-        `step` is that of schedules, and of the rounding of bfloat16: batches applied before.
+        `step` is that of schedules, batches applied before; `draw` is of the rounding of bfloat16.
         """
         admits_by_score = []
         for name, grad in gradients.sparse.items():
@@ -281,10 +285,10 @@ class Parameters:
                 scoring = self._tables[table.spec.admission.table]
                 admits_by_score.append((scoring, table, grad))
             else:
-                table.push(grad, source, step=step, staleness=staleness)
+                table.push(grad, source, step=step, draw=draw, staleness=staleness)
         for scoring, table, grad in admits_by_score:  # once this push is in the scores
             scores = scoring.scores(grad.keys)
-            table.push(grad, source, scores, step=step, staleness=staleness)
+            table.push(grad, source, scores, step=step, draw=draw, staleness=staleness)
         for name, dense in gradients.dense.items():
             self._blocks[name].push(dense, step=step, staleness=staleness)
 
@@ -315,10 +319,10 @@ class Parameters:
             keys = {name: rows.keys for name, rows in state.rows.items()}
             self._require_memory(self._memory_limit, keys)
 
-    def write_state(self, state: ModelState, *, step: int) -> None:
-        """Overwrites rows and pieces by state that passed `check_state`; `step` as for `apply`."""
+    def write_state(self, state: ModelState, *, draw: int) -> None:
+        """Overwrites rows and pieces by state that passed `check_state`; `draw` as for `apply`."""
         for name, rows in state.rows.items():
-            state_transfer.write_rows(self._tables[name], rows, step)
+            state_transfer.write_rows(self._tables[name], rows, draw)
         for name, block in state.blocks.items():
             state_transfer.write_block(self._blocks[name], block)
 
@@ -437,12 +441,11 @@ class Parameters:
         spec = self._tables[name].spec if is_declared else unclaimed
         require_loadable(saved, spec, checkpoint.url)
         table = self._new_table(spec)
+        is_as_saved = (saved.statistics is None) == (spec.statistics is None)
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
+            is_as_saved = is_as_saved and (not spec.is_bfloat16 or holds(rows.weights))
             on_shard()
-        is_as_saved = (saved.statistics is None) == (spec.statistics is None) and (
-            saved.is_bfloat16 or not spec.is_bfloat16
-        )
         if is_as_saved and not table.status.evicted:
             table.mark_clean()
         if table.counts_as(saved):  # keys without a row, in the same way

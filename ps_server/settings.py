@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ctr_ps.protos.errors import UsageError
+from ctr_ps.ps_server.table.memory.memory_limit import require_memory_limit
 
 DEFAULT_IDLE_LIMIT_S = 600.0
 DEFAULT_WAIT_LIMIT_S = 600.0
@@ -61,8 +62,8 @@ class ServerSettings:
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds!r}, expected at least 0 seconds")
-        if self.memory_limit is not None and self.memory_limit < 1:
-            raise UsageError(f"memory_limit is {self.memory_limit!r}, expected at least 1 byte")
+        if self.memory_limit is not None:
+            require_memory_limit(self.memory_limit)
         if not 0 <= self.sigterm_exit_code <= 255:
             raise UsageError(f"sigterm_exit_code is {self.sigterm_exit_code!r}, expected 0 to 255")
 

@@ -108,7 +108,8 @@ class Applier:
             with self._snapshots.changing():
                 if job.waits_for_lost:
                     self.before_step = self._parameters.before(gradients, step.step)
-                self._parameters.apply(gradients, NOBODY, step=job.pushes.batches)
+                batches = job.pushes.batches
+                self._parameters.apply(gradients, NOBODY, step=batches, draw=batches)
                 applied = job.pushes.step_applied(step)
         except BaseException as error:
             logger.exception("step not applied step=%d", step.step)

@@ -297,6 +297,7 @@ class Engine:
                     gradients,
                     push_id.worker,
                     step=job.pushes.batches,
+                    draw=_draw_of(push_id),
                     staleness=max(0, job.pushes.version - push_id.pulled),
                 ),
             )
@@ -313,7 +314,7 @@ class Engine:
         return self.applier.apply_arrival(
             job,
             push_id,
-            lambda: self.parameters.write_state(state, step=job.pushes.batches),
+            lambda: self.parameters.write_state(state, draw=_draw_of(push_id)),
         )
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
@@ -425,3 +426,8 @@ class Engine:
     def status(self) -> StoreStatus:
         """See `protos.store.Store`."""
         return self.job.status(self.parameters.table_status(), self.snapshots.last)
+
+
+def _draw_of(push_id: PushId) -> int:
+    """Returns the draw of a push that is applied on arrival: one that a recovery knows, in any order."""
+    return ((push_id.worker << 48) + push_id.sequence) % 2**64

@@ -40,7 +40,6 @@ from ctr_ps.protos.wire.calls import (
     Call,
 )
 from ctr_ps.ps_server.checkpoint.files.manifest import share_to_json
-from ctr_ps.ps_server.coordination.rendezvous import Rendezvous
 from ctr_ps.ps_server.engine.engine import Engine
 from ctr_ps.ps_server.precompile import Kernels
 from ctr_ps.ps_server.rpc.completed_calls import CompletedCalls
@@ -104,6 +103,12 @@ def _sent_as_asked(
 ) -> Future[P]:
     """Returns the answer, marked if bfloat16 is asked for; then it waits for no version, so it is there."""
     return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
+
+
+_ARRIVALS = ("barrier", "all_reduce")
+"""Methods of the rendezvous at which a worker leaves the steps that follow."""
+
+_OF_RENDEZVOUS = (*_ARRIVALS, "advance", "take")
 
 
 class Handlers:
@@ -265,9 +270,9 @@ class Handlers:
             if (member := values.pop("member", None)) is not None:
                 values["worker"] = member.worker
             values.pop("acknowledged", None)
-            if hasattr(Rendezvous, method):
-                return self.engine.arrived(getattr(self.engine.job.rendezvous, method)(**values))
-            return getattr(self.engine, method)(**values)
+            owner = self.engine.job.rendezvous if method in _OF_RENDEZVOUS else self.engine
+            answer = getattr(owner, method)(**values)
+            return self.engine.arrived(answer) if method in _ARRIVALS else answer
 
         return call_engine
 

@@ -226,13 +226,14 @@ class SparseTable:
         scores: Values | None = None,
         *,
         step: int = 0,
+        draw: int = 0,
         staleness: int = 0,
     ) -> None:
         """Applies the mean of a checked gradient to each key's row, creating rows for admitted keys.
 
-        The rows do not count as changed for the subscriber `source`. `scores` float32[N] are those of the
-        keys in the other table, if that decides about admission; `step` is of the optimizer's schedule, and
-        of the rounding of bfloat16.
+        The rows do not count as changed for the subscriber `source`, unless they are rounded, by `draw`, as
+        bfloat16. `scores` float32[N] are those of the keys in the other table, if that decides about
+        admission; `step` is of the optimizer's schedule.
         """
         if not grad.keys.size:
             return
@@ -254,8 +255,8 @@ class SparseTable:
             counts=_NO_COUNTS if grad.counts is None else read_only(grad.counts),
             admitted=admitted,
             now=seconds_of(self._clock),
-            source=source,
-            step=np.uint64(step),
+            source=NOBODY if self.spec.is_bfloat16 else source,
+            draw=np.uint64(draw),
         )
         self._with_room(keys, lambda start: self._apply(hyper, push, start))
 
@@ -273,8 +274,8 @@ class SparseTable:
         )
         return apply_rows(self._arrays, self._new_row, hyper, counted, start)
 
-    def write(self, rows: Rows, *, step: int = 0) -> None:
-        """Writes whole rows of this server's shards, as from a checkpoint; rounds bfloat16 by `step`.
+    def write(self, rows: Rows, *, draw: int = 0) -> None:
+        """Writes whole rows of this server's shards, as from a checkpoint; rounds bfloat16 by `draw`.
 
         Statistics that this table does not keep are dropped; missing ones start at `unknown_statistics`.
         Raises CheckpointError, without a change, if rows have other widths than this table's.
@@ -293,7 +294,7 @@ class SparseTable:
         self._with_room(
             keys,
             lambda start: write_rows(
-                self._arrays, keys, weights, state, statistics, np.uint64(step), start
+                self._arrays, keys, weights, state, statistics, np.uint64(draw), start
             ),
         )
 
@@ -351,6 +352,12 @@ class SparseTable:
         """Whether this table can load the candidates or counters of a table with this spec."""
         candidates, admission = self._candidates, spec.admission
         return candidates is not None and admission is not None and candidates.can_count(admission)
+
+    def take_candidates(self, table: "SparseTable") -> None:
+        """Takes over the candidates of a table with the same shards, if they count for this one, too."""
+        if table._candidates is not None and self.counts_as(table.spec):
+            self._candidates = table._candidates
+            self._candidates.declare(self.spec)
 
     def take_changed(self, subscriber: int, max_rows: int) -> tuple[Keys, Values]:
         """Returns up to `max_rows` rows that changed since the subscriber last took them: keys and weights.

@@ -49,14 +49,14 @@ def check_block(block: DenseTable, state: BlockState) -> None:
     _require_shapes(what, (state.weights, state.element_state, state.scalars), expected)
 
 
-def write_rows(table: SparseTable, rows: RowStates, step: int) -> None:
-    """Overwrites or creates rows that `check_rows` accepted; rounds bfloat16 by `step`."""
+def write_rows(table: SparseTable, rows: RowStates, draw: int) -> None:
+    """Overwrites or creates rows that `check_rows` accepted; rounds bfloat16 by `draw`."""
     if not rows.keys.size:
         return
     no_statistics = np.empty((rows.keys.size, 0), np.float32)
     table.write(
         Rows(keys=rows.keys, weights=rows.weights, state=rows.state, statistics=no_statistics),
-        step=step,
+        draw=draw,
     )
 
 

@@ -102,10 +102,11 @@ def require_life(model_specs: ModelSpecs) -> None:
     """Refuses settings of rows that no server accepts."""
     job, model = model_specs.job, model_specs.model
     names = [table.name for table in model.tables]
-    settings = {"life.tables": job.life.tables, "train.row_dtype": job.train.row_dtypes}
+    dtypes = {} if isinstance(job.train.row_dtype, str) else job.train.row_dtype
+    settings = {"life.tables": job.life.tables, "train.row_dtype": dtypes}
     for section, tables in settings.items():
         for name in tables:
-            if name and name not in names:
+            if name not in names:
                 fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
                 raise job.error(f"{section}.{name}", fault)
     specs = {spec.name: spec for spec in model_specs.tables}

@@ -162,7 +162,7 @@ def specs_of_tables(tables: Sequence[EmbeddingTable], job: Job) -> list[TableSpe
 
 
 def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
-    life, dtypes = job.life.of_table(table.name), job.train.row_dtypes
+    life = job.life.of_table(table.name)
     if is_scoring:
         life = life.model_copy(update={"statistics": True})
     return TableSpec(
@@ -170,7 +170,7 @@ def _table_spec(table: EmbeddingTable, job: Job, is_scoring: bool) -> TableSpec:
         dim=table.dim,
         initializer=InitializerSpec(kind="uniform", scale=table.init_range),
         optimizer=optimizer_of_table(table, job),
-        is_bfloat16=dtypes.get(table.name, dtypes.get("")) == "bfloat16",
+        is_bfloat16=job.train.has_bfloat16_rows(table.name),
         seed=job.train.seed,
         statistics=life.statistics_spec(),
         admission=life.admission.spec(),

@@ -209,10 +209,10 @@ class TrainSection(Section):
     weight_decay: float = Field(0.0, ge=0)
     base_rate: Rates = "data"
 
-    @property
-    def row_dtypes(self) -> Mapping[str, str]:
-        """The types of rows by table; those of all other tables are under ""."""
-        return {"": self.row_dtype} if isinstance(self.row_dtype, str) else self.row_dtype
+    def has_bfloat16_rows(self, table: str) -> bool:
+        """Whether servers keep a table's weights as bfloat16."""
+        dtype = self.row_dtype
+        return (dtype if isinstance(dtype, str) else dtype.get(table)) == "bfloat16"
 
 
 Metric = Literal["log_loss", "auc"]

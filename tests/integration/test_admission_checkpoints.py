@@ -74,6 +74,24 @@ def test_keys_are_counted_on_after_a_restart(
         assert 20 < before.rows < expected.status().tables["admitting"].rows - 20
 
 
+@pytest.mark.parametrize("admission", [EXACT, BLOOM], ids=["exact", "bloom"])
+def test_keys_are_counted_on_in_a_loaded_table_that_becomes_bfloat16(
+    admission: AdmissionSpec, tmp_path: Path
+) -> None:
+    saved = trained(8, admission)
+    saved.save(SaveRequest(url=str(tmp_path / "model")))
+    store = ParameterStore()
+    store.load(str(tmp_path / "model"))
+    store.create_table(replace(spec_of(admission), is_bfloat16=True))
+    before, after = (each.status().tables["admitting"] for each in (saved, store))
+    for sequence in range(8, 16):
+        push(store, sequence)
+
+    assert (after.rows, after.candidates) == (before.rows, before.candidates)
+    expected = trained(16, admission).status().tables["admitting"]
+    assert store.status().tables["admitting"].rows == expected.rows
+
+
 def test_loaded_table_reads_the_default_value_of_its_admission(tmp_path: Path) -> None:
     """Also where no job declares it, as when a model is tested."""
     trained(1, EXACT).save(SaveRequest(url=str(tmp_path / "model")))

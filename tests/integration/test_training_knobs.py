@@ -94,6 +94,14 @@ def test_workers_and_threads_go_through_the_same_rates() -> None:
     assert workers.status().batches == threads.status().batches == 2 * NUM_BATCHES
 
 
+def test_servers_keep_bfloat16_in_geo_training() -> None:
+    store = trained(job("geo", "train.row_dtype=bfloat16"), DATA[:1])
+
+    rows = parameters_of(store)[small_model().num_params :]
+    assert rows.any()
+    assert not (rows.view(np.uint32) & np.uint32(0xFFFF)).any()
+
+
 def test_two_workers_learn_what_one_learns_with_a_double_batch() -> None:
     double = [joined(pair) for pair in zip(*DATA, strict=True)]
     num_params = small_model().num_params

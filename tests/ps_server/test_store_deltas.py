@@ -16,12 +16,13 @@ from ctr_ps.protos.spec import ExpirySpec, InitializerSpec, OptimizerSpec, Stati
 from ctr_ps.protos.store import SaveRequest
 from ctr_ps.ps_server.checkpoint.publish import keep_last, write_latest
 from ctr_ps.ps_server.checkpoint.reader import Checkpoint
-from ctr_ps.ps_server.checkpoint.rewrite import compact
+from ctr_ps.ps_server.checkpoint.rewrite import compact, import_rows
 from ctr_ps.ps_server.checkpoint.saved_model import SavedModel
 from ctr_ps.ps_server.store import ParameterStore
 from tests.support.local_transport import LocalTransport, joined_client
 from tests.support.stores import (
     DEEP,
+    NEWEST,
     TOWER,
     WIDE,
     assert_same_parameters,
@@ -126,6 +127,37 @@ def test_rows_that_a_load_has_rounded_are_in_no_delta_but_in_a_full_checkpoint(
     assert Checkpoint.open(urls[3]).digest_of_files() == half.digest()
     of_deep = Checkpoint.open(urls[3]).manifest.files_of_table("deep")
     assert sum(batch.rows for entry in of_deep for batch in entry.batches) == 0
+
+
+def test_no_delta_is_saved_on_imported_rows_that_a_load_has_rounded(tmp_path: Path) -> None:
+    urls = [str(tmp_path / name) for name in "012"]
+    half = replace(DEEP, is_bfloat16=True)
+    saved, loaded = ParameterStore(), ParameterStore()
+    saved.create_table(half)
+    saved.save(SaveRequest(url=urls[0]))
+    import_rows(
+        Checkpoint.open(urls[0]), urls[1], "deep", ALL_KEYS[:1], np.full((1, 5), 0.1, np.float32)
+    )
+    loaded.create_table(half)
+    loaded.load(urls[1])
+
+    with pytest.raises(UnknownChangesError, match="save a full checkpoint"):
+        loaded.save(SaveRequest(url=urls[2], base=urls[1]))
+
+
+def test_rows_of_bfloat16_are_rounded_alike_whichever_of_two_pushes_arrives_first() -> None:
+    digests = set()
+    for order in (0, 1), (1, 0):
+        store = ParameterStore(num_workers=2)
+        store.create_table(replace(DEEP, is_bfloat16=True))
+        for worker in order:
+            keys = ALL_KEYS[worker::2]
+            grad = SparseGrad(keys, np.full((keys.size, 5), 0.3, np.float32), 7)
+            pushed = push_id(worker=worker, sequence=0, pulled=NEWEST)
+            store.push_grad(Gradients({"deep": grad}), pushed).result()
+        digests.add(store.digest())
+
+    assert len(digests) == 1
 
 
 def test_a_delta_of_one_row_in_a_hundred_is_under_a_fiftieth(tmp_path: Path) -> None:

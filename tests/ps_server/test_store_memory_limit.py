@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ctr_ps.protos.errors import OverloadedError
+from ctr_ps.protos.errors import OverloadedError, UsageError
 from ctr_ps.protos.gradients import Counts, Gradients, SparseGrad
 from ctr_ps.protos.placement import shard_of
 from ctr_ps.protos.spec import (
@@ -145,3 +145,8 @@ def test_store_without_a_limit_takes_everything() -> None:
     push(store, 0, 100_000)
 
     assert store.status().tables["t"].rows == 100_000
+
+
+def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="memory_limit is 0, expected at least 1 byte"):
+        ParameterStore(memory_limit=0)

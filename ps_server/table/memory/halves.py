@@ -6,8 +6,9 @@ A value is rounded away from zero with the probability cut / 2^16, else towards 
 value: rounded to the nearest, a row would lose every update smaller than half its last bit. Gupta, Agrawal,
 Gopalakrishnan, Narayanan, "Deep learning with limited numerical precision", ICML 2015.
 
-The random bits are a function of (key, step, column): the same on any number of servers, and after a
-recovery. A value that a bfloat16 holds is stored as it is.
+The random bits are a function of (key, draw, column). A draw is a number of the change: the batches applied
+before a synchronous step, else of the push's id. So the bits are the same on any number of servers, and after
+a recovery. A value that a bfloat16 holds is stored as it is.
 """
 
 import numpy as np
@@ -30,6 +31,11 @@ def to_float32(halves: Halves) -> Values:
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def holds(weights: Values) -> bool:
+    """Whether bfloat16 holds all weights float32[N, D] as they are."""
+    return not np.any(weights.view(np.uint32) & np.uint32(0xFFFF))
+
+
 @inlined_kernel
 def half_value(half: np.uint16) -> np.float32:
     """Returns a bfloat16 as float32."""
@@ -37,9 +43,9 @@ def half_value(half: np.uint16) -> np.float32:
 
 
 @inlined_kernel
-def rounding_of(key: np.uint64, step: np.uint64) -> np.uint32:
+def rounding_of(key: np.uint64, draw: np.uint64) -> np.uint32:
     """Returns what `rounded_half` takes for a row."""
-    return np.uint32(mix64(key ^ mix64(step)) >> np.uint64(32))
+    return np.uint32(mix64(key ^ mix64(draw)) >> np.uint64(32))
 
 
 @inlined_kernel
@@ -58,17 +64,17 @@ def rounded_half(weight: np.float32, rounding: np.uint32, column: Int) -> np.uin
 
 
 @inlined_kernel
-def round_weights(weights: Values, key: np.uint64, step: np.uint64) -> None:
+def round_weights(weights: Values, key: np.uint64, draw: np.uint64) -> None:
     """Rounds `weights` float32[D] in place, as `store_halves` does."""
-    rounding = rounding_of(key, step)
+    rounding = rounding_of(key, draw)
     for j in range(weights.size):
         weights[j] = half_value(rounded_half(weights[j], rounding, j))
 
 
 @inlined_kernel
-def store_halves(weights: Values, halves: Halves, key: np.uint64, step: np.uint64) -> None:
-    """Overwrites `halves` uint16[D] with `weights` float32[D], rounded at random by key and step."""
-    rounding = rounding_of(key, step)
+def store_halves(weights: Values, halves: Halves, key: np.uint64, draw: np.uint64) -> None:
+    """Overwrites `halves` uint16[D] with `weights` float32[D], rounded at random by key and draw."""
+    rounding = rounding_of(key, draw)
     for j in range(weights.size):
         halves[j] = rounded_half(weights[j], rounding, j)
 

@@ -8,11 +8,20 @@ limit by those, and by the doubling of an index.
 import threading
 from collections.abc import Callable, Mapping
 
+from ctr_ps.protos.errors import UsageError
+
+
+def require_memory_limit(limit_bytes: int) -> None:
+    """Raises UsageError unless it is at least a byte."""
+    if limit_bytes < 1:
+        raise UsageError(f"memory_limit is {limit_bytes!r}, expected at least 1 byte")
+
 
 class MemoryLimit:
     """The limit of the memory of all tables, whose bytes `sizes` returns. Thread-safe."""
 
     def __init__(self, limit_bytes: int, sizes: Callable[[], Mapping[str, int]]) -> None:
+        require_memory_limit(limit_bytes)
         self.limit_bytes = limit_bytes
         self._sizes = sizes
         self._left_bytes = 0  # that may be added before the next look

@@ -55,7 +55,7 @@ class Push(NamedTuple):
     counts: Counts
     admitted: NDArray[np.uint8]  # uint8[N], whether a key without a row gets one; uint8[0]: all do
     now: np.uint32  # seconds since 1970
-    step: np.uint64  # by which bfloat16 weights are rounded
+    draw: np.uint64  # of the rounding of bfloat16 weights
     # the subscriber that sent it, for which the rows do not count as changed; or NOBODY
     source: int
 
@@ -272,18 +272,18 @@ def apply_rows(table: TableArrays, new_row: NewRow, hyper: Any, push: Push, star
                 row = make_row(table, new_row, dim, shard, hashes[i], key)
             mark_dirty(table, shard, row)
             first = row * table.slab.shape[1]
+            state = borrow(slab, first + table.state_column, state_width)
+            grad = borrow(flat_grads, (start + i) * dim, dim)
             if table.is_bfloat16:
-                load_halves(halves_of(table, row, dim), unpacked)
-                weights = unpacked
+                halves = halves_of(table, row, dim)
+                load_halves(halves, unpacked)
+                decay_row(unpacked, push.decay)
+                update_row(hyper, unpacked, state, grad, push.scale)
+                store_halves(unpacked, halves, key, push.draw)
             else:
                 weights = borrow(slab, first + KEY_COLUMNS, dim)
-            state = borrow(slab, first + table.state_column, state_width)
-            decay_row(weights, push.decay)
-            update_row(
-                hyper, weights, state, borrow(flat_grads, (start + i) * dim, dim), push.scale
-            )
-            if table.is_bfloat16:
-                store_halves(weights, halves_of(table, row, dim), key, push.step)
+                decay_row(weights, push.decay)
+                update_row(hyper, weights, state, grad, push.scale)
             if table.statistics_column:
                 occurrences, clicks = push.counts[start + i, 0], push.counts[start + i, 1]
                 count_push(
@@ -301,12 +301,12 @@ def write_rows(
     weights: Values,
     state: Values,
     statistics: Values,
-    step: np.uint64,
+    draw: np.uint64,
     start: int,
 ) -> int:
     """Writes whole rows, as from a checkpoint; returns the same as `apply_rows`.
 
-    By `step` bfloat16 weights are rounded.
+    Weights of bfloat16 are rounded by `draw`.
     """
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
@@ -328,7 +328,7 @@ def write_rows(
             mark_dirty(table, shard, row)
             if table.is_bfloat16:
                 store_halves(
-                    borrow(flat_weights, i * dim, dim), halves_of(table, row, dim), keys[i], step
+                    borrow(flat_weights, i * dim, dim), halves_of(table, row, dim), keys[i], draw
                 )
             else:
                 for j in range(dim):

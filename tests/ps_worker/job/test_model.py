@@ -52,7 +52,11 @@ def test_bfloat16_without_pytorch_says_which_extra_to_install(
 
 @pytest.mark.parametrize(
     "setting",
-    ["train.compute=float16", "train.row_dtype=float16", "train.row_dtype={embedding='float16'}"],
+    [
+        "train.compute=float16",
+        "train.row_dtype=float16",
+        "train.row_dtype={wide='bfloat16', embedding='float16'}",
+    ],
 )
 def test_unknown_precision_is_refused(setting: str) -> None:
     with pytest.raises(JobError, match=r"(train\.compute|train\.row_dtype) is .*bfloat16"):
