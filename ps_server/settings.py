@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from ctr_ps.protos.errors import UsageError
-from ctr_ps.ps_server.table.memory.memory_limit import require_memory_limit
 
 DEFAULT_IDLE_LIMIT_S = 600.0
 DEFAULT_WAIT_LIMIT_S = 600.0
@@ -24,7 +23,7 @@ class LogSync(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How a server runs. Raises UsageError if a limit is not a number of seconds or bytes."""
+    """How a server runs. Raises UsageError if a limit is not a number of seconds."""
 
     load: str | None = None  # checkpoint to start with; None: fresh parameters
     # address to bind; None: loopback if workers reach the server there, else all interfaces
@@ -62,8 +61,6 @@ class ServerSettings:
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise UsageError(f"{name} is {seconds!r}, expected at least 0 seconds")
-        if self.memory_limit is not None:
-            require_memory_limit(self.memory_limit)
         if not 0 <= self.sigterm_exit_code <= 255:
             raise UsageError(f"sigterm_exit_code is {self.sigterm_exit_code!r}, expected 0 to 255")
 

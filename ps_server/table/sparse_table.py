@@ -38,7 +38,7 @@ from ctr_ps.ps_server.table.feature_life.removal import (
     shrink_shard,
 )
 from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES
-from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH, RowLayout, TableArrays
+from ctr_ps.ps_server.table.memory.hash_index import STATISTICS_WIDTH, TableArrays
 from ctr_ps.ps_server.table.rows.initializers import build_initializer
 from ctr_ps.ps_server.table.rows.kernels import (
     NewRow,
@@ -51,7 +51,7 @@ from ctr_ps.ps_server.table.rows.kernels import (
     take_changed_rows,
     write_rows,
 )
-from ctr_ps.ps_server.table.rows.regions import RowRegions
+from ctr_ps.ps_server.table.rows.regions import RowRegions, layout_of
 from ctr_ps.ps_server.table.rows.statistics import (
     Clock,
     coefficients_of,
@@ -90,13 +90,7 @@ class SparseTable:
         self._set_spec(spec)
         self._locks = [threading.Lock() for _ in range(spec.num_shards)]
         self._regions = RowRegions(
-            RowLayout(
-                spec.dim,
-                self.state_width,
-                has_statistics=spec.statistics is not None,
-                has_base=has_base,
-                is_bfloat16=spec.is_bfloat16,
-            ),
+            layout_of(spec, has_base=has_base),
             num_shards=spec.num_shards,
             shards=self.shards,
             num_subscribers=num_subscribers,
@@ -119,7 +113,9 @@ class SparseTable:
         check_table_spec(spec)
         tuning = Tuning(spec.optimizer)
         state = initial_state(spec.optimizer, spec.dim)
-        initializer = build_initializer(spec.initializer, spec.seed, spec.name)
+        initializer = build_initializer(
+            spec.initializer, spec.seed, spec.name, is_bfloat16=spec.is_bfloat16
+        )
         self._max_rows = max_rows_of_shard(spec)
         self.spec, self._tuning, self._new_row = spec, tuning, NewRow(initializer, state)
         self._candidates = candidates_of(

@@ -33,12 +33,6 @@ def test_limit_that_is_no_number_of_seconds_is_refused(name: str, seconds: float
         ServerSettings(**{name: seconds})
 
 
-@pytest.mark.parametrize("limit", [0, -5])
-def test_memory_limit_of_no_bytes_is_refused(limit: int) -> None:
-    with pytest.raises(UsageError, match=f"memory_limit is {limit}, expected at least 1 byte"):
-        ServerSettings(memory_limit=limit)
-
-
 @pytest.mark.parametrize(
     ("size", "expected"),
     [

@@ -28,19 +28,25 @@ from ctr_ps.protos.errors import SpecError
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Shrunk
-from ctr_ps.ps_server.optimizers.registry import initial_state
 from ctr_ps.ps_server.table.feature_life.admission import counter_bytes_of_shard
 from ctr_ps.ps_server.table.memory.halves import half_value
 from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     KEY_COLUMNS,
     MAX_LOAD_PERCENT,
+    STATISTICS_WIDTH,
     RowLayout,
     TableArrays,
     halves_of,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int
-from ctr_ps.ps_server.table.rows.regions import NO_LIMIT, SLOT_BYTES, VALUE_BYTES, RowRegions
+from ctr_ps.ps_server.table.rows.regions import (
+    NO_LIMIT,
+    SLOT_BYTES,
+    VALUE_BYTES,
+    RowRegions,
+    layout_of,
+)
 from ctr_ps.ps_server.table.rows.statistics import (
     CLICK,
     LAST_SEEN,
@@ -57,7 +63,7 @@ EVICTED_SHARE = 16  # an eviction removes one row in this number: it costs a pas
 CANDIDATES_SHARE = 4
 """One byte in this number of a table's `max_bytes` is for candidates, if they are counted exactly."""
 
-CANDIDATE = RowLayout(dim=0, state_width=0, has_statistics=True)
+CANDIDATE = RowLayout(dim=0, state_width=0, statistics_width=STATISTICS_WIDTH)
 
 _SCRAMBLE = np.uint64(0x9E3779B97F4A7C15)
 
@@ -170,10 +176,8 @@ def _max_rows(spec: TableSpec, expiry: ExpirySpec) -> int:
     if expiry.max_rows:
         limits.append(-(-expiry.max_rows // spec.num_shards))
     if expiry.max_bytes:
-        state_width = initial_state(spec.optimizer, spec.dim).size
-        layout = RowLayout(spec.dim, state_width, True, is_bfloat16=spec.is_bfloat16)
         share = _bytes_of_shard(spec) - _candidate_bytes_of_shard(spec)
-        limits.append(_rows_within(share, VALUE_BYTES * layout.stride))
+        limits.append(_rows_within(share, VALUE_BYTES * layout_of(spec).stride))
     return min(limits)
 
 

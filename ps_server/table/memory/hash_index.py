@@ -45,7 +45,7 @@ class RowLayout:
 
     dim: int
     state_width: int
-    has_statistics: bool = False
+    statistics_width: int = 0  # or STATISTICS_WIDTH
     has_base: bool = False
     is_bfloat16: bool = False
 
@@ -56,24 +56,9 @@ class RowLayout:
         return slice(start, start + self.state_width)
 
     @property
-    def statistics_width(self) -> int:
-        """Columns of statistics; 0 without."""
-        return STATISTICS_WIDTH if self.has_statistics else 0
-
-    @property
     def statistics(self) -> slice:
         """Columns of the statistics."""
         return slice(self.state.stop, self.state.stop + self.statistics_width)
-
-    @property
-    def statistics_column(self) -> int:
-        """First column of the statistics; 0 without."""
-        return self.state.stop if self.has_statistics else 0
-
-    @property
-    def base_column(self) -> int:
-        """First column of the base; 0 without."""
-        return self.statistics.stop if self.has_base else 0
 
     @property
     def stride(self) -> int:

@@ -11,17 +11,15 @@ from collections.abc import Callable, Mapping
 from ctr_ps.protos.errors import UsageError
 
 
-def require_memory_limit(limit_bytes: int) -> None:
-    """Raises UsageError unless it is at least a byte."""
-    if limit_bytes < 1:
-        raise UsageError(f"memory_limit is {limit_bytes!r}, expected at least 1 byte")
-
-
 class MemoryLimit:
-    """The limit of the memory of all tables, whose bytes `sizes` returns. Thread-safe."""
+    """The limit of the memory of all tables, whose bytes `sizes` returns. Thread-safe.
+
+    Raises UsageError if it is less than a byte.
+    """
 
     def __init__(self, limit_bytes: int, sizes: Callable[[], Mapping[str, int]]) -> None:
-        require_memory_limit(limit_bytes)
+        if limit_bytes < 1:
+            raise UsageError(f"memory_limit is {limit_bytes!r}, expected at least 1 byte")
         self.limit_bytes = limit_bytes
         self._sizes = sizes
         self._left_bytes = 0  # that may be added before the next look

@@ -15,6 +15,12 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import InitializerSpec
+from ctr_ps.ps_server.table.memory.halves import (
+    Halves,
+    round_weights,
+    rounded_half,
+    rounding_of,
+)
 
 KINDS = ("uniform", "normal")
 
@@ -27,9 +33,12 @@ class Initializer(NamedTuple):
     is_normal: bool
     scale: np.float32
     seed: np.uint64
+    is_bfloat16: bool  # whether rows are rounded
 
 
-def build_initializer(spec: InitializerSpec, seed: int, name: str) -> Initializer:
+def build_initializer(
+    spec: InitializerSpec, seed: int, name: str, *, is_bfloat16: bool = False
+) -> Initializer:
     """Returns the initializer of the table or dense block `name`; raises SpecError if it is invalid."""
     if spec.kind not in KINDS:
         raise SpecError(
@@ -44,6 +53,7 @@ def build_initializer(spec: InitializerSpec, seed: int, name: str) -> Initialize
         is_normal=spec.kind == "normal",
         scale=np.float32(spec.scale),
         seed=np.uint64(int.from_bytes(digest[:8], "little")),
+        is_bfloat16=is_bfloat16,
     )
 
 
@@ -75,6 +85,19 @@ def initialize_row(initializer: Initializer, key: np.uint64, out: Values) -> Non
     row_hash = mix64(key ^ initializer.seed)
     for column in range(out.size):
         out[column] = initial_value(initializer, row_hash, column)
+    if initializer.is_bfloat16:
+        round_weights(out, key, np.uint64(0))
+
+
+@kernel
+def initialize_halves(initializer: Initializer, key: np.uint64, halves: Halves) -> None:
+    """Same as `initialize_row`, for the bfloat16 weights of a row, uint16[D], which are 0."""
+    if initializer.scale == np.float32(0.0):
+        return
+    row_hash, rounding = mix64(key ^ initializer.seed), rounding_of(key, np.uint64(0))
+    for column in range(halves.size):
+        value = initial_value(initializer, row_hash, column)
+        halves[column] = rounded_half(value, rounding, column)
 
 
 @kernel

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctr_ps.protos.gradients import Counts, Values
-from ctr_ps.protos.keys import Keys, mix64
+from ctr_ps.protos.keys import Keys
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.ps_server.optimizers.row_update import decay_row, update_row
 from ctr_ps.ps_server.table.changes import (
@@ -16,14 +16,7 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty,
     prefetch_dirty_bit,
 )
-from ctr_ps.ps_server.table.memory.halves import (
-    Halves,
-    load_halves,
-    round_weights,
-    rounded_half,
-    rounding_of,
-    store_halves,
-)
+from ctr_ps.ps_server.table.memory.halves import load_halves, store_halves
 from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     KEY_COLUMNS,
@@ -38,7 +31,7 @@ from ctr_ps.ps_server.table.memory.hash_index import (
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
 from ctr_ps.ps_server.table.rows.initializers import (
     Initializer,
-    initial_value,
+    initialize_halves,
     initialize_row,
 )
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, Coefficients, count_push, score_of
@@ -68,26 +61,6 @@ class NewRow(NamedTuple):
 
 
 @kernel
-def _initialize(
-    table: TableArrays, initializer: Initializer, key: np.uint64, weights: Values
-) -> None:
-    """Overwrites `weights` float32[D] with those of a new row."""
-    initialize_row(initializer, key, weights)
-    if table.is_bfloat16:
-        round_weights(weights, key, np.uint64(0))
-
-
-@kernel
-def _initialize_halves(initializer: Initializer, key: np.uint64, halves: Halves) -> None:
-    """Same as `_initialize`, for the bfloat16 weights of a row, which are 0."""
-    if initializer.scale == np.float32(0.0):
-        return
-    row_hash, rounding = mix64(key ^ initializer.seed), rounding_of(key, np.uint64(0))
-    for j in range(halves.size):
-        halves[j] = rounded_half(initial_value(initializer, row_hash, j), rounding, j)
-
-
-@kernel
 def gather_rows(
     table: TableArrays,
     initializer: Initializer,
@@ -114,7 +87,7 @@ def gather_rows(
                 for j in range(dim):
                     out[start + i, j] = table.slab[row, KEY_COLUMNS + j]
             elif reads_initial:
-                _initialize(table, initializer, keys[start + i], out[start + i])
+                initialize_row(initializer, keys[start + i], out[start + i])
             else:
                 for j in range(dim):
                     out[start + i, j] = default
@@ -139,7 +112,7 @@ def gather_states(
         for i in range(stop - start):
             row = rows[i]
             if row < 0:
-                _initialize(table, new_row.initializer, keys[start + i], weights[start + i])
+                initialize_row(new_row.initializer, keys[start + i], weights[start + i])
                 for j in range(state_width):
                     state[start + i, j] = new_row.state[j]
                 continue
@@ -227,7 +200,7 @@ def make_row(
     row = insert_row(table, shard, hashed, key)
     slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
     if table.is_bfloat16:
-        _initialize_halves(new_row.initializer, key, halves_of(table, row, dim))
+        initialize_halves(new_row.initializer, key, halves_of(table, row, dim))
     else:
         initialize_row(new_row.initializer, key, borrow(slab, first + KEY_COLUMNS, dim))
     # Loops, not slices: assigning an array compiles its error of shapes, too, for 3 s.

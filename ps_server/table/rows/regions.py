@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
+from ctr_ps.protos.spec import TableSpec
+from ctr_ps.ps_server.optimizers.registry import initial_state
 from ctr_ps.ps_server.table.changes import (
     CopyOnWrite,
     Subscribers,
@@ -27,6 +29,7 @@ from ctr_ps.ps_server.table.memory.arena import RESERVED_REGION_BYTES, STAGGER_B
 from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     MAX_LOAD_PERCENT,
+    STATISTICS_WIDTH,
     RowLayout,
     TableArrays,
     first_slot,
@@ -54,6 +57,17 @@ SMALL_INDEX_BYTES = 2**20
 
 NO_LIMIT = 2**62
 """A limit of rows that no shard reaches."""
+
+
+def layout_of(spec: TableSpec, *, has_base: bool = False) -> RowLayout:
+    """Returns the columns of a table's rows."""
+    return RowLayout(
+        dim=spec.dim,
+        state_width=initial_state(spec.optimizer, spec.dim).size,
+        statistics_width=0 if spec.statistics is None else STATISTICS_WIDTH,
+        has_base=has_base,
+        is_bfloat16=spec.is_bfloat16,
+    )
 
 
 class RowRegions:
@@ -227,8 +241,8 @@ class RowRegions:
             change_words=self.subscribers.words,
             change_rows=self.subscribers.region_rows,
             snapshot=self.snapshot.arrays,
-            statistics_column=self.layout.statistics_column,
-            base_column=self.layout.base_column,
+            statistics_column=self.layout.statistics.start if self.layout.statistics_width else 0,
+            base_column=self.layout.statistics.stop if self.layout.has_base else 0,
             state_column=self.layout.state.start,
             is_bfloat16=self.layout.is_bfloat16,
             halves=self._slab.array.reshape(-1).view(np.uint16),
