@@ -304,17 +304,11 @@ def test_columns_equal_rows_parsed_by_python(lines: list[bytes]) -> None:
         (b"007", 7.0),
         (b"9223372036854775807", 2.0**63),
         (b"-9223372036854775808", -(2.0**63)),
+        (b"", math.nan),
     ],
 )
-def test_integer_is_parsed(text: bytes, number: float) -> None:
-    assert number_of(text) == (number, True)
-
-
-def test_empty_number_is_nan() -> None:
-    number, is_valid = number_of(b"")
-
-    assert math.isnan(number)
-    assert is_valid
+def test_integer_or_nothing_is_parsed(text: bytes, number: float) -> None:
+    np.testing.assert_equal(number_of(text), (number, True))
 
 
 @pytest.mark.parametrize(
