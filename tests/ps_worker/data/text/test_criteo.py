@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from ctr_ps.ps_worker.data.text.criteo import (
 )
 from ctr_ps.ps_worker.data.text.text_reader import BLOCK_BYTES
 from tests.reference import criteo as reference
+from tests.support.formats import write_text
 
 SCHEMA = Schema(
     dense=(DenseColumn(name="age", shift=1.0, scale=2.0, missing=-1.0),), slots=("user", "item")
@@ -41,9 +41,7 @@ def row(number: int) -> str:
 
 
 def write(path: Path, text: str) -> str:
-    data = text.encode()
-    packed = {".gz": gzip.compress, ".zst": lambda data: pa.compress(data, "zstd", asbytes=True)}
-    path.write_bytes(packed.get(path.suffix, bytes)(data))
+    write_text(path, text.encode())
     return str(path)
 
 
