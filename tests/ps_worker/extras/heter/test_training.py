@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from ctr_ps.ctr_model.batch import Batch as NumpyBatch  # noqa: E402
 from ctr_ps.ctr_model.schema import Schema  # noqa: E402
-from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, TorchModel  # noqa: E402
 from ctr_ps.protos.errors import CtrPsError, JobError, UsageError  # noqa: E402
 from ctr_ps.protos.store import Member, Missing, ReduceOp, Store  # noqa: E402
 from ctr_ps.protos.wire.heter import Train  # noqa: E402
@@ -24,7 +24,7 @@ from ctr_ps.ps_worker.job import Job, override_job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
 from tests.support.heter import HeterCluster, run_job  # noqa: E402
-from tests.support.torch_models import SlotProducts, WideDeep  # noqa: E402
+from tests.support.torch_models import Attention, SlotProducts, WideDeep  # noqa: E402
 from tests.support.training import (  # noqa: E402
     NUM_DENSE,
     NUM_SLOTS,
@@ -44,21 +44,6 @@ def wide_deep() -> TorchModel:
 
 def slot_products() -> TorchModel:
     return TorchModel(SCHEMA, SlotProducts, seed=3)
-
-
-class Attention(nn.Module):
-    """The rows of slots stay apart, and their number differs from batch to batch."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.embedding = SlotEmbedding(dim=4, init_range=0.1, pooling="none")
-        self.query = nn.Parameter(torch.full((4,), 0.5))
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, batch: Batch) -> Tensor:
-        rows, is_there = self.embedding(batch)
-        scores = (rows * self.query).sum(-1).masked_fill(~is_there, -30.0)
-        return self.layer((scores.softmax(-1).unsqueeze(-1) * rows).sum((1, 2)))
 
 
 def attention() -> TorchModel:
