@@ -5,7 +5,6 @@ recovered and what the report says are tested without processes.
 """
 
 import json
-import logging
 import math
 import os
 import signal
@@ -30,7 +29,7 @@ from ctr_ps.deploy.disturber import (
 )
 from ctr_ps.deploy.supervisor import Progressed
 from ctr_ps.ps_worker.extras.chaos.channels import Chaos, Fate, Fault
-from tests.support.launches import launched_here
+from tests.support.launches import launched_here, warnings_open
 from tests.support.processes import LIMIT_S, started
 
 WAITS = "import signal; signal.pause()\n"
@@ -188,19 +187,11 @@ if trainer == "0":
 
 
 def test_end_of_the_watcher_is_told_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    class Said(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == logging.WARNING:
-                Path("alive").write_text("")
+    kill, ends = "kill server 0 at step 9", "raise SystemExit(1)"
 
-    handler = Said()
-    logging.getLogger("ps-launch").addHandler(handler)
+    with warnings_open("alive"):
+        code, _ = launched_here("", "open('alive').read()", chaos=kill, watcher=ends)
 
-    code, _ = launched_here(
-        "", "open('alive').read()", chaos="kill server 0 at step 9", watcher="raise SystemExit(1)"
-    )
-
-    logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 0
     assert (
         "training steps are no longer followed: versions exited, see log/versions.log"

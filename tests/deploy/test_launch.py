@@ -5,7 +5,6 @@ one to its end waits until every process that holds it has exited.
 """
 
 import json
-import logging
 import os
 import shlex
 import signal
@@ -24,7 +23,7 @@ from ctr_ps.deploy.launcher import TAIL_LINES, Launch, run, tail
 from ctr_ps.deploy.plan import Commands
 from ctr_ps.deploy.supervisor import Policy
 from ctr_ps.ps_worker.job import load_job
-from tests.support.launches import launched_here, python, terminal_at
+from tests.support.launches import launched_here, python, terminal_at, warnings_open
 from tests.support.processes import LIMIT_S, started
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -355,19 +354,11 @@ def test_workers_that_long_outlive_their_servers_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     os.mkfifo("said")
-
-    class Said(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if record.levelno == logging.WARNING:
-                Path("said").write_text("")
-
-    handler = Said()
-    logging.getLogger("ps-launch").addHandler(handler)
     fails_after_the_warning = "open('said').read(); raise SystemExit(4)"
 
-    code, _ = launched_here("", fails_after_the_warning, notice_seconds=0.01, is_script=True)
+    with warnings_open("said"):
+        code, _ = launched_here("", fails_after_the_warning, notice_seconds=0.01, is_script=True)
 
-    logging.getLogger("ps-launch").removeHandler(handler)
     assert code == 4
     assert "pserver.0 exited 0.01 s ago with code 0, but trainer.0 still runs" in caplog.text
     assert "fleet.run_server()" in caplog.text

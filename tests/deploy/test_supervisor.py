@@ -151,14 +151,20 @@ def test_with_logs_a_killed_process_is_started_again_alone(code: int) -> None:
     assert exits(rules, *WORKERS, *SERVERS) == End(0)
 
 
-@pytest.mark.parametrize("durability", ["log", "checkpoint"])
-@pytest.mark.parametrize("code", [1, 2, 6, 9, 255])
-def test_an_error_of_its_own_is_never_started_again(durability: str, code: int) -> None:
-    rules = supervisor(max_restarts=2, durability=durability)
+@pytest.mark.parametrize(
+    ("policy", "codes"),
+    [
+        ({"max_restarts": 2, "durability": "log"}, [1, 2, 6, 9, 255]),
+        ({"max_restarts": 2, "durability": "checkpoint"}, [1, 2, 6, 9, 255]),
+        ({"continues": True}, [1, 2, 4, 6]),
+        ({}, [4]),  # it lost a server, which nobody starts again
+    ],
+)
+def test_an_error_of_its_own_ends_the_run(policy: dict[str, object], codes: list[int]) -> None:
+    for code in codes:
+        end = exits(supervisor(**policy), "trainer.1", code=code)
 
-    assert exits(rules, "trainer.1", code=code) == End(
-        code, f"trainer.1 exited with code {code}", "trainer.1"
-    )
+        assert end == End(code, f"trainer.1 exited with code {code}", "trainer.1")
 
 
 def test_with_checkpoints_a_killed_process_starts_the_job_again() -> None:
@@ -172,8 +178,9 @@ def test_with_checkpoints_a_killed_process_starts_the_job_again() -> None:
     assert exits(rules, *WORKERS, *SERVERS) == End(0)
 
 
-def test_without_restarts_a_killed_process_ends_the_run() -> None:
-    assert exits(supervisor(), "pserver.1", code=KILLED) == End(
+@pytest.mark.parametrize("continues", [False, True])  # a server is no lost worker
+def test_without_restarts_a_killed_process_ends_the_run(continues: bool) -> None:
+    assert exits(supervisor(continues=continues), "pserver.1", code=KILLED) == End(
         137, "pserver.1 was ended by SIGKILL", "pserver.1"
     )
 
@@ -265,12 +272,6 @@ def test_one_process_is_not_started_again_where_others_have_given_up() -> None:
     assert "trainer.0 exited with code 12 before" in end.reason
 
 
-def test_without_restarts_a_worker_that_lost_a_server_ends_the_run_at_once() -> None:
-    assert exits(supervisor(), "trainer.0", code=4) == End(
-        4, "trainer.0 exited with code 4", "trainer.0"
-    )
-
-
 def test_a_server_that_is_started_again_at_the_end_has_its_time_to_exit() -> None:
     rules = supervisor(max_restarts=1, durability="log", server_exit_seconds=30.0)
     exits(rules, *WORKERS, now=0.0)
@@ -296,15 +297,6 @@ def test_where_the_job_continues_a_lost_worker_is_left_dead(durability: str, cod
     assert rules.restarts == 0
 
 
-@pytest.mark.parametrize("code", [1, 2, 4, 6])
-def test_worker_that_ends_by_an_error_of_its_own_is_no_loss(code: int) -> None:
-    rules = supervisor(continues=True)
-
-    assert exits(rules, "trainer.1", code=code) == End(
-        code, f"trainer.1 exited with code {code}", "trainer.1"
-    )
-
-
 def test_worker_0_cannot_be_lost_nor_replaced_where_the_job_continues() -> None:
     rules = supervisor(continues=True, max_restarts=9, durability="log")
 
@@ -312,14 +304,6 @@ def test_worker_0_cannot_be_lost_nor_replaced_where_the_job_continues() -> None:
 
     assert (end.code, end.failed) == (137, "trainer.0")
     assert "none can take its place" in end.reason
-
-
-def test_killed_server_is_no_lost_worker() -> None:
-    rules = supervisor(continues=True)
-
-    assert exits(rules, "pserver.1", code=KILLED) == End(
-        137, "pserver.1 was ended by SIGKILL", "pserver.1"
-    )
 
 
 @pytest.mark.parametrize("code", [1, 4, 10])

@@ -1,7 +1,5 @@
 """Training in bfloat16 learns what float32 learns; what it saves is float32, and served without PyTorch."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.checkpoints.attachments import attachments_of
 from ctr_ps.ps_worker.predict.predictor import Predictor
 from ctr_ps.ps_worker.run.run import Run
+from tests.support.commands import printed_by
 from tests.support.torch_models import TWINS
 from tests.support.training import (
     NUM_DENSE,
@@ -89,9 +88,5 @@ def test_model_is_served_in_float32_and_without_pytorch(tmp_path: Path) -> None:
         run.save(SaveRequest(url=url, attachments=attachments_of(settings, SCHEMA)))
         run.evaluate([batch], on_predictions=lambda each: predictions.append(each.copy()))
 
-    served = subprocess.run(
-        [sys.executable, "-c", SERVE, url], capture_output=True, text=True, check=True
-    )
-
-    assert served.stdout.strip() == predictions[0].tobytes().hex()
+    assert printed_by(SERVE, url).strip() == predictions[0].tobytes().hex()
     assert Predictor.load(url).predict(batch).tobytes() == predictions[0].tobytes()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -32,6 +31,7 @@ from ctr_ps.ps_server.rpc.handlers import Handlers
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_server.table.feature_life.admission import counter_dtype, filter_settings
 from ctr_ps.ps_server.table.sparse_table import SparseTable
+from tests.support.commands import printed_by
 from tests.support.local_transport import through
 from tests.support.optimizers import plain_optimizer
 from tests.support.stores import push_id
@@ -169,15 +169,9 @@ print(json.dumps({
 
 
 def test_server_compiles_what_the_declared_tables_need_and_no_more(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", ONE_OPTIMIZER, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    printed = printed_by(ONE_OPTIMIZER, tmp_path)
 
-    assert json.loads(run.stdout.splitlines()[-1]) == {
+    assert json.loads(printed.splitlines()[-1]) == {
         "optimizers": 1,
         "admissions": [],
         "compiled later": {},

@@ -3,8 +3,6 @@
 import gc
 import json
 import re
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -32,7 +30,7 @@ from ctr_ps.ps_worker.data.user_code.samples import SampleLoader
 from ctr_ps.ps_worker.extras.data_tools.generate import generate
 from ctr_ps.ps_worker.job.strategy import Mode
 from tests.support.address_space import address_space
-from tests.support.commands import ROOT, clean_environment
+from tests.support.commands import ROOT, clean_environment, printed_by
 
 PAGE = (ROOT / "docs/python.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -62,18 +60,9 @@ def test_the_pages_code_runs_as_it_is_twice(clicks: Path, tmp_path: Path) -> Non
     (tmp_path / "data").symlink_to(clicks.parent)
     cells = "for _ in range(2):\n" + "".join(f"    {line}\n" for line in code.splitlines())
 
-    done = subprocess.run(
-        [sys.executable, "-c", cells],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    printed = printed_by(cells, cwd=tmp_path, environment=clean_environment()).splitlines()
 
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()[:3], done.stdout.splitlines()[3:]
+    first, second = printed[:3], printed[3:]
     assert first[1:] == second[1:]  # the same figures from the beginning; it took another time
     assert "'auc': 0." in first[1]
 

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = Path(sys.executable).parent
-LIMIT_S = 240.0
+LIMIT_S = 300.0
 
 
 def clean_environment() -> dict[str, str]:
@@ -36,6 +36,23 @@ def run(
         env={**clean_environment(), **(environment or {})},
         check=False,
     )
+
+
+def printed_by(
+    program: str, *arguments: object, environment: Mapping[str, str] | None = None, cwd: Path = ROOT
+) -> str:
+    """Runs the text of a Python program, which has to end well, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=cwd,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def result_of(command: str, *arguments: object, cwd: Path = ROOT) -> dict[str, Any]:

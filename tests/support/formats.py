@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyarrow import orc
 
 from ctr_ps.ctr_model.batch import Batch
@@ -216,6 +217,11 @@ FILE_FORMATS = {
     ),
 }
 
+
+formats = pytest.mark.parametrize("name", FILE_FORMATS)
+kinds = pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
+
+Kind = type[QueueDataset] | type[InMemoryDataset]
 
 # What files and readers stumble over; not every format can write each of them.
 ROWS = [

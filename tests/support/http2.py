@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 CHECK = "/grpc.health.v1.Health/Check"
@@ -50,12 +49,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
     def call(self, path: str, headers: Mapping[str, str] | None = None) -> int:

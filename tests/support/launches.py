@@ -1,6 +1,9 @@
 """Launches of stand-ins for servers and workers, in the test's process."""
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,21 @@ def python(program: str) -> tuple[str, ...]:
 def terminal_at(descriptor: int) -> Terminal:
     """Returns a terminal whose output goes to one file."""
     return Terminal(to_descriptor(descriptor), to_descriptor(descriptor))
+
+
+@contextmanager
+def warnings_open(pipe: str) -> Iterator[None]:
+    """Each warning of a launcher in this process opens a named pipe for a moment."""
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.WARNING:
+                Path(pipe).write_text("")
+
+    handler = Said()
+    logging.getLogger("ps-launch").addHandler(handler)
+    yield
+    logging.getLogger("ps-launch").removeHandler(handler)
 
 
 def launched_here(

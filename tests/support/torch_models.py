@@ -124,6 +124,21 @@ class SlotProducts(nn.Module):
         return self.layer(self.products(batch))
 
 
+class Attention(nn.Module):
+    """The rows of slots stay apart, and their number differs from batch to batch."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        self.embedding = SlotEmbedding(dim=4, init_range=0.1, pooling="none")
+        self.query = nn.Parameter(torch.full((4,), 0.5))
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        rows, is_there = self.embedding(batch)
+        scores = (rows * self.query).sum(-1).masked_fill(~is_there, -30.0)
+        return self.layer((scores.softmax(-1).unsqueeze(-1) * rows).sum((1, 2)))
+
+
 TWINS: dict[str, Any] = {
     "ctr_dnn": CtrDnn,
     "wide_deep": WideDeep,

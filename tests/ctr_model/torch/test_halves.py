@@ -14,22 +14,7 @@ from ctr_ps.ctr_model.torch import Batch, Front, SlotEmbedding, TorchModel  # no
 from ctr_ps.ctr_model.torch.embedding import fronts_of  # noqa: E402
 from ctr_ps.ctr_model.torch.halves import Activations, BackHalf, BackResult, FrontHalf  # noqa: E402
 from tests.support.model_cases import SCHEMA, SMALL, ModelCase  # noqa: E402
-from tests.support.torch_models import TWINS, SlotProducts  # noqa: E402
-
-
-class Attention(nn.Module):
-    """Looks at each slot's keys, however many: the mask tells padding."""
-
-    def __init__(self, schema: Any) -> None:
-        super().__init__()
-        self.embedding = SlotEmbedding(dim=4, init_range=0.1, pooling="none")
-        self.query = nn.Parameter(torch.ones(4))
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, batch: Batch) -> Tensor:
-        rows, is_there = self.embedding(batch)
-        scores = (rows * self.query).sum(-1).masked_fill(~is_there, -30.0)
-        return self.layer((scores.softmax(-1).unsqueeze(-1) * rows).sum((1, 2)))
+from tests.support.torch_models import TWINS, Attention, SlotProducts  # noqa: E402
 
 
 class Interactions(Front):

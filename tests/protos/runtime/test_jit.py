@@ -15,6 +15,7 @@ import pytest
 
 from ctr_ps.protos.errors import UsageError, WaitTimeoutError
 from ctr_ps.protos.runtime.jit import compile_lock, kernel
+from tests.support.commands import printed_by
 from tests.support.needs import IN_CI
 
 
@@ -103,14 +104,7 @@ def test_lock_is_in_the_folder_of_the_cache(tmp_path):
         environment = {
             key: v for key, v in os.environ.items() if key != "NUMBA_CACHE_DIR"
         } | environment
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return [Path(line) for line in done.stdout.split()]
+        return [Path(line) for line in printed_by(script, environment=environment).split()]
 
     given, _ = paths(NUMBA_CACHE_DIR=str(tmp_path))
     lock, cache = paths()

@@ -11,6 +11,7 @@ import pytest
 
 from ctr_ps.protos.errors import UsageError
 from ctr_ps.protos.runtime.logs import LogFormat, TextFormatter, configure_logs, log_error
+from tests.support.commands import printed_by
 
 SERVER = {
     "TRAINING_ROLE": "PSERVER",
@@ -163,16 +164,8 @@ def test_core_of_grpc_is_silent_from_its_import_on_unless_it_is_asked_for(
     if variable is not None:
         environment["GRPC_VERBOSITY"] = variable
 
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    verbosity, *modules = printed_by(program, environment=environment).split()
 
-    verbosity, *modules = done.stdout.split()
     assert verbosity == expected
     assert "grpc" not in modules or modules.index("ctr_ps.protos") < modules.index("grpc")
 

@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +18,7 @@ from ctr_ps.protos.futures import Answered
 from ctr_ps.ps_server.durability.saved_log import read_log
 from ctr_ps.ps_server.durability.segments import MARKER, Record
 from ctr_ps.ps_server.durability.update_log import LogSync, UpdateLog
+from tests.support.commands import printed_by
 from tests.support.threads import run_together
 from tests.support.update_logs import (
     append_all,
@@ -367,15 +366,7 @@ with new_log(Path(sys.argv[1])) as log:
 
 
 def test_file_that_cannot_grow_keeps_what_was_acknowledged(folder: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", LIMITED, folder],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-
-    number, message = ended.stdout.split(" ", 1)
+    number, message = printed_by(LIMITED, folder).split(" ", 1)
     assert "File too large" in message
     assert read_records(folder) == [
         Record("push", bytes([each]) * 3_000) for each in range(int(number))

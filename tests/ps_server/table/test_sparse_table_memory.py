@@ -1,9 +1,8 @@
 """What a row costs in memory, as the system counts it."""
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.support.commands import printed_by
 
 MEASURE = """
 import mmap, sys
@@ -52,13 +51,7 @@ def used_bytes(optimizer: str, num_rows: int, num_subscribers: int = 0) -> list[
 
     First of all rows, then of the eighth that is left after evicting.
     """
-    output = subprocess.run(
-        [sys.executable, "-c", MEASURE, optimizer, str(num_rows), str(num_subscribers)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    ).stdout
+    output = printed_by(MEASURE, optimizer, num_rows, num_subscribers)
     return [[int(number) for number in line.split()] for line in output.splitlines()]
 
 

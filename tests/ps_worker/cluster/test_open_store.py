@@ -1,7 +1,5 @@
 """A run's store is in its process or on servers, as its role says."""
 
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -15,6 +13,7 @@ from ctr_ps.ps_worker.cluster.grpc_transport import Deadlines
 from ctr_ps.ps_worker.cluster.open_store import LOCAL, open_store
 from ctr_ps.ps_worker.job.sections import ClusterSection
 from tests.support.cluster import cluster
+from tests.support.commands import printed_by
 
 IN_PROCESS = """
 import sys
@@ -67,11 +66,7 @@ def test_servers_are_waited_for_as_long_as_the_job_says(monkeypatch: pytest.Monk
 
 
 def test_store_in_process_needs_no_grpc() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", IN_PROCESS], check=True, capture_output=True, text=True
-    )
-
-    assert answer.stdout.strip() == "False"
+    assert printed_by(IN_PROCESS).strip() == "False"
 
 
 def test_store_of_a_role_with_servers_is_theirs_until_the_context_ends() -> None:

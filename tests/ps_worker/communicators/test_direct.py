@@ -3,34 +3,23 @@
 import numpy as np
 import pytest
 
-from ctr_ps.protos.gradients import DenseGrad, Gradients, SparseGrad
 from ctr_ps.protos.store import Staleness
 from ctr_ps.ps_server.store import ParameterStore
 from ctr_ps.ps_worker.communicators.direct import DirectCommunicator
-from ctr_ps.ps_worker.job.model import DENSE_BLOCK, declare, specs_of
+from tests.ps_worker.communicators.test_lockstep import (
+    EXAMPLES,
+    KEYS,
+    NUM_PARAMS,
+    declared,
+    gradient,
+)
 from tests.support.stores import member
-from tests.support.training import job, small_model, together
-
-NUM_PARAMS = small_model().num_params
-KEYS = {"embedding": np.arange(3, dtype=np.uint64)}
-EXAMPLES = 10
+from tests.support.training import together
 
 
 @pytest.fixture
 def store() -> ParameterStore:
-    store = ParameterStore()
-    declare(
-        store,
-        specs_of(
-            small_model(),
-            job(
-                "async",
-                "optimizer.sparse={name='sgd', learning_rate=0.1}",
-                "optimizer.dense={name='sgd', learning_rate=0.1}",
-            ),
-        ),
-    )
-    return store
+    return declared(ParameterStore())
 
 
 @pytest.fixture
@@ -84,11 +73,3 @@ def test_parameters_of_one_thread_do_not_change_when_another_reads(
         assert mine.tobytes() == before.tobytes()
 
     assert (seen[0] != before).all()
-
-
-def gradient(value: float) -> Gradients:
-    rows = np.full((3, 4), value, np.float32)
-    return Gradients(
-        sparse={"embedding": SparseGrad(KEYS["embedding"], rows, EXAMPLES)},
-        dense={DENSE_BLOCK: DenseGrad(np.full(NUM_PARAMS, value, np.float32), EXAMPLES)},
-    )

@@ -15,7 +15,6 @@ from pyarrow import orc
 
 from ctr_ps.ctr_model.schema import DenseColumn, Schema
 from ctr_ps.protos.errors import BadRowError, CtrPsError, DataError
-from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from tests.reference.features import key_of
 from tests.support.formats import (
@@ -23,9 +22,12 @@ from tests.support.formats import (
     NUM_DENSE,
     ROWS,
     SCHEMA,
+    Kind,
     Row,
     batch_of,
     dataset_of,
+    formats,
+    kinds,
     rows_of,
     write,
     write_text,
@@ -34,13 +36,9 @@ from tests.support.rows import assert_same_rows
 
 BAD = Row(7, (1, 2), ("a", "b", "c"))
 
-formats = pytest.mark.parametrize("name", FILE_FORMATS)
 formats_that_skip = pytest.mark.parametrize(
     "name", [name for name, each in FILE_FORMATS.items() if each.skips_bad_rows]
 )
-kinds = pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
-
-Kind = type[QueueDataset] | type[InMemoryDataset]
 
 
 @formats_that_skip

@@ -22,7 +22,6 @@ from ctr_ps.ps_worker.data.blocks import DataPosition
 from ctr_ps.ps_worker.data.columnar import column_matching, record_batches
 from ctr_ps.ps_worker.data.files.file_split import FileSplit
 from ctr_ps.ps_worker.data.formats import reader_of
-from ctr_ps.ps_worker.data.in_memory_dataset import InMemoryDataset
 from ctr_ps.ps_worker.data.queue_dataset import QueueDataset
 from ctr_ps.ps_worker.data.text import text_reader
 from ctr_ps.ps_worker.data.user_code import generator_reader, pipe
@@ -32,20 +31,18 @@ from tests.support.formats import (
     FILE_FORMATS,
     ROWS,
     SCHEMA,
+    Kind,
     Row,
     batch_of,
     dataset_of,
+    formats,
+    kinds,
     rows_of,
     schema_of,
     write,
 )
 from tests.support.key_vectors import published_vectors
 from tests.support.rows import assert_same_rows
-
-formats = pytest.mark.parametrize("name", FILE_FORMATS)
-kinds = pytest.mark.parametrize("kind", [QueueDataset, InMemoryDataset])
-
-Kind = type[QueueDataset] | type[InMemoryDataset]
 
 # The same rows
 

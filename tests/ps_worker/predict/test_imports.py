@@ -1,8 +1,8 @@
 """A process that only predicts loads little."""
 
 import json
-import subprocess
-import sys
+
+from tests.support.commands import printed_by
 
 PROGRAM = "import json, sys, ctr_ps.ps_worker.predict; print(json.dumps(sorted(sys.modules)))"
 
@@ -21,10 +21,7 @@ OF_TRAINING = (
 
 
 def test_serving_loads_no_grpc_and_nothing_that_trains() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True
-    )
-    modules = json.loads(answer.stdout)
+    modules = json.loads(printed_by(PROGRAM))
     own = [name for name in modules if name.startswith("ctr_ps.ps_worker")]
 
     assert "ctr_ps.ps_worker.predict.predictor" in own

@@ -359,18 +359,9 @@ def test_vectors_that_were_exported_come_back_bit_for_bit(
 
 def test_model_begins_with_vectors_from_elsewhere(folder: Path, tmp_path: Path, run) -> None:
     (tmp_path / "words.txt").write_text("2 3\nnew%20ad 1 2 3.5\nblue -1 0 1e-3\n", encoding="utf-8")
-    to = tmp_path / "begun"
+    to, rows_of_ads = tmp_path / "begun", ["--table", "embedding", "--slot", "ad"]
 
-    done = run(
-        "import",
-        folder / "model",
-        to,
-        tmp_path / "words.txt",
-        "--table",
-        "embedding",
-        "--slot",
-        "ad",
-    )
+    done = run("import", folder / "model", to, tmp_path / "words.txt", *rows_of_ads)
     store = ParameterStore()
     store.load(str(to))
 

@@ -1,8 +1,6 @@
 """A worker compiles the kernels of its job before it joins the others, and no more than those."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from pyarrow import csv
 from ctr_ps.ps_worker.job import Job
 from ctr_ps.ps_worker.run import precompile as module
 from ctr_ps.ps_worker.run.plan import plan_of
+from tests.support.commands import printed_by
 
 PROGRAM = """
 import json, sys
@@ -71,16 +70,9 @@ PIPED = {
     "settings", [{}, {"in_memory": True}, PIPED], ids=["streamed", "in memory", "piped"]
 )
 def test_training_in_process_compiles_nothing_after_the_start(settings, tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "rows.tsv"), json.dumps(settings)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    printed = printed_by(PROGRAM, tmp_path / "rows.tsv", json.dumps(settings))
 
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout.splitlines()[-1]) == {
+    assert json.loads(printed.splitlines()[-1]) == {
         "examples": 20,
         "compiled later": {},
         "route": 0,  # no servers to choose from
@@ -111,16 +103,10 @@ def test_worker_of_a_cluster_compiles_how_numbers_are_rounded_if_its_job_does(
     path.write_text("\t".join(["1", *["2"] * 13, *["a"] * 26]) + "\n")
     strategy = {"mode": "async", "async": {"wire_dtype": wire_dtype}}
     settings = {"data": {"train": str(path)}, "strategy": strategy}
-    run = subprocess.run(
-        [sys.executable, "-c", OF_A_CLUSTER, json.dumps(settings)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == [number, number]
+    printed = printed_by(OF_A_CLUSTER, json.dumps(settings))
+
+    assert json.loads(printed) == [number, number]
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz", "rows.parquet"])

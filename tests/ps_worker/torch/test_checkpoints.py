@@ -196,17 +196,23 @@ def test_state_of_rows_that_were_not_saved_is_refused() -> None:
             PushOptimizer(tables).state_dict()
 
 
-def test_state_names_what_was_loaded_though_a_newer_checkpoint_came(tmp_path: Path) -> None:
-    """Of a folder the newest is loaded; all workers say afterwards which one it was."""
-    folder = tmp_path / "all"
-    states: list[Any] = []
+def states_of_two(folder: Path) -> list[dict[str, Any]]:
+    """Saves two models as `0` and `1`; returns the state of each one's optimizer."""
+    states = []
     for number in range(2):
         with open_tables() as tables:
             net = Net(SGD)
             tables.attach(net)
             train_net(tables, net, net_batches(number + 1, seed=1))
-            tables.save(str(tmp_path / str(number)))
+            tables.save(str(folder / str(number)))
             states.append(PushOptimizer(tables).state_dict())
+    return states
+
+
+def test_state_names_what_was_loaded_though_a_newer_checkpoint_came(tmp_path: Path) -> None:
+    """Of a folder the newest is loaded; all workers say afterwards which one it was."""
+    folder = tmp_path / "all"
+    states = states_of_two(tmp_path)
     folder.mkdir()
     shutil.copytree(tmp_path / "0", folder / "0")
     (folder / "LATEST").write_text("0")
@@ -230,14 +236,7 @@ def test_state_names_what_was_loaded_though_a_newer_checkpoint_came(tmp_path: Pa
 
 
 def test_state_of_another_checkpoint_or_of_other_tables_is_refused(tmp_path: Path) -> None:
-    states = []
-    for number in range(2):
-        with open_tables() as tables:
-            net = Net(SGD)
-            tables.attach(net)
-            train_net(tables, net, net_batches(number + 1, seed=1))
-            tables.save(str(tmp_path / str(number)))
-            states.append(PushOptimizer(tables).state_dict())
+    states = states_of_two(tmp_path)
 
     with open_tables() as tables:
         tables.attach(Net(SGD))

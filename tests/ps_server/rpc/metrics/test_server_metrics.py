@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -41,7 +43,12 @@ METHOD = "ctr_ps.v1.ParameterServer/{}"
 class Server:
     """A store, its service without a network, and its metrics."""
 
-    def __init__(self, num_workers: int = 1) -> None:
+    def __init__(
+        self,
+        num_workers: int = 1,
+        log: Callable[[], Any] = lambda: None,
+        replayed: Replayed | None = None,
+    ) -> None:
         self.store = joined(ParameterStore(num_workers=num_workers))
         self.store.create_table(
             TableSpec(
@@ -58,7 +65,7 @@ class Server:
             Handlers(self.store.engine), backlog=self.backlog, hot_keys=self.hot_keys
         )
         self.metrics = ServerMetrics(
-            self.store.engine, self.service.counts, self.backlog, lambda: None
+            self.store.engine, self.service.counts, self.backlog, log, lambda: replayed
         )
 
     async def call(self, call: calls.Call, argument: object) -> None:
@@ -327,14 +334,7 @@ async def test_page_on_monitoring_has_each_metric_and_no_other(tmp_path: Path) -
         size_bytes = num_appended = appended_bytes = num_waiting = 0
         replay_s = 0.0
 
-    server = Server()
-    server.metrics = ServerMetrics(
-        server.store.engine,
-        server.service.counts,
-        server.backlog,
-        Log,
-        lambda: Replayed(calls=0, load_s=0.0, replay_s=0.0),
-    )
+    server = Server(log=Log, replayed=Replayed(calls=0, load_s=0.0, replay_s=0.0))
     server.store.save(SaveRequest(url=str(tmp_path / "a")))
     await server.push(10)
     names = {
@@ -354,15 +354,7 @@ def test_figures_of_the_update_log_are_its_own() -> None:
         size_bytes, num_appended, appended_bytes, num_waiting = 1_000, 20, 3_000, 4
         replay_s = 2.5
 
-    server = Server()
-    server.metrics = ServerMetrics(
-        server.store.engine,
-        server.service.counts,
-        server.backlog,
-        Log,
-        lambda: Replayed(calls=90, load_s=1.0, replay_s=2.0),
-    )
-    samples = server.scrape()
+    samples = Server(log=Log, replayed=Replayed(calls=90, load_s=1.0, replay_s=2.0)).scrape()
 
     assert value(samples, "ctr_ps_update_log_size_bytes") == 1_000
     assert value(samples, "ctr_ps_update_log_records_total") == 20

@@ -142,14 +142,6 @@ def test_truncated_file_is_refused(sound: Path, kept: float) -> None:
         read_keys(path)
 
 
-def test_text_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    path.write_text("1\t2\t3\n" * 100)
-
-    with pytest.raises(DataError, match=r"a\.parquet: not a valid Parquet file"):
-        read_keys(path)
-
-
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(st.data())
 def test_damaged_page_is_refused_or_harmless(sound: Path, data: st.DataObject) -> None:

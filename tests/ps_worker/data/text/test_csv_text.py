@@ -1,6 +1,5 @@
 """What holds for CSV alone: headers, quotes, malformed lines, compression, bytes as they are."""
 
-import gzip
 import logging
 import re
 from pathlib import Path
@@ -32,11 +31,7 @@ SCHEMA = Schema(dense=(DenseColumn(name="age"),), slots=("user",))
 
 
 def write(path: Path, text: bytes) -> str:
-    if path.suffix == ".zst":
-        with pa.output_stream(str(path), compression="zstd") as stream:
-            stream.write(text)
-    else:
-        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    path.write_bytes(text)
     return str(path)
 
 

@@ -1,7 +1,5 @@
 """Generators in process: the same rows as from their text, errors with file and line."""
 
-import io
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from ctr_ps.ps_worker.data.user_code.data_generator import (
     MultiSlotStringDataGenerator,
 )
 from ctr_ps.ps_worker.data.user_code.generator_reader import GeneratorReader, generated
+from tests.ps_worker.data.user_code.test_data_generator import Streams
 
 SCHEMA = Schema(
     dense=(DenseColumn(name="age", shift=1.0, scale=2.0, missing=-9.0),), slots=("user", "words")
@@ -73,14 +72,6 @@ class Paired(Numbers):
             [*sample[:3], user]
             for sample, user in zip(samples, [*users[1:], users[0]], strict=True)
         ]
-
-
-def text_of(generator: DataGenerator, content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
-    output = io.TextIOWrapper(io.BytesIO())
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    monkeypatch.setattr(sys, "stdout", output)
-    generator.run_from_stdin()
-    return output.buffer.getvalue()
 
 
 def joined(blocks: Iterator[Block]) -> list[Any]:
@@ -150,7 +141,7 @@ def test_rows_are_those_that_are_read_from_the_text(
     rows = joined(GeneratorReader(generator, SCHEMA).blocks(FileSplit(str(path))))
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        text = text_of(generator, content, monkeypatch)
+        text = Streams(monkeypatch).run(generator, content).encode()
     read, _, bad_lines = MultiSlotScanner(SCHEMA, NAMES, values).scan(np.frombuffer(text, np.uint8))
     assert bad_lines == []
     assert rows == rows_of(read)

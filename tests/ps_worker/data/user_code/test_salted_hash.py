@@ -3,7 +3,6 @@
 import builtins
 import functools
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from ctr_ps.ps_worker.data.user_code.data_generator import MultiSlotDataGenerato
 from ctr_ps.ps_worker.data.user_code.generator_reader import generated
 from ctr_ps.ps_worker.data.user_code.pipe import piped
 from ctr_ps.ps_worker.data.user_code.samples import Sample, SampleLoader
+from tests.support.commands import printed_by
 
 SCHEMA = Schema(dense=(), slots=("user", "ad"))
 LINES = "".join(f"user{i} ad{i % 3} {i % 2}\n" for i in range(8))
@@ -255,16 +255,12 @@ def test_commands_print_the_same_keys_in_every_process(
     script = file.parent / "clicks.py"
     script.write_text(SCRIPT)
     command = f"{sys.executable} {script}"
-    expected = subprocess.run(
-        [sys.executable, "-c", "print(hash('user0') & (2**63 - 1))"],
-        env={**os.environ, "PYTHONHASHSEED": "7" if is_kept else "0"},
-        capture_output=True,
-        check=True,
-    )
+    salt = {**os.environ, "PYTHONHASHSEED": "7" if is_kept else "0"}
+    expected = printed_by("print(hash('user0') & (2**63 - 1))", environment=salt)
 
     (block,) = piped(command)(SCHEMA, BadRows()).blocks(FileSplit(str(file)))
 
-    assert block.rows.keys[0] == int(expected.stdout)
+    assert block.rows.keys[0] == int(expected)
 
 
 def test_generator_as_a_command_refuses_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

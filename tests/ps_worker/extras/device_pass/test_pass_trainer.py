@@ -150,6 +150,15 @@ def close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+def trained_alike(data: Sequence[Sequence[Batch]], on_store: Job, by_passes: Job) -> Run:
+    """Returns the run by passes, which has to give the model of training on the store."""
+    expected, actual = ParameterStore(), ParameterStore()
+    train(expected, on_store, data)
+    run = train(actual, by_passes, data)
+    assert_same_model(expected, actual, keys_of(data))
+    return run
+
+
 @pytest.mark.parametrize(
     ("sparse", "dense"),
     [(name, DENSE[i % len(DENSE)]) for i, name in enumerate(SPARSE)]
@@ -162,12 +171,7 @@ def test_passes_give_the_model_of_training_on_the_store(sparse: str, dense: str)
         for kind, name in (("sparse", sparse), ("dense", dense))
     ]
     data = [batches(seed=1), batches(seed=2)]
-    expected, actual = ParameterStore(), ParameterStore()
-
-    train(expected, settings(*optimizers), data)
-    train(actual, on_device(5, *optimizers), data)
-
-    assert_same_model(expected, actual, keys_of(data))
+    trained_alike(data, settings(*optimizers), on_device(5, *optimizers))
 
 
 def test_clipping_is_that_of_training_on_the_store() -> None:
@@ -197,12 +201,7 @@ def single_keys(num_batches: int, *, seed: int) -> list[Batch]:
 
 def test_slots_of_one_key_give_the_model_of_training_on_the_store() -> None:
     data = [single_keys(11, seed=1), single_keys(11, seed=2)]
-    expected, actual = ParameterStore(), ParameterStore()
-
-    train(expected, settings(), data)
-    train(actual, on_device(5), data)
-
-    assert_same_model(expected, actual, keys_of(data))
+    trained_alike(data, settings(), on_device(5))
 
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -213,12 +212,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU
 def test_passes_on_a_gpu_give_the_same_model(sparse: str) -> None:
     optimizer = f"optimizer.sparse={{name='{sparse}', learning_rate=0.1}}"
     data = [batches(seed=1), batches(seed=2)]
-    expected, actual = ParameterStore(), ParameterStore()
-
-    train(expected, settings(optimizer), data)
-    train(actual, on_device(5, optimizer, kind="cuda"), data)
-
-    assert_same_model(expected, actual, keys_of(data))
+    trained_alike(data, settings(optimizer), on_device(5, optimizer, kind="cuda"))
 
 
 @on_a_gpu
@@ -242,15 +236,13 @@ def test_graphs_on_a_gpu_give_the_same_model(sparse: str, monkeypatch: pytest.Mo
     broken = data[1][9].dense.copy()
     broken[0, 0] = np.nan
     data[1][9] = replace(data[1][9], dense=broken)
-    expected, actual = ParameterStore(), ParameterStore()
 
-    train(expected, settings(*how), data)
-    run_ = train(actual, on_device(20, "device.cuda_graph=true", *how, kind="cuda"), data)
+    by_graphs = on_device(20, "device.cuda_graph=true", *how, kind="cuda")
+    trained = trained_alike(data, settings(*how), by_graphs)
 
-    assert run_.non_finite.skipped == 1
+    assert trained.non_finite.skipped == 1
     assert len(replayed) > 60
     assert len(set(map(id, replayed))) < 12
-    assert_same_model(expected, actual, keys_of(data))
 
 
 @on_a_gpu
@@ -377,13 +369,11 @@ def test_rows_of_a_skipped_batch_are_not_created() -> None:
     broken = data[2].dense.copy()
     broken[0, 0] = np.nan
     data[2] = replace(data[2], dense=broken, keys=data[2].keys + np.uint64(5))
-    expected, actual = ParameterStore(), ParameterStore()
+    skip = "train.non_finite=skip"
 
-    train(expected, settings("train.non_finite=skip"), [data])
-    run = train(actual, on_device(4, "train.non_finite=skip"), [data])
+    run = trained_alike([data], settings(skip), on_device(4, skip))
 
     assert run.non_finite.skipped == 1
-    assert_same_model(expected, actual, keys_of([data]))
 
 
 @pytest.mark.usefixtures("lateness")

@@ -13,7 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from ctr_ps.ctr_model.batch import Batch as NumpyBatch  # noqa: E402
 from ctr_ps.ctr_model.schema import Schema  # noqa: E402
-from ctr_ps.ctr_model.torch import Batch, SlotEmbedding, TorchModel  # noqa: E402
+from ctr_ps.ctr_model.torch import Batch, TorchModel  # noqa: E402
 from ctr_ps.protos.errors import CtrPsError, JobError, UsageError  # noqa: E402
 from ctr_ps.protos.store import Member, Missing, ReduceOp, Store  # noqa: E402
 from ctr_ps.protos.wire.heter import Train  # noqa: E402
@@ -24,7 +24,7 @@ from ctr_ps.ps_worker.job import Job, override_job  # noqa: E402
 from ctr_ps.ps_worker.job.model import DENSE_BLOCK  # noqa: E402
 from ctr_ps.ps_worker.run.run import Run  # noqa: E402
 from tests.support.heter import HeterCluster, run_job  # noqa: E402
-from tests.support.torch_models import SlotProducts, WideDeep  # noqa: E402
+from tests.support.torch_models import Attention, SlotProducts, WideDeep  # noqa: E402
 from tests.support.training import (  # noqa: E402
     NUM_DENSE,
     NUM_SLOTS,
@@ -46,21 +46,6 @@ def slot_products() -> TorchModel:
     return TorchModel(SCHEMA, SlotProducts, seed=3)
 
 
-class Attention(nn.Module):
-    """The rows of slots stay apart, and their number differs from batch to batch."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.embedding = SlotEmbedding(dim=4, init_range=0.1, pooling="none")
-        self.query = nn.Parameter(torch.full((4,), 0.5))
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, batch: Batch) -> Tensor:
-        rows, is_there = self.embedding(batch)
-        scores = (rows * self.query).sum(-1).masked_fill(~is_there, -30.0)
-        return self.layer((scores.softmax(-1).unsqueeze(-1) * rows).sum((1, 2)))
-
-
 def attention() -> TorchModel:
     return TorchModel(SCHEMA, Attention, seed=3)
 
@@ -79,6 +64,12 @@ class Parameters:
         store.pull_dense({DENSE_BLOCK: self.dense}).result()
         of_tables = {table.name: keys for table in self._model.tables}
         self.rows = dict(store.pull_sparse(of_tables, missing=Missing.ZEROS).result().rows)
+
+
+def assert_close(found: Parameters, expected: Parameters, atol: float) -> None:
+    np.testing.assert_allclose(found.dense, expected.dense, atol=atol)
+    for table, rows in expected.rows.items():
+        np.testing.assert_allclose(found.rows[table], rows, atol=atol)
 
 
 def batches_of(worker: int, num_batches: int, *, several_keys: bool = False) -> list[NumpyBatch]:
@@ -131,6 +122,25 @@ def trained(
     return found, job_, losses
 
 
+def trained_without_and_with_heter(
+    settings: Job, data: Sequence[list[NumpyBatch]], *, num_skipped: int
+) -> list[Parameters]:
+    """Trains two jobs on the same batches, of which both skip so many."""
+    both = [Parameters(wide_deep()) for _ in range(2)]
+    for num_heter, found in enumerate(both):
+
+        def work(run: Run, index: int, found: Parameters = found) -> None:
+            run.train(data[index])
+            run.barrier()
+            skipped = run.all_reduce(np.array([float(run.non_finite.skipped)]), ReduceOp.SUM)
+            assert skipped[0] == num_skipped
+            if index == 0:
+                found.read(run.store)
+
+        run_job(wide_deep, settings, work, num_heter=num_heter)
+    return both
+
+
 @pytest.mark.parametrize(
     ("build", "num_batches", "num_heter", "options"),
     [
@@ -150,10 +160,8 @@ def test_sync_gives_the_model_of_the_same_job_without_heter_trainers(
         build, settings, num_heter=num_heter, num_batches=num_batches, **options
     )
 
-    np.testing.assert_allclose(found.dense, expected.dense, atol=1e-5)
-    for table, rows in expected.rows.items():
-        assert np.abs(rows).max() > 0.01
-        np.testing.assert_allclose(found.rows[table], rows, atol=1e-5)
+    assert_close(found, expected, 1e-5)
+    assert all(np.abs(rows).max() > 0.01 for rows in expected.rows.values())
     assert own_losses == pytest.approx(losses, rel=1e-4)
     examples = sum(2 * n * (16 + 5 * worker) for worker, n in enumerate(num_batches))
     assert sum(each["examples"] for each in job_.figures) == examples
@@ -170,9 +178,7 @@ def test_both_sides_of_the_cut_train_in_bfloat16(build: Any) -> None:
     found, _, _ = trained(build, bfloat16, num_heter=1, num_batches=(12,))
 
     assert np.abs(found.dense - exact.dense).max() > 1e-4
-    np.testing.assert_allclose(found.dense, expected.dense, atol=1e-6)
-    for table, rows in expected.rows.items():
-        np.testing.assert_allclose(found.rows[table], rows, atol=1e-6)
+    assert_close(found, expected, 1e-6)
 
 
 @pytest.mark.parametrize(("mode", "num_heter"), [("async", 1), ("async", 2), ("half_async", 1)])
@@ -195,30 +201,14 @@ def test_other_modes_learn_no_less(
 
 def test_a_batch_that_is_not_finite_is_skipped_alone() -> None:
     settings = job("sync", *ADAGRAD, "train.non_finite=skip")
-    found: list[tuple[Any, int]] = []
-    for num_heter in (0, 1):
-        read = Parameters(wide_deep())
+    data = [batches_of(index, 6) for index in range(2)]
+    dense = data[1][3].dense.copy()
+    dense[0, 0] = np.inf
+    data[1][3] = dataclasses.replace(data[1][3], dense=dense)
 
-        def work(run: Run, index: int, read: Parameters = read) -> None:
-            data = batches_of(index, 6)
-            if index == 1:
-                dense = data[3].dense.copy()
-                dense[0, 0] = np.inf
-                data[3] = dataclasses.replace(data[3], dense=dense)
-            run.train(data)
-            run.barrier()
-            skipped = run.all_reduce(np.array([float(run.non_finite.skipped)]), ReduceOp.SUM)
-            if index == 0:
-                read.read(run.store)
-                found.append((read, int(skipped[0])))
+    expected, found = trained_without_and_with_heter(settings, data, num_skipped=1)
 
-        run_job(wide_deep, settings, work, num_heter=num_heter)
-
-    (expected, _), (parameters, _) = found
-    assert [skipped for _, skipped in found] == [1, 1]
-    np.testing.assert_allclose(parameters.dense, expected.dense, atol=1e-5)
-    for table, rows in expected.rows.items():
-        np.testing.assert_allclose(parameters.rows[table], rows, atol=1e-5)
+    assert_close(found, expected, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -333,23 +323,13 @@ def test_a_batch_whose_dense_gradient_alone_is_not_finite_is_answered_so() -> No
 
 def test_a_step_whose_batches_are_all_skipped_moves_nothing() -> None:
     settings = job("sync", "optimizer.dense=adam", ADAGRAD[0], "train.non_finite=skip")
-    found: list[Parameters] = []
-    for num_heter in (0, 1):
-        read = Parameters(wide_deep())
+    data = [batches_of(index, 4) for index in range(2)]
+    for own in data:
+        own[2] = dataclasses.replace(own[2], dense=np.full_like(own[2].dense, np.inf))
 
-        def work(run: Run, index: int, read: Parameters = read) -> None:
-            data = batches_of(index, 4)
-            dense = np.full_like(data[2].dense, np.inf)
-            data[2] = dataclasses.replace(data[2], dense=dense)
-            run.train(data)
-            run.barrier()
-            if index == 0:
-                read.read(run.store)
+    expected, found = trained_without_and_with_heter(settings, data, num_skipped=2)
 
-        run_job(wide_deep, settings, work, num_heter=num_heter)
-        found.append(read)
-
-    np.testing.assert_allclose(found[1].dense, found[0].dense, atol=1e-5)
+    assert_close(found, expected, 1e-5)
 
 
 def test_nobody_takes_over_in_a_synchronous_job() -> None:

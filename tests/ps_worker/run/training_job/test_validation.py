@@ -365,14 +365,7 @@ def test_resumed_run_counts_on_from_the_checkpoint(
     saves = [f"checkpoint.dir={tmp_path}/model", "checkpoint.every_steps=2"]
     whole = train_alone(job_of(data, *settings))
     plan = plan_of(job_of(data, *settings, *saves, "checkpoint.resume=true"))
-    after_step = Saver.after_step
-
-    def wait_after_step(self: Saver, *settings) -> None:
-        self.wait()
-        after_step(self, *settings)
-        self.wait()
-
-    monkeypatch.setattr(Saver, "after_step", wait_after_step)
+    saves_wait(monkeypatch)
     for latest in ("step-6", "step-8", "step-12"):
 
         def kill(latest: str = latest) -> bool:
