@@ -47,6 +47,7 @@ from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
 from ctr_ps.ps_server.table.memory.halves import holds
 from ctr_ps.ps_server.table.memory.memory_limit import MemoryLimit
+from ctr_ps.ps_server.table.rows.regions import layout_of
 from ctr_ps.ps_server.table.rows.statistics import Clock
 from ctr_ps.ps_server.table.sparse_table import SparseTable
 from ctr_ps.ps_server.table.spec_compat import (
@@ -150,10 +151,7 @@ class Parameters:
         """Returns a loaded table with the spec that a job declares."""
         require_claimable(table.spec, spec, self._loaded_url)
         loaded = table.spec
-        if (spec.statistics is None, spec.is_bfloat16) != (
-            loaded.statistics is None,
-            loaded.is_bfloat16,
-        ):
+        if layout_of(spec) != layout_of(loaded):
             claimed = self._new_table(spec)
             claimed.take_candidates(table)
             for shard in table.shards:

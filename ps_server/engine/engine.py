@@ -312,9 +312,7 @@ class Engine:
         job = job or self.job
         self.parameters.check_state(state)
         return self.applier.apply_arrival(
-            job,
-            push_id,
-            lambda: self.parameters.write_state(state, draw=_draw_of(push_id)),
+            job, push_id, lambda: self.parameters.write_state(state, draw=_draw_of(push_id))
         )
 
     def _apply_complete_steps(self, *, by_caller: bool = False) -> None:

@@ -105,9 +105,7 @@ def _sent_as_asked(
     return Answered(replace(pulled.result(), bfloat16=True)) if request.bfloat16 else pulled
 
 
-_ARRIVALS = ("barrier", "all_reduce")
-"""Methods of the rendezvous at which a worker leaves the steps that follow."""
-
+_ARRIVALS = ("barrier", "all_reduce")  # at which a worker leaves the steps that follow
 _OF_RENDEZVOUS = (*_ARRIVALS, "advance", "take")
 
 

@@ -30,10 +30,7 @@ from ctr_ps.ps_server.table.sparse_table import SparseTable
 
 
 class ReplicaTable(SparseTable):
-    """A worker's replica of a table, empty at first, of float32. Thread-safe.
-
-    Raises SpecError if the spec is invalid.
-    """
+    """A worker's float32 replica of a table, empty at first. Thread-safe; SpecError if `spec` is invalid."""
 
     def __init__(self, spec: TableSpec) -> None:
         super().__init__(replace(spec, is_bfloat16=False), num_subscribers=1, has_base=True)

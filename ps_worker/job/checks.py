@@ -3,7 +3,7 @@
 Faults are JobErrors that name the key of the job.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ctr_ps.ctr_model.models.model import Model, module_class_of
 from ctr_ps.protos.errors import SpecError
@@ -30,10 +30,7 @@ def require_optimizers(job: Job, model: Model) -> None:
     """Refuses unknown optimizers, and those that do not fit their use."""
     tables = {table.name: asked_optimizer(table, job) for table in model.tables}
     used = {table.name: optimizer_of_table(table, job) for table in model.tables}
-    for name in job.optimizer.tables:
-        if name not in tables:
-            fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(tables)}"
-            raise job.error(f"optimizer.tables.{name}", fault)
+    _require_tables(job, model, "optimizer.tables", job.optimizer.tables)
     for name, asked in tables.items():
         key = job.optimizer.key_of_table(name, asked)
         if asked is None or name in job.optimizer.tables:
@@ -61,6 +58,14 @@ def require_optimizers(job: Job, model: Model) -> None:
             "has no effect, as all optimizers are 'ftrl', which has its own penalties: set l1 or l2 of "
             "ftrl, or remove this",
         )
+
+
+def _require_tables(job: Job, model: Model, key: str, names: Iterable[str]) -> None:
+    tables = [table.name for table in model.tables]
+    for name in names:
+        if name not in tables:
+            fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(tables)}"
+            raise job.error(f"{key}.{name}", fault)
 
 
 def _check_optimizer(job: Job, key: str, spec: OptimizerSpec) -> None:
@@ -101,14 +106,9 @@ def _optimizer_fault(job: Job, spec: OptimizerSpec) -> SpecError | None:
 def require_life(model_specs: ModelSpecs) -> None:
     """Refuses settings of rows that no server accepts."""
     job, model = model_specs.job, model_specs.model
-    names = [table.name for table in model.tables]
-    dtypes = {} if isinstance(job.train.row_dtype, str) else job.train.row_dtype
-    settings = {"life.tables": job.life.tables, "train.row_dtype": dtypes}
-    for section, tables in settings.items():
-        for name in tables:
-            if name not in names:
-                fault = f"model {job.model.name!r} has no table {name!r}, only {', '.join(names)}"
-                raise job.error(f"{section}.{name}", fault)
+    _require_tables(job, model, "life.tables", job.life.tables)
+    if not isinstance(job.train.row_dtype, str):
+        _require_tables(job, model, "train.row_dtype", job.train.row_dtype)
     specs = {spec.name: spec for spec in model_specs.tables}
     for spec in specs.values():
         own_statistics = job.life.of_table(spec.name).statistics_spec()

@@ -6,9 +6,9 @@ A value is rounded away from zero with the probability cut / 2^16, else towards 
 value: rounded to the nearest, a row would lose every update smaller than half its last bit. Gupta, Agrawal,
 Gopalakrishnan, Narayanan, "Deep learning with limited numerical precision", ICML 2015.
 
-The random bits are a function of (key, draw, column). A draw is a number of the change: the batches applied
-before a synchronous step, else of the push's id. So the bits are the same on any number of servers, and after
-a recovery. A value that a bfloat16 holds is stored as it is.
+The random bits are a function of (key, draw, column): of a synchronous step, the draw is the batches applied
+before, else it is made of the push's id. A recovery and any number of servers round alike. A value that a
+bfloat16 holds is stored as it is.
 """
 
 import numpy as np

@@ -12,10 +12,7 @@ from ctr_ps.protos.errors import UsageError
 
 
 class MemoryLimit:
-    """The limit of the memory of all tables, whose bytes `sizes` returns. Thread-safe.
-
-    Raises UsageError if it is less than a byte.
-    """
+    """The limit, at least 1 byte, of all tables, whose bytes `sizes` returns. Thread-safe."""
 
     def __init__(self, limit_bytes: int, sizes: Callable[[], Mapping[str, int]]) -> None:
         if limit_bytes < 1:

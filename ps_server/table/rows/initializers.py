@@ -15,12 +15,7 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import InitializerSpec
-from ctr_ps.ps_server.table.memory.halves import (
-    Halves,
-    round_weights,
-    rounded_half,
-    rounding_of,
-)
+from ctr_ps.ps_server.table.memory.halves import Halves, round_weights, rounded_half, rounding_of
 
 KINDS = ("uniform", "normal")
 

@@ -29,11 +29,7 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
-from ctr_ps.ps_server.table.rows.initializers import (
-    Initializer,
-    initialize_halves,
-    initialize_row,
-)
+from ctr_ps.ps_server.table.rows.initializers import Initializer, initialize_halves, initialize_row
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, Coefficients, count_push, score_of
 
 
@@ -60,6 +56,16 @@ class NewRow(NamedTuple):
     state: Values  # float32[state_width], that of the optimizer
 
 
+@inlined_kernel
+def _load_weights(table: TableArrays, row: Int, out: Values) -> None:
+    """Overwrites `out` float32[D] with the weights of a row."""
+    if table.is_bfloat16:
+        load_halves(halves_of(table, row, out.size), out)
+    else:
+        for j in range(out.size):
+            out[j] = table.slab[row, KEY_COLUMNS + j]
+
+
 @kernel
 def gather_rows(
     table: TableArrays,
@@ -81,11 +87,8 @@ def gather_rows(
         find_block(table, keys, start, stop, hashes, rows)
         for i in range(stop - start):
             row = rows[i]
-            if row >= 0 and table.is_bfloat16:
-                load_halves(halves_of(table, row, dim), borrow(flat_out, (start + i) * dim, dim))
-            elif row >= 0:
-                for j in range(dim):
-                    out[start + i, j] = table.slab[row, KEY_COLUMNS + j]
+            if row >= 0:
+                _load_weights(table, row, borrow(flat_out, (start + i) * dim, dim))
             elif reads_initial:
                 initialize_row(initializer, keys[start + i], out[start + i])
             else:
@@ -116,13 +119,7 @@ def gather_states(
                 for j in range(state_width):
                     state[start + i, j] = new_row.state[j]
                 continue
-            if table.is_bfloat16:
-                load_halves(
-                    halves_of(table, row, dim), borrow(flat_weights, (start + i) * dim, dim)
-                )
-            else:
-                for j in range(dim):
-                    weights[start + i, j] = table.slab[row, KEY_COLUMNS + j]
+            _load_weights(table, row, borrow(flat_weights, (start + i) * dim, dim))
             for j in range(state_width):
                 state[start + i, j] = table.slab[row, table.state_column + j]
 
@@ -277,10 +274,7 @@ def write_rows(
     draw: np.uint64,
     start: int,
 ) -> int:
-    """Writes whole rows, as from a checkpoint; returns the same as `apply_rows`.
-
-    Weights of bfloat16 are rounded by `draw`.
-    """
+    """Writes whole rows, as from a checkpoint, rounded by `draw`; returns the same as `apply_rows`."""
     hashes = np.empty(BLOCK, np.uint64)
     rows = np.empty(BLOCK, np.int64)
     first_statistics = table.state_column + state.shape[1]
@@ -341,10 +335,6 @@ def take_changed_rows(
             table.change_words[position, word] ^= bit
             row = shard * table.region_rows + row_in_shard
             keys[count] = table.keys[row, 0]
-            if table.is_bfloat16:
-                load_halves(halves_of(table, row, dim), borrow(flat_weights, count * dim, dim))
-            else:
-                for j in range(dim):
-                    weights[count, j] = table.slab[row, KEY_COLUMNS + j]
+            _load_weights(table, row, borrow(flat_weights, count * dim, dim))
             count += 1
     return count, stop
