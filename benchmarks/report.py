@@ -120,7 +120,7 @@ def train_table(lines: list[Line]) -> str:
     header = ["examples/s, all workers (share of the ceiling)", *(f"B={size}" for size in sizes)]
     return (
         f"{table(header, rows)}\n\n"
-        f"Limits on batches merged per async push, sparse and dense: {merges}. AUC after the run ({learnt}), "
+        f"Maximum batches merged per async push (sparse and dense): {merges}. AUC after the run ({learnt}), "
         f"best possible 0.84.\n{failed}"
     ).rstrip()
 

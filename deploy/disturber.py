@@ -274,7 +274,7 @@ class Disturber:
             case Exited(name, _) if name == VERSIONS:
                 path = self._cluster.log_path(VERSIONS)
                 log.warning(
-                    "training steps are no longer followed: %s exited, see %s", VERSIONS, path
+                    "faults can wait for no more training steps: process %s exited, see %s", VERSIONS, path
                 )
                 return None
             case _:

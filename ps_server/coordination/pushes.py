@@ -301,7 +301,7 @@ class PushIntake:
         """
         if max(version, batches) > MAX_VERSION:
             raise ProtocolError(
-                f"a run cannot resume at version {version} with {batches} batches, expected up to "
+                f"a run cannot resume at version {version} with {batches} batches, expected each up to "
                 f"{MAX_VERSION}"
             )
         for worker, each in progress.items():

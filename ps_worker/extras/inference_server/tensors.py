@@ -245,7 +245,7 @@ def _lengths(tensor: Tensor, num_rows: int, width: int) -> list[int]:
     wrong = numbers[(numbers < -1) | (numbers > width)]
     if wrong.size:
         raise DataError(
-            f"tensor {tensor.name!r} has {wrong[0]}, expected numbers of values from 0 to {width}, or -1 for "
+            f"tensor {tensor.name!r} has length {wrong[0]}, expected lengths from 0 to {width}, or -1 for "
             f"a missing list"
         )
     found: list[int] = numbers.tolist()
