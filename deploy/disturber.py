@@ -274,7 +274,7 @@ class Disturber:
             case Exited(name, _) if name == VERSIONS:
                 path = self._cluster.log_path(VERSIONS)
                 log.warning(
-                    "faults can wait for no more training steps: process %s exited, see %s", VERSIONS, path
+                    "faults cannot wait for steps: process %s exited, see %s", VERSIONS, path
                 )
                 return None
             case _:

@@ -480,7 +480,7 @@ class Run(AbstractContextManager["Run"]):
 
     def _pass_trainer(self) -> PassTrainer:
         if self._plan.new_pass_trainer is None:
-            raise UsageError('device.tables is "pass", but this run cannot train passes on a device')
+            raise UsageError('device.tables is "pass", but this run cannot train passes')
         parts = PassParts(
             model=self._plan.trained,
             specs=self._plan.specs,

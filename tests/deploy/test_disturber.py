@@ -194,8 +194,7 @@ def test_end_of_the_watcher_is_told_and_is_no_failure(caplog: pytest.LogCaptureF
 
     assert code == 0
     assert (
-        "faults can wait for no more training steps: process versions exited, see log/versions.log"
-        in caplog.text
+        "faults cannot wait for steps: process versions exited, see log/versions.log" in caplog.text
     )
 
 
