@@ -39,13 +39,13 @@ class HeldStep:
         self.num_applied = 0
         monkeypatch.setattr(self.store.engine.parameters, "apply", self._apply_when_told)
 
-    def _apply_when_told(self, gradients: Gradients, source: int, *, step: int) -> None:
+    def _apply_when_told(self, gradients: Gradients, source: int, *, step: int, draw: int) -> None:
         self.has_begun.set()
         assert self._may_end.wait(LIMIT_S)
         if self._error is not None:
             raise self._error
         self.num_applied += 1
-        self._apply(gradients, source, step=step)
+        self._apply(gradients, source, step=step, draw=draw)
 
     def push(self, worker: int, step: int) -> "Future[int]":
         """Pushes a part in a thread, as a server does."""

@@ -305,7 +305,8 @@ def test_process_that_was_paused_does_not_turn_latest_back(tmp_path: Path) -> No
     first.write.set()
 
     with pytest.raises(
-        CheckpointError, match=r"LATEST names 'step-9' of version 9, .* of version 7"
+        CheckpointError,
+        match=r"'step-7' of version 7: .*LATEST already names 'step-9' of version 9",
     ):
         paused.finish()
     assert (tmp_path / "LATEST").read_text() == "step-9\n"

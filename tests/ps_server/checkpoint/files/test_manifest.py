@@ -154,6 +154,7 @@ def test_manifest_written_by_an_earlier_release_still_reads() -> None:
     before, again = json.loads(text), json.loads(manifest_to_json(delta))
     # Added since:
     assert [block.pop("values_digest") for block in again["blocks"]] == [0]
+    assert [table.pop("is_bfloat16") for table in again["tables"]] == [False]
     assert again.pop("batches") == 0
     for spec in (*again["tables"], *again["blocks"]):
         assert spec["optimizer"].pop("schedule") is None
