@@ -288,7 +288,7 @@ def _check_filter(what: str, spec: AdmissionSpec, num_shards: int) -> None:
     if spec.expected_keys < 1:
         raise SpecError(
             f"{what} with counter 'bloom' and expected_keys {spec.expected_keys}: set expected_keys to the "
-            "number of keys without a row, at least 1"
+            "number of keys that the filter must hold, at least 1"
         )
     if filter_settings(spec).shape_of_shard(num_shards)[0] > MAX_COUNTERS:
         raise SpecError(

@@ -77,8 +77,8 @@ def split_rows(
         _require_same_format(path, kind, suffix)
         if Path(path).resolve().parent in [each.resolve() for each in folders]:
             raise UsageError(
-                f"{path!r} is in {Path(path).parent}, to which a set will be written: choose another "
-                "output folder"
+                f"{path!r} is in {Path(path).parent}, where this split writes, but is an input: choose "
+                "another output folder"
             )
     for each in folders:
         for found in sorted(each.glob("part-*")):

@@ -201,7 +201,7 @@ def test_sets_are_never_written_over_their_source(tmp_path: Path) -> None:
     file = write(tmp_path / "train" / "part-00000.tsv", lines_of(100))
 
     with pytest.raises(
-        UsageError, match="to which a set will be written: choose another output folder"
+        UsageError, match="where this split writes, but is an input: choose another output folder"
     ):
         split_rows([file], tmp_path)
 

@@ -148,7 +148,10 @@ def test_lengths_say_how_many_values_a_row_has() -> None:
 @pytest.mark.parametrize(
     ("lengths", "why"),
     [
-        (tensor_of_values("tags.lengths", "INT32", [1], [3]), "has length 3, expected .* from 0 to 2"),
+        (
+            tensor_of_values("tags.lengths", "INT32", [1], [3]),
+            "has length 3, expected .* from 0 to 2",
+        ),
         (tensor_of_values("tags.lengths", "INT32", [1], [-2]), "has length -2, expected"),
         (tensor_of_values("tags.lengths", "FP32", [1], [1]), "is FP32 .* expected whole numbers"),
         (tensor_of_values("tags.lengths", "INT32", [2], [1, 1]), "different numbers of rows"),
