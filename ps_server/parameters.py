@@ -45,7 +45,7 @@ from ctr_ps.ps_server.snapshot.snapshots import StoreSnapshot, snapshot_all
 from ctr_ps.ps_server.table import state_transfer
 from ctr_ps.ps_server.table.dense_table import DenseTable
 from ctr_ps.ps_server.table.feature_life.admission import check_score_source
-from ctr_ps.ps_server.table.memory.halves import holds
+from ctr_ps.ps_server.table.memory.bfloat16 import are_bfloat16
 from ctr_ps.ps_server.table.memory.memory_limit import MemoryLimit
 from ctr_ps.ps_server.table.rows.regions import layout_of
 from ctr_ps.ps_server.table.rows.statistics import Clock
@@ -153,9 +153,9 @@ class Parameters:
         loaded = table.spec
         if layout_of(spec) != layout_of(loaded):
             claimed = self._new_table(spec)
-            claimed.take_candidates(table)
             for shard in table.shards:
                 claimed.write(table.export_shard(shard))
+            claimed.take_candidates(table)
         else:
             claimed = table
             claimed.declare(spec)
@@ -442,7 +442,7 @@ class Parameters:
         is_as_saved = (saved.statistics is None) == (spec.statistics is None)
         for _, rows in checkpoint.read_shards(name, table.shards):
             table.write(rows)
-            is_as_saved = is_as_saved and (not spec.is_bfloat16 or holds(rows.weights))
+            is_as_saved = is_as_saved and (not spec.is_bfloat16 or are_bfloat16(rows.weights))
             on_shard()
         if is_as_saved and not table.status.evicted:
             table.mark_clean()

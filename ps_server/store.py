@@ -136,8 +136,9 @@ class ParameterStore:
         return self.engine.wait_version(at)
 
     def barrier(self, name: str, worker: int, *, step: Version) -> Future[Version]:
-        rendezvous = self.engine.job.rendezvous
-        return self.engine.arrived(rendezvous.barrier(name, worker, step=step))
+        released = self.engine.job.rendezvous.barrier(name, worker, step=step)
+        self.engine.apply_complete_steps()
+        return released
 
     def all_reduce(
         self,
@@ -149,10 +150,11 @@ class ParameterStore:
         step: Version,
         remember: bool = True,
     ) -> Future[Reduced]:
-        rendezvous = self.engine.job.rendezvous
-        return self.engine.arrived(
-            rendezvous.all_reduce(name, worker, values, op, step=step, remember=remember)
+        reduced = self.engine.job.rendezvous.all_reduce(
+            name, worker, values, op, step=step, remember=remember
         )
+        self.engine.apply_complete_steps()
+        return reduced
 
     def advance(self, worker: int, clock: int, *, at_least: int) -> Future[int]:
         return self.engine.job.rendezvous.advance(worker, clock, at_least=at_least)

@@ -304,8 +304,9 @@ def _require_same_use(target: Folder, *, is_inference: bool) -> None:
 def _remove_leftovers(target: Folder) -> None:
     """Removes the data of interrupted saves, to free space for the next one."""
     _remove_unfinished_files(target)
+    is_published = target.has(MANIFEST)
     try:
-        named = read_manifest(target).data_folder if target.has(MANIFEST) else ""
+        named = read_manifest(target).data_folder if is_published else ""
     except CheckpointError:
         return  # which data belongs to it is unknown until it is replaced
     _remove_data(target, keep=named)

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypedDict, TypeVar
+from typing import TypedDict
 
 from ctr_ps.protos.chunking import PushChunk, join_push
 from ctr_ps.protos.gradients import Gradients
@@ -61,8 +61,6 @@ from ctr_ps.ps_server.parameters import Parameters
 from ctr_ps.ps_server.settings import DEFAULT_WAIT_LIMIT_S
 from ctr_ps.ps_server.snapshot.snapshots import Snapshots
 from ctr_ps.ps_server.table.rows.statistics import Clock, wall_clock
-
-T = TypeVar("T")
 
 
 class EngineSettings(TypedDict, total=False):
@@ -187,7 +185,7 @@ class Engine:
     def hold_part(self, part: WaitingPart) -> None:
         """Takes over a part of a step that waited, after `restore`; applies the step if it is complete."""
         self.job.pushes.hold_part(part)
-        self._apply_complete_steps()
+        self.apply_complete_steps()
 
     @contextmanager
     def recovering(self, on_shard: Callable[[], None]) -> Iterator[None]:
@@ -237,13 +235,13 @@ class Engine:
     def lose(self, workers: Sequence[int]) -> None:
         """Workers are lost: by the rule of the job it ends, or they leave, or others take their places."""
         self.job.lose(workers)
-        self._apply_complete_steps()
+        self.apply_complete_steps()
 
     def leave(self, worker: int, *, step: Version) -> None:
         """See `protos.store.Store`."""
         job = self.job
         job.leave(worker, step=step)
-        self._apply_complete_steps(by_caller=True)
+        self.apply_complete_steps(by_caller=True)
         if not job.failure:
             job.pushes.when_applied().result()
 
@@ -315,8 +313,8 @@ class Engine:
             job, push_id, lambda: self.parameters.write_state(state, draw=_draw_of(push_id))
         )
 
-    def _apply_complete_steps(self, *, by_caller: bool = False) -> None:
-        """Applies the steps that are complete since a worker takes no part in them."""
+    def apply_complete_steps(self, *, by_caller: bool = False) -> None:
+        """Applies the steps that are complete since a worker left them: at a barrier, for good, or lost."""
         job = self.job
         self.applier.apply_steps(job, job.pushes.take_complete_step(), by_caller=by_caller)
 
@@ -326,14 +324,6 @@ class Engine:
         """See `protos.store.Store`; of this process's parameters."""
         pushes = self.job.pushes
         return pushes.at_version(at, lambda: pushes.version)
-
-    def arrived(self, future: Future[T]) -> Future[T]:
-        """A worker came to a barrier of `job.rendezvous`, whose answer is returned: it leaves later steps.
-
-        Applies those that are complete by that.
-        """
-        self._apply_complete_steps()
-        return future
 
     # Checkpoints
 

@@ -270,7 +270,9 @@ class Handlers:
             values.pop("acknowledged", None)
             owner = self.engine.job.rendezvous if method in _OF_RENDEZVOUS else self.engine
             answer = getattr(owner, method)(**values)
-            return self.engine.arrived(answer) if method in _ARRIVALS else answer
+            if method in _ARRIVALS:
+                self.engine.apply_complete_steps()
+            return answer
 
         return call_engine
 

@@ -20,7 +20,7 @@ from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
 from ctr_ps.protos.spec import TableSpec
 from ctr_ps.ps_server.table.changes import ROW_WORDS
 from ctr_ps.ps_server.table.contents import Rows, ShardSource
-from ctr_ps.ps_server.table.memory.halves import load_halves
+from ctr_ps.ps_server.table.memory.bfloat16 import load_bfloat16
 from ctr_ps.ps_server.table.memory.hash_index import KEY_COLUMNS, RowLayout
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
 from ctr_ps.ps_server.table.rows.regions import RowRegions
@@ -94,15 +94,15 @@ def place_rows(
     at `first_column`, as bfloat16 or float32, and state and statistics at `state_column`.
     """
     all_weights, all_state = weights.reshape(-1), state.reshape(-1)
-    dim, width, all_halves = weights.shape[1], 2 * rows.shape[1], rows.reshape(-1).view(np.uint16)
+    dim, width, flat_rows = weights.shape[1], 2 * rows.shape[1], rows.reshape(-1).view(np.uint16)
     statistics_column = state_column + state.shape[1]
     for i in range(places.size):
         if i + _ROWS_AHEAD < places.size:
             _prefetch_row(all_weights, weights.shape[1], places[i + _ROWS_AHEAD])
             _prefetch_row(all_state, state.shape[1], places[i + _ROWS_AHEAD])
         if is_bfloat16:
-            halves = borrow(all_halves, i * width + 2 * first_column, dim)
-            load_halves(halves, borrow(all_weights, places[i] * dim, dim))
+            stored = borrow(flat_rows, i * width + 2 * first_column, dim)
+            load_bfloat16(stored, borrow(all_weights, places[i] * dim, dim))
         else:
             _copy_columns(rows, i, first_column, weights, places[i])
         _copy_columns(rows, i, state_column, state, places[i])

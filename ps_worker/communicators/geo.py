@@ -44,9 +44,9 @@ class Replica:
     local += server - base,                base = server                    when others' changes arrive
 
     A taken delta leaves the copy as the servers will have it, except for others' changes; so a row that no
-    other worker changed is not sent back. Training before others' changes arrive is part of the next delta. A
-    row that is in neither has its initial value in both, as on the servers: nothing is fetched before it
-    changes.
+    other worker changed is not sent back, unless servers round it as bfloat16. Training before others'
+    changes arrive is part of the next delta. A row that is in neither has its initial value in both, as on
+    the servers: nothing is fetched before it changes.
     """
 
     def __init__(self, tables: Sequence[TableSpec], dense: DenseSpec, *, num_workers: int) -> None:

@@ -147,6 +147,7 @@ def test_store_without_a_limit_takes_everything() -> None:
     assert store.status().tables["t"].rows == 100_000
 
 
-def test_a_limit_of_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="memory_limit is 0, expected at least 1 byte"):
-        ParameterStore(memory_limit=0)
+@pytest.mark.parametrize("limit", [0, -5])
+def test_a_limit_of_no_bytes_is_refused(limit: int) -> None:
+    with pytest.raises(UsageError, match=f"memory_limit is {limit}, expected at least 1 byte"):
+        ParameterStore(memory_limit=limit)

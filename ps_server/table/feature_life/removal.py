@@ -29,7 +29,7 @@ from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import ExpirySpec, StatisticsSpec, TableSpec
 from ctr_ps.protos.store import Shrunk
 from ctr_ps.ps_server.table.feature_life.admission import counter_bytes_of_shard
-from ctr_ps.ps_server.table.memory.halves import half_value
+from ctr_ps.ps_server.table.memory.bfloat16 import widened
 from ctr_ps.ps_server.table.memory.hash_index import (
     INITIAL_SLOTS,
     KEY_COLUMNS,
@@ -37,7 +37,7 @@ from ctr_ps.ps_server.table.memory.hash_index import (
     STATISTICS_WIDTH,
     RowLayout,
     TableArrays,
-    halves_of,
+    bfloat16_of,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int
 from ctr_ps.ps_server.table.rows.regions import (
@@ -124,7 +124,7 @@ def _norm_of(table: TableArrays, row: Int, dim: int) -> float:
     squares = 0.0
     for j in range(dim):
         if table.is_bfloat16:
-            weight = half_value(halves_of(table, row, dim)[j])
+            weight = widened(bfloat16_of(table, row, dim)[j])
         else:
             weight = table.slab[row, KEY_COLUMNS + j]
         squares += np.float64(weight) * np.float64(weight)

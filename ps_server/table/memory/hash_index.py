@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import Keys, mix64
 from ctr_ps.protos.runtime.jit import inlined_kernel, kernel
-from ctr_ps.ps_server.table.memory.halves import Halves, to_float32
+from ctr_ps.protos.wire.encoding.arrays import BFloat16s, from_bfloat16
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
 
 KEY_COLUMNS = 2
@@ -71,7 +71,8 @@ class RowLayout:
         columns = rows[:, KEY_COLUMNS : self.state.start]
         if not self.is_bfloat16:
             return columns
-        return to_float32(np.ascontiguousarray(columns).view(np.uint16)[:, : self.dim])
+        stored = np.ascontiguousarray(columns).view(np.uint16)[:, : self.dim]
+        return from_bfloat16(stored.reshape(-1)).reshape(-1, self.dim)
 
 
 BLOCK = 32
@@ -131,7 +132,7 @@ class TableArrays(NamedTuple):
     base_column: int  # first column of a row's base; 0 without
     state_column: int  # first column of a row's optimizer state
     is_bfloat16: bool  # whether weights are bfloat16
-    halves: Halves  # uint16[num_shards * region_rows * 2 * stride], the slab's memory
+    bfloat16: BFloat16s  # uint16[num_shards * region_rows * 2 * stride], the slab's memory
     num_shards: int  # a power of two
 
 
@@ -162,9 +163,9 @@ def row_of_slot(table: TableArrays, shard: Int, entry: np.uint64) -> np.int64:
 
 
 @inlined_kernel
-def halves_of(table: TableArrays, row: Int, dim: int) -> Halves:
+def bfloat16_of(table: TableArrays, row: Int, dim: int) -> BFloat16s:
     """Returns a row's bfloat16 weights, uint16[D]; see `borrow`."""
-    return borrow(table.halves, 2 * (row * table.slab.shape[1] + KEY_COLUMNS), dim)
+    return borrow(table.bfloat16, 2 * (row * table.slab.shape[1] + KEY_COLUMNS), dim)
 
 
 @inlined_kernel

@@ -15,7 +15,8 @@ from ctr_ps.protos.gradients import Values
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import InitializerSpec
-from ctr_ps.ps_server.table.memory.halves import Halves, round_weights, rounded_half, rounding_of
+from ctr_ps.protos.wire.encoding.arrays import BFloat16s
+from ctr_ps.ps_server.table.memory.bfloat16 import random_of, round_weights, rounded
 
 KINDS = ("uniform", "normal")
 
@@ -85,14 +86,14 @@ def initialize_row(initializer: Initializer, key: np.uint64, out: Values) -> Non
 
 
 @kernel
-def initialize_halves(initializer: Initializer, key: np.uint64, halves: Halves) -> None:
+def initialize_bfloat16(initializer: Initializer, key: np.uint64, stored: BFloat16s) -> None:
     """Same as `initialize_row`, for the bfloat16 weights of a row, uint16[D], which are 0."""
     if initializer.scale == np.float32(0.0):
         return
-    row_hash, rounding = mix64(key ^ initializer.seed), rounding_of(key, np.uint64(0))
-    for column in range(halves.size):
+    row_hash, random = mix64(key ^ initializer.seed), random_of(key, np.uint64(0))
+    for column in range(stored.size):
         value = initial_value(initializer, row_hash, column)
-        halves[column] = rounded_half(value, rounding, column)
+        stored[column] = rounded(value, random, column)
 
 
 @kernel

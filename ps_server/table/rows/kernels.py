@@ -16,20 +16,24 @@ from ctr_ps.ps_server.table.changes import (
     mark_dirty,
     prefetch_dirty_bit,
 )
-from ctr_ps.ps_server.table.memory.halves import load_halves, store_halves
+from ctr_ps.ps_server.table.memory.bfloat16 import load_bfloat16, store_bfloat16
 from ctr_ps.ps_server.table.memory.hash_index import (
     BLOCK,
     KEY_COLUMNS,
     TableArrays,
+    bfloat16_of,
     find_block,
     find_row,
-    halves_of,
     has_room,
     insert_row,
     shard_of_hash,
 )
 from ctr_ps.ps_server.table.memory.intrinsics import Int, borrow, prefetch
-from ctr_ps.ps_server.table.rows.initializers import Initializer, initialize_halves, initialize_row
+from ctr_ps.ps_server.table.rows.initializers import (
+    Initializer,
+    initialize_bfloat16,
+    initialize_row,
+)
 from ctr_ps.ps_server.table.rows.statistics import CLICK, SHOW, Coefficients, count_push, score_of
 
 
@@ -60,7 +64,7 @@ class NewRow(NamedTuple):
 def _load_weights(table: TableArrays, row: Int, out: Values) -> None:
     """Overwrites `out` float32[D] with the weights of a row."""
     if table.is_bfloat16:
-        load_halves(halves_of(table, row, out.size), out)
+        load_bfloat16(bfloat16_of(table, row, out.size), out)
     else:
         for j in range(out.size):
             out[j] = table.slab[row, KEY_COLUMNS + j]
@@ -197,7 +201,7 @@ def make_row(
     row = insert_row(table, shard, hashed, key)
     slab, first = table.slab.reshape(-1), row * table.slab.shape[1]
     if table.is_bfloat16:
-        initialize_halves(new_row.initializer, key, halves_of(table, row, dim))
+        initialize_bfloat16(new_row.initializer, key, bfloat16_of(table, row, dim))
     else:
         initialize_row(new_row.initializer, key, borrow(slab, first + KEY_COLUMNS, dim))
     # Loops, not slices: assigning an array compiles its error of shapes, too, for 3 s.
@@ -245,11 +249,11 @@ def apply_rows(table: TableArrays, new_row: NewRow, hyper: Any, push: Push, star
             state = borrow(slab, first + table.state_column, state_width)
             grad = borrow(flat_grads, (start + i) * dim, dim)
             if table.is_bfloat16:
-                halves = halves_of(table, row, dim)
-                load_halves(halves, unpacked)
+                stored = bfloat16_of(table, row, dim)
+                load_bfloat16(stored, unpacked)
                 decay_row(unpacked, push.decay)
                 update_row(hyper, unpacked, state, grad, push.scale)
-                store_halves(unpacked, halves, key, push.draw)
+                store_bfloat16(unpacked, stored, key, push.draw)
             else:
                 weights = borrow(slab, first + KEY_COLUMNS, dim)
                 decay_row(weights, push.decay)
@@ -294,8 +298,8 @@ def write_rows(
                 row = insert_row(table, shard, hashed, keys[i])
             mark_dirty(table, shard, row)
             if table.is_bfloat16:
-                store_halves(
-                    borrow(flat_weights, i * dim, dim), halves_of(table, row, dim), keys[i], draw
+                store_bfloat16(
+                    borrow(flat_weights, i * dim, dim), bfloat16_of(table, row, dim), keys[i], draw
                 )
             else:
                 for j in range(dim):

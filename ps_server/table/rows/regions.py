@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ctr_ps.protos.keys import mix64
 from ctr_ps.protos.runtime.jit import kernel
 from ctr_ps.protos.spec import TableSpec
-from ctr_ps.ps_server.optimizers.registry import initial_state
+from ctr_ps.ps_server.optimizers.registry import optimizer_of
 from ctr_ps.ps_server.table.changes import (
     CopyOnWrite,
     Subscribers,
@@ -63,7 +63,7 @@ def layout_of(spec: TableSpec, *, has_base: bool = False) -> RowLayout:
     """Returns the columns of a table's rows."""
     return RowLayout(
         dim=spec.dim,
-        state_width=initial_state(spec.optimizer, spec.dim).size,
+        state_width=optimizer_of(spec.optimizer).state_width(spec.dim),
         statistics_width=0 if spec.statistics is None else STATISTICS_WIDTH,
         has_base=has_base,
         is_bfloat16=spec.is_bfloat16,
@@ -245,7 +245,7 @@ class RowRegions:
             base_column=self.layout.statistics.stop if self.layout.has_base else 0,
             state_column=self.layout.state.start,
             is_bfloat16=self.layout.is_bfloat16,
-            halves=self._slab.array.reshape(-1).view(np.uint16),
+            bfloat16=self._slab.array.reshape(-1).view(np.uint16),
             num_shards=self._num_shards,
         )
 
