@@ -273,9 +273,7 @@ class Disturber:
                 return Progressed()
             case Exited(name, _) if name == VERSIONS:
                 path = self._cluster.log_path(VERSIONS)
-                log.warning(
-                    "faults cannot wait for steps: process %s exited, see %s", VERSIONS, path
-                )
+                log.warning("no more faults at steps: process %s exited, see %s", VERSIONS, path)
                 return None
             case _:
                 return event

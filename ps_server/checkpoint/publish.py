@@ -231,7 +231,7 @@ def resolve(url: str | Path) -> Folder:
         if folder.name == BEST and root.folders() and not folder.folders():
             raise CheckpointError(
                 f"{root.url} has no {BEST}: a run writes it if data.valid and checkpoint.dir are set; give "
-                "the path of a checkpoint, or the folder for its newest checkpoint"
+                "the path of a checkpoint, or that of the folder to use its newest one"
             )
     if folder.has(LATEST):
         return _resolve_name(folder, LATEST)

@@ -360,7 +360,7 @@ class Handlers:
             ):
                 raise ProtocolError(
                     f"PullChanged {request.number} of {self.engine.members.name(worker)} arrived after a "
-                    "later one: its answer would be lost, and the replica would lack its rows"
+                    "later one: the answer would be lost, and its rows missing from the replica"
                 )
             engine = self.engine
             changed = engine.pulls.changed(

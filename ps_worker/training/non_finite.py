@@ -54,7 +54,7 @@ class NonFiniteBatches:
             faults[LOSS] = f"loss is {loss!r}"
         if faults and self._policy == "fail":
             raise GradientError(
-                f"{self._whose}batch {number}: {next(iter(faults.values()))}; no gradient of it was applied: "
+                f"{self._whose}batch {number}: {next(iter(faults.values()))}; the batch was not applied: "
                 "lower the learning rate, check the scaling of the input, or set train.non_finite = 'skip'"
             )
         with self._lock:
@@ -77,7 +77,7 @@ class NonFiniteBatches:
         recent = sum(self._recent)
         if recent > WINDOW // 2:
             raise GradientError(
-                f"{self._whose}{recent} of the last {len(self._recent)} batches were skipped, the last one, "
-                f"{number}, because its {next(iter(faults.values()))}: the model has diverged. Start again "
-                "from a checkpoint with a smaller learning rate, and check the scaling of the input"
+                f"{self._whose}{recent} of the last {len(self._recent)} batches were skipped. The newest, "
+                f"batch {number}: {next(iter(faults.values()))}. The model has diverged: start again from a "
+                "checkpoint with a smaller learning rate, and check the scaling of the input"
             )

@@ -371,8 +371,8 @@ def _require_widths(manifest: Manifest, spec: TableSpec, entry: TableEntry, sour
     found = (entry.state_width, entry.statistics_width)
     if found != expected:
         raise CheckpointError(
-            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have widths {found} of state "
-            f"and statistics, expected {expected} for optimizer {spec.optimizer.name!r} and dim {spec.dim}"
+            f"{source}: {entry.kind} of table {spec.name!r} in {entry.file} have state and statistics of "
+            f"widths {found}, expected {expected} for optimizer {spec.optimizer.name!r} and dim {spec.dim}"
         )
     if entry.dtype != "float32" and manifest.kind != "inference":
         raise CheckpointError(

@@ -126,8 +126,8 @@ def _require_names(path: str, format: str | None) -> None:
     if name not in NAMED:
         fault = doubt_about(path, format) or f"files of format {name!r} have no names of columns"
         raise UsageError(
-            f"{path}: {fault}. If the file is in one of the formats with names, {', '.join(NAMED)}, give "
-            "--format; else write a schema by hand (docs/schema.md)"
+            f"{path}: {fault}. If its format is one of {', '.join(NAMED)}, give --format; else write a "
+            "schema by hand (docs/schema.md)"
         )
 
 

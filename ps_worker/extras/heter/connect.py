@@ -206,9 +206,9 @@ def _require_size(dense: Values, outputs: LayerOutputs) -> None:
     if size > MAX_NUMBERS_BYTES:
         largest = max(outputs, key=lambda name: sum(each.nbytes for each in outputs[name]))
         raise UsageError(
-            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, mostly of "
-            f"{largest}; a message has up to {MAX_NUMBERS_BYTES}: lower train.batch_size, or let a Front "
-            "return less (docs/heterogeneous.md)"
+            f"a batch of {counted(len(dense), 'example')} sends {size} bytes to a heter trainer, mostly "
+            f"the output of {largest}; a message has at most {MAX_NUMBERS_BYTES}: lower "
+            "train.batch_size, or write a Front that returns less (docs/heterogeneous.md)"
         )
 
 

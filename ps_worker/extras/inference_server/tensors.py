@@ -103,7 +103,7 @@ def tensor_of_raw(name: str, datatype: str, shape: Sequence[int], raw: bytes) ->
             f"{list(shape)} of {datatype}"
         )
     if dtype.kind == "b" and raw.strip(b"\0\1"):
-        raise DataError(f"tensor {name!r} has a byte that is neither 0 nor 1, expected {datatype}")
+        raise DataError(f"tensor {name!r} is {datatype}, but has a byte that is neither 0 nor 1")
     return Tensor(name, datatype, tuple(shape), np.frombuffer(raw, dtype))
 
 
@@ -202,8 +202,8 @@ def _num_rows(tensors: Sequence[Tensor], max_rows: int) -> int:
 def _numbers(tensor: Tensor, num_rows: int) -> list[float]:
     if tensor.datatype == BYTES or tensor.shape not in {(num_rows,), (num_rows, 1)}:
         raise DataError(
-            f"tensor {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, expected numbers of "
-            f"shape [{num_rows}] or [{num_rows}, 1]: it is a dense column"
+            f"the tensor of dense column {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, "
+            f"expected numbers of shape [{num_rows}] or [{num_rows}, 1]"
         )
     numbers: list[float] = np.asarray(tensor.values, np.float64).tolist()
     return numbers
@@ -216,8 +216,8 @@ def _values(
     num_rows = tensor.shape[0]
     if tensor.datatype in ("FP32", "FP64", "BOOL") or len(tensor.shape) not in (1, 2):
         raise DataError(
-            f"tensor {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, expected {BYTES} or "
-            f"whole numbers of shape [{num_rows}] or [{num_rows}, L]: it is a slot"
+            f"the tensor of slot {tensor.name!r} is {tensor.datatype} of shape {list(tensor.shape)}, "
+            f"expected {BYTES} or whole numbers of shape [{num_rows}] or [{num_rows}, L]"
         )
     values: list[Value] = (
         tensor.values.tolist() if isinstance(tensor.values, np.ndarray) else list(tensor.values)

@@ -281,19 +281,19 @@ def test_block_without_elements_is_whole_with_its_file() -> None:
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), state_width=3), MLP),
-            "rows of table 'wide' in table.wide.server-0.arrow have widths (3, 0) of state and statistics, "
+            "rows of table 'wide' in table.wide.server-0.arrow have state and statistics of widths (3, 0), "
             "expected (2, 0) for optimizer 'ftrl' and dim 1",
             id="state-widths",
         ),
         pytest.param(
             (WIDE, replace(WIDE, batches=(), statistics_width=4), MLP),
-            "have widths (2, 4) of state and statistics, expected (2, 0)",
+            "have state and statistics of widths (2, 4), expected (2, 0)",
             id="statistics-widths",
         ),
         pytest.param(
             (WIDE, MLP, replace(CANDIDATES, statistics_width=5)),
             "candidates of table 'wide' in candidates.wide.server-0.arrow have "
-            "widths (0, 5) of state and statistics, expected (0, 4)",
+            "state and statistics of widths (0, 5), expected (0, 4)",
             id="widths-of-candidates",
         ),
         pytest.param(
