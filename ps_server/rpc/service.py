@@ -58,6 +58,12 @@ async def abort_with(context: grpc.aio.ServicerContext, call: str, error: Except
     await context.abort(grpc.StatusCode.INTERNAL, f"the server failed in {call}: see its log")
 
 
+async def in_task() -> None:
+    """Awaited before the first thing that a call waits for: up to here, a stream runs it without a task."""
+    if asyncio.current_task() is None:
+        await asyncio.sleep(0)
+
+
 class _Answering:
     """One call: a sign of life while it lasts, and counted; an error that ends it becomes a status."""
 
@@ -80,6 +86,7 @@ class _Answering:
         if not isinstance(future, WaitingFuture) or future.done():
             return future.result()
         start_s = time.perf_counter()
+        await in_task()
         try:
             waiting: asyncio.Future[T] = asyncio.wrap_future(future)
             waiting = asyncio.shield(waiting) if is_shared else waiting
@@ -238,6 +245,7 @@ class Service:
         if self._handlers.work(call, argument) <= INLINE_VALUES:
             answer = start(call, argument, payload)
         else:
+            await in_task()
             with self._backlog.holding(num_bytes):
                 answer = await asyncio.to_thread(start, call, argument, payload)
         answered = await answering.settled(answer)

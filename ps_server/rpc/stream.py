@@ -12,8 +12,9 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -39,7 +40,7 @@ from ctr_ps.protos.wire.stream import (
     body_of,
     metadata_of_hello,
 )
-from ctr_ps.ps_server.rpc.service import Service
+from ctr_ps.ps_server.rpc.service import Service, in_task
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class StreamPort:
         self._listener: socket.socket | None = None
         self._connections: dict[asyncio.Task[None], _Connection] = {}
         self._incomplete_bytes = 0
-        self._has_completed = asyncio.Event()
+        self.when_room: list[Callable[[], None]] = []  # called when there may be room again
 
     def start(self, host: str, port: int) -> StreamOffer:
         """Listens at a port, 0 for a free one; returns what clients are told.
@@ -147,18 +148,19 @@ class StreamPort:
         if self._listener is not None:
             self._loop.call_later(HELLO_S, self._close_stalled)
 
-    @asynccontextmanager
-    async def receiving(self, num_bytes: int) -> AsyncIterator[None]:
-        """Held while a request is received, which may have to wait for others."""
-        while self._incomplete_bytes + num_bytes > MAX_INCOMPLETE_BYTES:
-            self._has_completed.clear()
-            await self._has_completed.wait()
+    def reserve(self, num_bytes: int) -> bool:
+        """Whether there is room for a request, until `release`; see `when_room`."""
+        if self._incomplete_bytes + num_bytes > MAX_INCOMPLETE_BYTES:
+            return False
         self._incomplete_bytes += num_bytes
-        try:
-            yield
-        finally:
-            self._incomplete_bytes -= num_bytes
-            self._has_completed.set()
+        return True
+
+    def release(self, num_bytes: int) -> None:
+        """A request is complete, or its connection has ended."""
+        self._incomplete_bytes -= num_bytes
+        waiting, self.when_room = self.when_room, []
+        for try_again in waiting:
+            try_again()
 
     async def stop(self, grace_s: float) -> None:
         """Takes no more connections, lets calls end within the grace, and closes what is open."""
@@ -186,9 +188,13 @@ class _Link:
     async def open(self) -> None:
         """Prepares for both directions."""
 
-    async def receive_into(self, view: memoryview) -> int:
-        """Returns how many bytes were received, 0: the client has closed."""
-        return await self._loop.sock_recv_into(self.socket, view)
+    def receive_into(self, view: memoryview) -> int:
+        """Returns how many bytes were received, 0: the client has closed; or raises BlockingIOError."""
+        return self.socket.recv_into(view)
+
+    def has_unread(self) -> bool:
+        """Whether there are bytes of which the socket knows no more."""
+        return False
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Sends a frame."""
@@ -197,6 +203,7 @@ class _Link:
         except BlockingIOError:
             sent = 0
         if sent < len(head) + len(body):
+            await in_task()
             await self._loop.sock_sendall(self.socket, memoryview(head + body)[sent:])
 
 
@@ -214,44 +221,60 @@ class _TlsLink(_Link):
                 await self._loop.sock_sendall(self.socket, self._tls.data_to_send())
                 if left <= 0:
                     raise ProtocolError(f"its handshake has over {_MAX_HANDSHAKE_BYTES} bytes")
-                arrived = await self._receive(_HANDSHAKE_PIECE_BYTES)
+                arrived = await self._loop.sock_recv(self.socket, _HANDSHAKE_PIECE_BYTES)
                 if not arrived:
                     raise ConnectionResetError
+                self._tls.receive_data(arrived)
                 left -= len(arrived)
         finally:  # where it failed, this says why
             await self._loop.sock_sendall(self.socket, self._tls.data_to_send())
         self.peer = self._tls.auth_context()
 
-    async def _receive(self, size: int = PIECE_BYTES) -> bytes:
-        arrived = await self._loop.sock_recv(self.socket, size)
-        self._tls.receive_data(arrived)
-        return arrived
-
-    async def receive_into(self, view: memoryview) -> int:
+    def receive_into(self, view: memoryview) -> int:
         while not (count := self._tls.read_into(view)):
-            if not await self._receive():
+            arrived = self.socket.recv(PIECE_BYTES)
+            if not arrived:
                 return 0
+            self._tls.receive_data(arrived)
         return count
 
+    def has_unread(self) -> bool:
+        return self._tls.has_unread()
+
     async def send(self, head: bytes, body: bytes) -> None:
+        await in_task()
         await self._loop.sock_sendall(self.socket, self._tls.write(head, body))
 
 
 class _Connection:
-    """The stream of one client."""
+    """The stream of one client.
+
+        head --begin--> body --take--> call --answer--> sent
+
+    The loop calls `_read_frame` when bytes have come. A coroutine that waits for them, and a task a call,
+    took a sixth of a server's time for a small call.
+    """
 
     def __init__(self, port: StreamPort, accepted: socket.socket, address: Any) -> None:
         self._port = port
         self._address = address
         self._link = _TlsLink(accepted, port.tls()) if port.tls else _Link(accepted)
         self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._hello_limit = asyncio.timeout(HELLO_S)
+        self._metadata: Metadata | None = None  # of its hello; None: that has not come
         self._calls: dict[int, asyncio.Task[None]] = {}  # that its client may cancel
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Lock()
         self._unsent_bytes = 0
-        self._has_ended = asyncio.Event()  # a call
+        self._is_reading = False
+        self._take: Callable[[bytearray], None] | None = (
+            None  # takes the body; None: a head is next
+        )
+        self._expect(HEAD.size)
         self._received: int | None = None  # bytes of a request that has begun
         self._received_before: int | None = None
+        self._reserved_bytes = 0
 
     def has_stalled(self) -> bool:
         """Whether no byte has come of a request since this was asked last."""
@@ -261,21 +284,19 @@ class _Connection:
     async def serve(self) -> None:
         """Answers calls until the client closes the connection, or breaks the rules."""
         try:
-            try:
-                async with asyncio.timeout(HELLO_S):
-                    await self._link.open()
-                    metadata = await self._hello()
-            except TimeoutError as error:
-                raise ProtocolError("no hello came") from error
-            while True:
-                await self._take_request(metadata)
-                # Others have a turn, where requests come faster than they are answered.
-                await asyncio.sleep(0)
+            async with self._hello_limit:
+                await self._link.open()
+                self._resume()
+                await self._ended
         except (ProtocolError, ssl.SSLError) as error:
             logger.warning("stream closed peer=%s: %s", self._address, error)
         except OSError:  # the client is gone
-            return
+            if self._hello_limit.expired():
+                logger.warning("stream closed peer=%s: no hello came", self._address)
         finally:
+            self._ended.cancel()
+            self._pause()
+            self._release()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -284,24 +305,82 @@ class _Connection:
         """Closes the connection, once `serve` has ended, or was cancelled before it began."""
         self._link.socket.close()
 
-    async def _hello(self) -> Metadata:
-        length, kind, _, _ = HEAD.unpack(await self._read(HEAD.size))
-        if kind != HELLO or length > MAX_HELLO_BYTES:
-            raise ProtocolError("it does not begin with a hello")
-        metadata = metadata_of_hello(bytes(await self._read(length)), self._port.key)
-        await self._send(0, self._port.key, b"")
-        return metadata
+    # Frames
 
-    async def _take_request(self, metadata: Metadata) -> None:
-        """Takes the next request, and starts its call."""
-        while len(self._calls) >= MAX_CALLS or self._unsent_bytes >= MAX_UNSENT_BYTES:
-            self._has_ended.clear()
-            await self._has_ended.wait()
-        length, kind, _, number = HEAD.unpack(await self._read(HEAD.size))
-        if kind == CANCEL:
-            if (running := self._calls.get(number)) is not None:
-                running.cancel()
+    def _resume(self) -> None:
+        """Reads on, unless it has ended."""
+        if self._is_reading or self._ended.done():
             return
+        self._is_reading = True
+        self._loop.add_reader(self._link.socket, self._read_frame)
+        if self._link.has_unread():
+            self._loop.call_soon(self._read_frame)
+
+    def _pause(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._link.socket)
+
+    def _read_frame(self) -> None:
+        """Reads what has come, up to the end of a frame: then other connections have a turn."""
+        try:
+            if self._is_reading and self._take is None:
+                self._read_head()
+            if self._is_reading and self._take is not None:
+                self._fill()
+                take, body = self._take, self._data
+                self._take = self._received = None
+                self._expect(HEAD.size)
+                self._release()
+                take(body)
+            if self._is_reading and self._link.has_unread():
+                self._loop.call_soon(self._read_frame)
+        except BlockingIOError:  # the rest comes later
+            return
+        except Exception as error:  # ends `serve`
+            self._pause()
+            self._ended.set_exception(error)
+
+    def _read_head(self) -> None:
+        if len(self._calls) >= MAX_CALLS or self._unsent_bytes >= MAX_UNSENT_BYTES:
+            self._pause()
+            return
+        self._fill()
+        length, kind, _, number = HEAD.unpack(self._data)
+        self._expect(HEAD.size)
+        if self._metadata is None:
+            if kind != HELLO or length > MAX_HELLO_BYTES:
+                raise ProtocolError("it does not begin with a hello")
+            self._take = self._open
+            self._expect(length)
+        elif kind != CANCEL:
+            self._begin(self._metadata, length, kind, number)
+        elif (running := self._calls.get(number)) is not None:
+            running.cancel()
+
+    def _expect(self, size: int) -> None:
+        self._data = bytearray(size)
+        self._view = memoryview(self._data)
+
+    def _fill(self) -> None:
+        """Receives what is expected; raises BlockingIOError if not all of it is there."""
+        while self._view:
+            count = self._link.receive_into(self._view)
+            if not count:
+                raise ConnectionResetError
+            self._view = self._view[count:]
+            if self._received is not None:
+                self._received += count
+
+    def _open(self, hello: bytearray) -> None:
+        self._metadata = metadata_of_hello(bytes(hello), self._port.key)
+        self._hello_limit.reschedule(None)
+        self._run(self._send(0, self._port.key, b""))
+
+    # Requests
+
+    def _begin(self, metadata: Metadata, length: int, kind: int, number: int) -> None:
+        """A request begins: from its head it is known whether it is refused."""
         call = STREAMED.get(kind)
         if call is None:
             raise ProtocolError(f"request {number} is of unknown kind {kind}")
@@ -313,20 +392,28 @@ class _Connection:
             raise ProtocolError(f"request {number} has the number of an unfinished one")
         if (error := self._refusal(call, metadata)) is not None:
             self._received = 0
-            await self._discard(length)
-            self._received = None
-            failure = Failure(status_of(error), details_of(error), metadata_of(error))
-            await self._send(failure.code.value[0], number, body_of(failure))
+            self._refuse(number, error, length, bytearray())
             return
-        async with self._port.receiving(length):
-            self._received = 0
-            request = await self._read(length)
-            self._received = None
-        task = self._loop.create_task(self._answer(kind, number, request))
-        self._calls[number] = task
-        for tasks in (self._tasks, self._port.calls):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        self._take = partial(self._start, kind, number)
+        self._receive(length)
+
+    def _receive(self, length: int) -> None:
+        """Reads the body of a request, when others leave room for it."""
+        if self._ended.done():
+            return
+        if not self._port.reserve(length):
+            self._pause()
+            self._port.when_room.append(partial(self._receive, length))
+            return
+        self._reserved_bytes = length
+        self._received = 0
+        self._expect(length)
+        self._resume()
+
+    def _release(self) -> None:
+        if self._reserved_bytes:
+            self._port.release(self._reserved_bytes)
+            self._reserved_bytes = 0
 
     def _refusal(self, call: Call[Any, Any], metadata: Metadata) -> CtrPsError | None:
         """Returns why a call is refused before its request is read."""
@@ -338,48 +425,56 @@ class _Connection:
             refusal = authority.refusal_of_peer(call, self._link.peer)
         return refusal or self._port.service.overload(call)
 
+    def _refuse(self, number: int, error: CtrPsError, length: int, _: bytearray) -> None:
+        """Reads the rest of a request into nothing, then says why."""
+        if length:
+            size = min(length, _SCRATCH_BYTES)
+            self._take = partial(self._refuse, number, error, length - size)
+            self._expect(size)
+            return
+        failure = Failure(status_of(error), details_of(error), metadata_of(error))
+        self._run(self._send(failure.code.value[0], number, body_of(failure)))
+
+    def _start(self, kind: int, number: int, request: bytearray) -> None:
+        """Starts the call of a request."""
+        if (task := self._run(self._answer(kind, number, request))) is not None:
+            self._calls[number] = task
+            self._port.calls.add(task)
+            task.add_done_callback(self._port.calls.discard)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Runs a coroutine; returns the task of what it leaves, beginning with `in_task`."""
+        try:
+            work.send(None)
+        except StopIteration:
+            return None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
     async def _answer(self, kind: int, number: int, request: bytearray) -> None:
         code = 0
         try:
             answer = await self._port.methods[kind](cast("bytes", request), _Context())
         except FailedCallError as error:
             code, answer = error.failure.code.value[0], body_of(error.failure)
-        finally:
-            del self._calls[number]  # no cancelling from here on: it would cut a frame short
+        finally:  # no cancelling from here on: it would cut a frame short
+            self._calls.pop(number, None)
         await self._send(code, number, answer)
-        self._has_ended.set()
-
-    # Bytes
-
-    async def _read(self, size: int) -> bytearray:
-        data = bytearray(size)
-        await self._fill(memoryview(data))
-        return data
-
-    async def _fill(self, view: memoryview) -> None:
-        """Receives as many bytes as the view has; raises ConnectionError if the client closes before."""
-        while view:
-            count = await self._link.receive_into(view)
-            if not count:
-                raise ConnectionResetError
-            view = view[count:]
-            if self._received is not None:
-                self._received += count
-
-    async def _discard(self, length: int) -> None:
-        scratch = memoryview(bytearray(min(length, _SCRATCH_BYTES)))
-        while length > 0:
-            await self._fill(scratch[:length])
-            length -= len(scratch)
 
     async def _send(self, code: int, number: int, body: bytes) -> None:
         """Sends an answer after those before it; one whose client is gone is dropped."""
+        if self._unsent_bytes:
+            await in_task()
         head = HEAD.pack(len(body), code, 0, number)
-        self._unsent_bytes += len(body)
+        self._unsent_bytes += len(head) + len(body)
         try:
             async with self._sending:
                 await self._link.send(head, body)
-        except OSError:  # `serve` notices it, too
+        except OSError:  # `_read_frame` notices it, too
             pass
         finally:
-            self._unsent_bytes -= len(body)
+            self._unsent_bytes -= len(head) + len(body)
+        if self._take is None:  # it may have been paused by that much unsent
+            self._resume()

@@ -109,7 +109,8 @@ class _TlsSocket:
             self._tls.receive_data(self._buffer[:count])
         return count
 
-    def recv_into(self, view: memoryview) -> int:
+    def recv_into(self, view: memoryview, _size: int = 0, _flags: int = 0) -> int:
+        """See socket.socket; what is there."""
         while True:
             with self._lock:
                 count = self._tls.read_into(view)
@@ -260,7 +261,8 @@ class _Stream:
         view = memoryview(data)
         while view:
             try:
-                count = self._socket.recv_into(view)
+                # All of it by one call, not each piece by a turn of this thread at the interpreter.
+                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
             except BlockingIOError:  # nothing came for _LOOK_S
                 count = -1
             if count == 0:

@@ -58,6 +58,10 @@ class TlsLayer:
         except ssl.SSLZeroReturnError:
             raise ConnectionResetError("the peer has ended it") from None
 
+    def has_unread(self) -> bool:
+        """Whether there are bytes from the peer that were not read."""
+        return bool(self._incoming.pending or self._tls.pending())
+
     def write(self, head: bytes, body: bytes) -> bytes:
         """Returns the bytes for the peer of a frame."""
         if len(head) + len(body) <= PIECE_BYTES:

@@ -156,6 +156,38 @@ def test_error_comes_with_its_class(connect):
     assert failure.metadata == (("ctr-ps-error", "UnknownTableError"),)
 
 
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "tls"])
+def test_requests_that_come_at_once_are_all_answered(tmp_path, is_secure):
+    own = caller = None
+    if is_secure:
+        own = CertificateAuthority(tmp_path).credentials("server", mutual=False)
+        caller = Credentials(ca=own.ca)
+    body = calls.PULL_SPARSE.request.encode(pull())
+    kind = KINDS[calls.PULL_SPARSE.path]
+    frames = [HEAD.pack(len(body), kind, 0, number) + body for number in range(20)]
+    with serving(credentials=own) as (_, offer), closing(Client(offer, caller)) as client:
+        client.socket.sendall(hello_of(offer.key, ()) + b"".join(frames))
+        assert client.answer() == (offer.key, 0, b"")
+        assert [client.answer()[:2] for _ in range(20)] == [(number, 0) for number in range(20)]
+
+
+def test_client_with_too_many_calls_is_not_read_until_one_is_answered(monkeypatch, connect):
+    monkeypatch.setattr(stream, "MAX_CALLS", 2)
+    client, other = connect().hello(), connect().hello()
+    for number in (1, 2):
+        client.send(calls.PULL_SPARSE, pull(at=1), number)
+    client.send(calls.PULL_SPARSE, pull(), number=3)
+    client.socket.settimeout(0.3)
+    with pytest.raises(TimeoutError):
+        client.answer()
+    client.socket.settimeout(LIMIT_S)
+
+    other.send(calls.PUSH_GRAD, replace(push(), at=0))
+
+    assert other.answer()[:2] == (1, 0)
+    assert {client.answer()[0] for _ in range(3)} == {1, 2, 3}
+
+
 def test_call_that_waits_lets_others_pass_and_can_be_cancelled(connect, server):
     client = connect().hello()
 
@@ -258,6 +290,32 @@ def test_requests_that_are_not_complete_have_a_bound_together(monkeypatch):
 
         assert first.answer()[:2] == (1, 0)
         assert second.answer()[:2] == (1, 0)
+
+
+def test_request_that_waits_for_room_is_read_whole_whatever_is_answered_meanwhile(monkeypatch):
+    monkeypatch.setattr(stream, "MAX_INCOMPLETE_BYTES", 1000)
+    with (
+        serving() as (_, offer),
+        closing(Client(offer)) as first,
+        closing(Client(offer)) as second,
+        closing(Client(offer)) as third,
+    ):
+        body = calls.PULL_SPARSE.request.encode(pull(keys=np.arange(80, dtype=np.uint64)))
+        frame = HEAD.pack(len(body), KINDS[calls.PULL_SPARSE.path], 0, 2) + body
+        second.hello().send(calls.PULL_SPARSE, pull(at=1))
+        third.hello().send(calls.PULL_SPARSE, pull())  # so that the call before has begun
+        assert third.answer()[:2] == (1, 0)
+        first.hello().socket.sendall(frame[:-1])
+        third.send(calls.PULL_SPARSE, pull())
+        assert third.answer()[:2] == (1, 0)
+        second.socket.sendall(frame)
+
+        third.send(calls.PUSH_GRAD, replace(push(), at=0))
+        assert third.answer()[:2] == (1, 0)
+        assert second.answer()[:2] == (1, 0)
+        first.socket.sendall(frame[-1:])
+
+        assert first.answer()[:2] == second.answer()[:2] == (2, 0)
 
 
 def test_caller_without_access_is_refused_before_its_request_takes_memory(tmp_path):
